@@ -1,0 +1,169 @@
+"""The one trace schema: what a request looked like and what became of it, without what it said.
+
+A trace is JSON Lines: the first line ``{"meta": {...}}``, then one record a line in finish order. Field names are
+those of vllm-vcr where it has the field, so its traces read as they are. Every time is a float in milliseconds on
+one monotonic clock whose zero is ``Meta.epoch_unix_ns``. An absent field equals null; null never means zero.
+"""
+
+from typing import Any, Literal, NewType
+
+import msgspec
+
+SCHEMA = "kvtape/1"
+
+BlockHash = NewType("BlockHash", int)
+"""Chained, keyed 64-bit hash of a prompt's tokens up to the end of one full block."""
+RequestId = NewType("RequestId", str)
+SessionId = NewType("SessionId", str)
+
+Source = Literal["tap", "client", "replay", "sim"]
+Status = Literal["ok", "error", "client_abort", "upstream_abort", "timeout"]
+TokensSource = Literal["usage", "tokenizer", "estimate"]
+HashSource = Literal["engine", "tokenizer", "bytes"]
+SessionSource = Literal["explicit", "inferred"]
+HashAlgorithm = Literal["xxh3_64", "blake2b"]
+
+
+class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How the trace's block hashes were made; never the key itself."""
+
+    algorithm: str
+    """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``, ``vllm-vcr``)."""
+    key_id: str | None = None
+    """Public name of the secret key: two traces' hashes are comparable only if it is the same. Null: no key."""
+
+
+class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What could be learnt of the engine, from ``/version``, ``/metrics`` or flags. Null: not learnt."""
+
+    name: str | None = None
+    version: str | None = None
+    block_size: int | None = None
+    """Tokens in one KV-cache block."""
+    num_gpu_blocks: int | None = None
+    """KV-cache blocks, the null block included (vLLM's ``num_gpu_blocks``)."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+
+
+class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What load a writer that made its own load was making. Null: it did not make any."""
+
+    pattern: str | None = None
+    """constant, poisson, multiturn, replay, replay-sessions."""
+    seed: int | None = None
+    digest: str | None = None
+    """SHA-256 over every planned request (arrival, shape, body): equal digests mean equal traffic."""
+    nonce: str | None = None
+    """What keeps this run's tokens apart from another run's; null: none, the same tokens every run."""
+    speedup: float | None = None
+    """Divisor of arrival offsets and think times; null: 1."""
+    cold_prompts: bool | None = None
+    """True: every request got tokens of its own, so that nothing is shared."""
+    source_digest: str | None = None
+    """``trace_digest`` of the trace that was replayed or simulated."""
+
+
+class Meta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """A trace's header: who wrote it, with what blocks, hashes and clock, against which engine."""
+
+    schema: str = msgspec.field(default=SCHEMA)
+    source: Source | None = None
+    """Who wrote it. Null: an importer could not tell."""
+    model: str | None = None
+    tokenizer: str | None = None
+    """Where token ids came from: a tokenizer's name, ``ids`` (sent as ids), ``bytes``."""
+    block_size: int | None = None
+    """Tokens in one hashed block of this trace. Null: the trace has no hashes."""
+    hash: HashInfo | None = None
+    epoch_unix_ns: int | None = None
+    """Wall clock (ns since 1970) at t = 0. Null: unknown, as in published traces."""
+    engine: Engine | None = None
+    workload: Workload | None = None
+    extra: dict[str, Any] = {}
+    """Every other key a writer kept; written back at the top level of the meta object."""
+
+
+class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """One request: its shape, its sharing and its times, never its content."""
+
+    request_id: RequestId
+    """Unique within the trace; the same request keeps it through capture, replay and prediction."""
+    session_id: SessionId | None = None
+    """Keyed hash of the conversation's id, or an inferred one. Null: unknown."""
+    session_source: SessionSource | None = None
+    """explicit: the client named it; inferred: the hash chain told. Null: no session known."""
+    parent_id: RequestId | None = None
+    """The request whose answer this one continues. Null: a session's first, or unknown."""
+    turn: int | None = None
+    """1 for a session's first request. Null: unknown."""
+
+    arrival_ms: float | None = None
+    """When the request reached the writer (tap: headers complete; client: first byte written)."""
+    scheduled_ms: float | None = None
+    """When the plan wanted it sent. Null: no plan. Lag = arrival − scheduled."""
+    first_byte_ms: float | None = None
+    """From arrival to the first response body byte. Null: none came."""
+    ttft_ms: float | None = None
+    """From arrival to the first token. Null: none came, or the response was not streamed."""
+    itl_ms: list[float] = []
+    """Gap before each later token-bearing read. Empty: at most one read carried tokens."""
+    itl_tokens: list[int] = []
+    """Tokens of each such read, parallel to ``itl_ms``; the first read's count is output − Σ."""
+    e2e_ms: float | None = None
+    """From arrival to the end, however it ended."""
+
+    status: Status = "ok"
+    http_status: int | None = None
+    """Null: no response line came."""
+    error: str | None = None
+    """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none."""
+    finish_reason: str | None = None
+    """The engine's word: stop, length, … Null: not said."""
+
+    endpoint: str | None = None
+    """Request path without its query, such as ``/v1/chat/completions``."""
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    """As the client asked; null: it did not."""
+    priority: int | None = None
+    lora: str | None = None
+    """Adapter's name where the model name selects one. Null: none."""
+    tools: int | None = None
+    """How many tools were offered. Null: none."""
+    n: int | None = None
+    """Completions asked for. Null: one."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens the engine took from its prefix cache. Null: not reported; 0: a miss."""
+    tokens_source: TokensSource | None = None
+    """Where the counts come from. Null: there are none."""
+    concurrency: int | None = None
+    """Requests in flight at the writer at arrival, this one included."""
+
+    block_hashes: list[BlockHash] | None = None
+    """Chained hashes of the prompt's full blocks. Null: token ids unknown; []: shorter than a block."""
+    output_block_hashes: list[BlockHash] | None = None
+    """The chain continued over prompt + output: blocks ``prompt // B`` to ``(prompt + output − 1) // B`` exclusive,
+    the full ones that hold an output token whose KV was computed. Null: output ids unknown."""
+    hashable_blocks: int | None = None
+    """How many leading blocks the chain is true for. Null: as many as ``block_hashes`` holds."""
+    hash_source: HashSource | None = None
+    """Whose token ids were hashed. Null: no hashes."""
+    think_ms: float | None = None
+    """Arrival minus the parent's end. Null: a session's first, or unknown."""
+
+    extra: dict[str, Any] = {}
+    """Unknown fields as they were read; written back at the record's top level."""
+
+    def end_ms(self) -> float | None:
+        """When the request ended on the trace's clock; null if either time is unknown."""
+        if self.arrival_ms is None or self.e2e_ms is None:
+            return None
+        return self.arrival_ms + self.e2e_ms
