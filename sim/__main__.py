@@ -1,0 +1,52 @@
+"""``sim``: what a prefix cache does to a trace. Each subcommand is a module with ``add_arguments`` and ``run``.
+
+Only the module of the subcommand on the command line is imported, so that ``sim pool`` pays neither for FastAPI nor
+for numba.
+"""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+from tracefile.commandline import run_command
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "pool": ("sim.hits", "prefix hits of a trace in a block pool of one size"),
+    "curve": ("sim.curve", "prefix hits of a trace at every cache size, in one pass"),
+    "run": ("sim.run", "predict a trace's times and cached tokens with a fitted model"),
+    "fit": ("sim.fit", "fit the model of step times to captured traces"),
+    "serve": ("sim.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse ``argv``, hand the chosen subcommand its arguments, and return its exit code."""
+    parser = argparse.ArgumentParser(prog="sim", description=__doc__.split("Each")[0])
+    parser.add_argument("--version", action="version", version=_version())
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen: ModuleType | None = None
+    for name, (module_name, summary) in COMMANDS.items():
+        subparser = subcommands.add_parser(name, help=summary, description=summary)
+        if argv and argv[0] == name:
+            chosen = importlib.import_module(module_name)
+            chosen.add_arguments(subparser)
+    arguments = parser.parse_args(argv)
+    assert chosen is not None  # argparse has left by now unless a subcommand came first
+    code: int = chosen.run(arguments)
+    return code
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"kvtape {version('kvtape')}"
+
+
+def command() -> None:
+    """Entry point of the ``sim`` console script."""
+    run_command("sim", main)
+
+
+if __name__ == "__main__":
+    command()
