@@ -10,7 +10,6 @@ demo: $(VENV)/ready            ## the main job on the embedded engine, ending in
 	$(PY) scripts/demo.py --engine sim --out out/demo
 
 demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's CPU
-	$(PY) scripts/vllm_engine.py install
 	$(PY) scripts/demo.py --engine vllm --out out/demo-vllm
 
 test: $(VENV)/ready            ## every test that needs no real engine
@@ -23,8 +22,7 @@ check: $(VENV)/ready           ## format, lint, types and tests: what a change m
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
 results: $(VENV)/ready         ## the measurements of docs/results.md, again, on this machine
-	$(PY) scripts/vllm_engine.py install
-	$(PY) scripts/results.py --out out/results
+	$(PY) scripts/demo.py --engine vllm --again --out out/results
 
 $(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)

@@ -7,12 +7,17 @@ to a log, and a stage that fails shows the end of it.
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+Command = Sequence[str | Path]
+"""One of the project's commands and its arguments."""
 
 READY_TIMEOUT_S = 120.0
 LOG_TAIL_LINES = 30
@@ -20,23 +25,25 @@ LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a job's traces, logs and page go, and on which core its commands run (null: any)."""
+    """Where a job's traces, logs and page go."""
 
     directory: Path
-    core: int | None = None
 
     def path(self, name: str) -> Path:
         """A file of the job."""
         return self.directory / name
 
-    def run(self, stage: str, command: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> str:
+    def run(self, stage: str, command: Command, *, accept: Sequence[int] = (0,)) -> str:
         """Run one command to its end and return what it printed; exit with its log's tail if it fails."""
         print(f"\n── {stage}\n   $ {shown(command)}", flush=True)
         started = time.monotonic()
         log = self.log(stage)
         with log.open("wb") as output:
             result = subprocess.run(
-                module_command(command), stdout=output, stderr=subprocess.STDOUT, check=False, **self.placement()
+                module_command(command),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
             )
         if result.returncode not in accept:
             sys.exit(f"{stage} failed with status {result.returncode}; the end of {log}:\n{tail(log)}")
@@ -44,14 +51,12 @@ class Workspace:
         return log.read_text(errors="replace")
 
     @contextlib.contextmanager
-    def serving(self, stage: str, command: Sequence[str | Path], url: str) -> Iterator[str]:
+    def serving(self, stage: str, command: Command, url: str) -> Iterator[str]:
         """Keep a server running for the length of the ``with`` block, once it accepts connections at ``url``."""
         print(f"\n── {stage}\n   $ {shown(command)} &", flush=True)
         log = self.log(stage)
         with log.open("wb") as output:
-            server = subprocess.Popen(
-                module_command(command), stdout=output, stderr=subprocess.STDOUT, **self.placement()
-            )
+            server = subprocess.Popen(module_command(command), stdout=output, stderr=subprocess.STDOUT)
         try:
             wait_until_listening(url, server, log)
             yield url
@@ -71,20 +76,13 @@ class Workspace:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def placement(self) -> dict[str, object]:
-        """Popen arguments that keep a command on the job's core."""
-        core = self.core
-        if core is None:
-            return {}
-        return {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
 
-
-def module_command(command: Sequence[str | Path]) -> list[str]:
+def module_command(command: Command) -> list[str]:
     """``tap ...`` as ``python -m tap ...``, so that a job needs nothing on PATH."""
     return [sys.executable, "-m", *map(str, command)]
 
 
-def shown(command: Sequence[str | Path]) -> str:
+def shown(command: Command) -> str:
     """A command as a user would type it, its paths relative to where he stands."""
     here = f"{Path.cwd()}{os.sep}"
     return " ".join(str(word).replace(here, "") for word in command)
@@ -97,9 +95,6 @@ def tail(log: Path) -> str:
 
 def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Return once something accepts connections at ``url``; exit with the server's log if it ends first."""
-    import socket
-    from urllib.parse import urlsplit
-
     address = urlsplit(url)
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Install and run a real vLLM on this machine's CPU, with a small random-weight model: real scheduler, real prefix cache.
+"""Install and run a real vLLM on this machine's CPU: a random-weight model, a real scheduler, a real prefix cache.
 
     python scripts/vllm_engine.py install            # once: about two minutes and 3 GB in the user's cache directory
     python scripts/vllm_engine.py serve --port 8000  # until Ctrl-C
@@ -157,11 +157,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def pin_to_last_core() -> None:
-    """Keep the engine on one core and leave the others to the load; on one core there is nothing to choose."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) > 1:
-        os.sched_setaffinity(0, {cores[-1]})
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Start processes on one core: they inherit this process's affinity, which is put back at the end."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measuring_cores() -> tuple[int | None, int | None]:
+    """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return (cores[0], cores[-1]) if len(cores) > 1 else (None, None)
 
 
 @contextlib.contextmanager
@@ -171,14 +184,13 @@ def running_vllm(
     """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
     port = port or free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with log.open("wb") as output, on_core(measuring_cores()[1]):
         server = subprocess.Popen(
             server_command(shape, port, extra),
             env=server_environment(kv_gib),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=pin_to_last_core,
         )
     try:
         url = f"http://127.0.0.1:{port}"

@@ -1,0 +1,145 @@
+"""The main job from nothing to one page: capture → replay warm and cold → fit → predict → report.
+
+    python scripts/demo.py --engine sim    # on the embedded engine, under three minutes
+    python scripts/demo.py --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
+
+The model is fitted on calibration captures alone (other seeds, other patterns); the session load that the page shows
+is one that the fit never saw. ``--again`` captures that load twice, so that the page can say how far two runs of the
+same load on the same engine lie apart: the yardstick for every prediction.
+"""
+
+import argparse
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import vllm_engine
+from job import Command, Workspace
+
+EngineKind = Literal["sim", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What a job sends: loadgen's flags for each calibration capture and for the load that is predicted."""
+
+    calibrations: Sequence[str]
+    session: str
+
+
+# Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
+SIM_LOADS = Loads(
+    calibrations=(
+        "--pattern multiturn --turns 2 --rate 1.2 --duration 14 --seed 11 --prompt-tokens 64:3000 --output-tokens 8:24",
+        "--pattern poisson --rate 4 --duration 12 --seed 12"
+        " --prefix-count 4 --prefix-tokens 800 --prompt-tokens 32:1200 --output-tokens 8:32",
+    ),
+    session="--pattern multiturn --turns 4 --rate 0.9 --duration 18 --seed 1 --think-s 0.2:1.0"
+    " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
+)
+# The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
+VLLM_LOADS = Loads(
+    calibrations=(
+        "--pattern multiturn --turns 2 --rate 0.3 --duration 110 --seed 11"
+        " --prompt-tokens 64:5500 --output-tokens 8:32",
+        "--pattern poisson --rate 1.5 --duration 60 --seed 12"
+        " --prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:1500 --output-tokens 8:64",
+    ),
+    session="--pattern multiturn --turns 5 --rate 0.3 --duration 60 --seed 1 --think-s 0.2:1.0"
+    " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
+)
+LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
+
+
+@contextlib.contextmanager
+def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
+    """The engine under study, for the length of the ``with`` block; gives its URL."""
+    if kind == "vllm":
+        shape = vllm_engine.ModelShape()
+        vllm_engine.install(shape)
+        print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
+        with vllm_engine.running_vllm(shape, work.log("engine")) as url:
+            yield url
+    else:
+        address = f"127.0.0.1:{vllm_engine.free_port()}"
+        command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", "4096"]
+        with work.serving("engine", command, f"http://{address}") as url:
+            yield url
+
+
+def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
+    """Send one load through a tap in front of the engine; returns the tap's trace."""
+    trace = work.path(f"{name}.jsonl.zst")
+    httpx.post(f"{engine_url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
+    with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
+        client_trace = work.path(f"{name}-client.jsonl.zst")
+        work.run(f"{name} load", ["loadgen", "--url", tap_url, "--trace", client_trace, *load.split()])
+    return trace
+
+
+def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
+    """Every stage of the main job; returns the page."""
+    loads = LOADS[kind]
+    labelled: dict[str, Path] = {}
+    with engine(kind, work) as url:
+        calibrations = [
+            capture(work, url, f"calibration-{number}", load) for number, load in enumerate(loads.calibrations, 1)
+        ]
+        labelled["captured"] = captured = capture(work, url, "captured", loads.session)
+        if again:
+            labelled["again"] = capture(work, url, "again", loads.session)
+        for name, flags in {"replayed": ["--reset-cache"], "cold-replayed": ["--cold-prompts"]}.items():
+            labelled[name] = work.path(f"{name}.jsonl.zst")
+            replay: Command = [
+                "replay",
+                captured,
+                "--url",
+                url,
+                "--replay-sessions",
+                *flags,
+                "--trace",
+                labelled[name],
+            ]
+            work.run(name, replay)
+    model = work.path("model.json")
+    scheduler = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
+    work.run("fit", ["sim", "fit", *calibrations, *scheduler, "-o", model])
+    for name, flags in {"predicted": [], "cold-predicted": ["--cold-prompts"]}.items():
+        labelled[name] = work.path(f"{name}.jsonl.zst")
+        work.run(
+            name,
+            ["sim", "run", captured, "--model", model, "--replay-sessions", *flags, "-o", labelled[name]],
+        )
+    page = work.path("report.html")
+    traces = [f"{label}={path}" for label, path in labelled.items()]
+    against = ["--truth", "cold-predicted=cold-replayed"]
+    print(work.run("report", ["report", "compare", *traces, *against, "-o", page, "--json", work.path("report.json")]))
+    return page
+
+
+def main() -> int:
+    """Run the job and say where its page is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
+    parser.add_argument("--again", action="store_true", help="capture the session load twice (the A/A yardstick)")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    # The engine, when it is a real one, has a core to itself; everything else shares the other.
+    load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
+    with vllm_engine.on_core(load_core):
+        page = run_job(args.engine, Workspace(args.out.resolve()), again=args.again)
+    print(f"\nThe page: {page.as_uri()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
