@@ -31,6 +31,8 @@ class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``, ``vllm-vcr``)."""
     key_id: str | None = None
     """Public name of the secret key: two traces' hashes are comparable only if it is the same. Null: no key."""
+    extra: dict[str, Any] = {}
+    """Unknown keys as they were read; written back beside the known ones."""
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -47,6 +49,8 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_model_len: int | None = None
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
+    extra: dict[str, Any] = {}
+    """Unknown keys as they were read; written back beside the known ones."""
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -65,6 +69,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """True: every request got tokens of its own, so that nothing is shared."""
     source_digest: str | None = None
     """``trace_digest`` of the trace that was replayed or simulated."""
+    extra: dict[str, Any] = {}
+    """Unknown keys as they were read; written back beside the known ones."""
 
 
 class Meta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

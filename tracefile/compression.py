@@ -1,0 +1,128 @@
+"""Compressed streams that may be cut short: what a killed writer left must still be readable.
+
+Writers pick the format by the file's suffix, readers by its first bytes, so that a renamed file still opens.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Literal, Protocol
+
+import zstandard
+
+Compression = Literal["plain", "gzip", "zstd"]
+
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+WINDOW_LOG = 27
+"""128 MiB, the longest window that every zstd decoder accepts without being asked: a prefix's hashes that come back
+within it cost a few bytes."""
+
+READ_BYTES = {"plain": 1 << 20, "gzip": 1 << 14, "zstd": 1 << 13}
+"""Bytes read at once. Small when compressed: hash chains shrink a hundredfold, and a chunk is inflated whole."""
+
+
+class _StreamCompressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self, mode: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """A compressing stream that can be flushed so that a reader gets everything written so far."""
+
+    stream: _StreamCompressor
+    sync_mode: int
+    finish_mode: int
+
+    def compress(self, data: bytes) -> bytes:
+        """Take ``data`` in; what comes out may lag behind until ``sync``."""
+        return self.stream.compress(data)
+
+    def sync(self) -> bytes:
+        """Everything still held back, the stream left open (and its window kept)."""
+        return self.stream.flush(self.sync_mode)
+
+    def finish(self) -> bytes:
+        """The stream's end, with its checksum."""
+        return self.stream.flush(self.finish_mode)
+
+
+def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
+    """The compressor a path's suffix asks for: ``.gz``, ``.zst``; None: plain."""
+    suffix = os.path.splitext(os.fspath(path))[1]
+    if suffix == ".gz":
+        return Compressor(zlib.compressobj(6, wbits=31), zlib.Z_SYNC_FLUSH, zlib.Z_FINISH)
+    if suffix in (".zst", ".zstd"):
+        params = zstandard.ZstdCompressionParameters.from_level(
+            3, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True
+        )
+        stream = zstandard.ZstdCompressor(compression_params=params).compressobj()
+        return Compressor(stream, zstandard.COMPRESSOBJ_FLUSH_BLOCK, zstandard.COMPRESSOBJ_FLUSH_FINISH)
+    return None
+
+
+class TornStreamError(Exception):
+    """The compressed stream stops before its end: its writer was killed, or is still writing."""
+
+
+class CorruptStreamError(Exception):
+    """The compressed stream cannot be decoded past this point."""
+
+
+def compression_of(head: bytes) -> Compression:
+    """What a file's first bytes say it is."""
+    if head.startswith(GZIP_MAGIC):
+        return "gzip"
+    if head.startswith(ZSTD_MAGIC):
+        return "zstd"
+    return "plain"
+
+
+def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """The file's content, decompressed, in chunks; concatenated gzip members and zstd frames read as one.
+
+    Raises TornStreamError after the last decodable byte of a stream cut short, CorruptStreamError on a damaged one.
+    """
+    data = file.read(4)
+    compression = compression_of(data)
+    size = READ_BYTES[compression]
+    if compression == "plain":
+        while data:
+            yield data
+            data = file.read(size)
+        return
+    stream = _new_inflater(compression)
+    open_stream = True
+    while data:
+        if not open_stream:
+            stream, open_stream = _new_inflater(compression), True
+        try:
+            chunk = stream.decompress(data)
+        except (zlib.error, zstandard.ZstdError) as error:
+            raise CorruptStreamError(f"damaged {compression} data ({error})") from None
+        if chunk:
+            yield chunk
+        data = b""
+        if stream.eof:
+            open_stream = False
+            data = stream.unused_data
+        data = data or file.read(size)
+    if open_stream:
+        raise TornStreamError(f"the {compression} stream is cut short")
+
+
+class _Inflater(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _new_inflater(compression: Compression) -> _Inflater:
+    if compression == "gzip":
+        return zlib.decompressobj(wbits=31)
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()

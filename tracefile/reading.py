@@ -1,0 +1,121 @@
+"""Reading traces: a stream of records out of any file we know, larger than memory or cut short as it may be."""
+
+import os
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_object, parse_object
+from tracefile.errors import InputError
+from tracefile.importers.mooncake import MooncakeDecoder
+from tracefile.importers.vcr import VcrDecoder
+from tracefile.lines import LineReader
+from tracefile.schema import SCHEMA, Meta, Record
+
+TraceFormat = Literal["kvtape", "mooncake", "vllm-vcr"]
+
+
+class TraceReader:
+    """A trace's header, then its records one by one; a context manager and an iterator.
+
+    A last line that a killed writer left torn is no error: iteration ends before it, and ``warnings`` (complete once
+    the records are used up) says so, as it says what an import lost. Everything else malformed raises InputError
+    with ``file:line: field``. Constant memory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._lines = LineReader(path)
+        self._warnings: list[str] = []
+        try:
+            self.format, self._decoder, self._first = self._recognise()
+        except BaseException:
+            self._lines.close()
+            raise
+        self._records = self._read_records()
+
+    @property
+    def meta(self) -> Meta:
+        """The trace's header; for imported formats, what could be told of it."""
+        return self._decoder.meta
+
+    @property
+    def line(self) -> int:
+        """The line of the record given last, from 1."""
+        return self._lines.number
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was skipped, dropped or assumed so far, a sentence each."""
+        return [*self._decoder.warnings, *self._warnings]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def close(self) -> None:
+        """Close the file; records not read yet are lost."""
+        self._lines.close()
+
+    def _recognise(self) -> tuple[TraceFormat, RecordDecoder, bytes | None]:
+        """The format, told by the first line's keys, its decoder, and that line if it is a record already."""
+        first = next(self._lines, None)
+        where = f"{self.path}:{self._lines.number or 1}"
+        if first is None:
+            raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
+        if not self._lines.complete and not is_object(first):
+            raise InputError(f"{where}: cut short in its first line; expected a trace")
+        found = parse_object(first, where)
+        meta = found.get("meta")
+        if isinstance(meta, dict) and "schema" in meta:
+            return "kvtape", KvtapeDecoder(decode_meta(meta, where)), None
+        if isinstance(meta, dict):
+            return "vllm-vcr", VcrDecoder(meta, where), None
+        return *_recognise_record(found, where), first
+
+    def _read_records(self) -> Iterator[Record]:
+        if self._first is not None:
+            yield self._decoder.decode(self._first, f"{self.path}:{self._lines.number}")
+        for line in self._lines:
+            if not self._lines.complete and not is_object(line):
+                self._warnings.append(f"{self.path}:{self.line}: torn last line skipped; its writer was cut short")
+                return
+            yield self._decoder.decode(line, f"{self.path}:{self.line}")
+        if self._lines.torn:
+            self._warnings.append(f"{self.path}: {self._lines.torn} after line {self.line}; read what there was")
+
+
+def open_trace(path: str | os.PathLike[str]) -> TraceReader:
+    """Open a kvtape, Mooncake or vllm-vcr trace, plain, gzip or zstd; all told by content, never by name."""
+    return TraceReader(path)
+
+
+def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
+    """The whole trace in memory, in file order; warnings go to stderr."""
+    with open_trace(path) as reader:
+        records = list(reader)
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        return reader.meta, records
+
+
+def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, RecordDecoder]:
+    if "timestamp" in found and "input_length" in found:
+        return "mooncake", MooncakeDecoder()
+    if "prompt_tokens" in found and "request_id" not in found:
+        return "vllm-vcr", VcrDecoder({}, where)
+    raise InputError(
+        f"{where}: neither a trace's header nor a record of a known format; "
+        f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, a Mooncake or a vllm-vcr line'
+    )
