@@ -1,0 +1,171 @@
+"""The main job over real sockets: capture through the tap, replay warm and cold, fit, predict, report.
+
+The same test runs against the embedded engine and, marked vllm, against a real one (``KVTAPE_VLLM``).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tracefile import Record, load_trace
+
+CALIBRATION = (
+    "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12".split()
+)
+SESSIONS = (
+    "--pattern multiturn --turns 3 --rate 2 --number 12 --seed 6 --prefix-count 2 --prefix-tokens 1000"
+    " --prompt-tokens 40:120 --output-tokens 40:70 --think-s 0.05:0.2"
+).split()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Commands run in one directory against one engine, with a key file of the test's own."""
+
+    directory: Path
+    engine_url: str
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"KVTAPE_KEY_FILE": str(self.directory / "key")}
+
+    def run(self, *command: str | Path) -> str:
+        """Run one command to a clean end and return what it printed."""
+        result = subprocess.run(
+            [sys.executable, "-m", *map(str, command)],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result.stdout
+
+    @contextlib.contextmanager
+    def tap(self, trace: Path) -> Iterator[str]:
+        """A tap in front of the engine for the length of the block; it must end cleanly."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = ["tap", "--upstream", self.engine_url, "--listen", f"127.0.0.1:{port}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--trace", str(trace), "--tokenizer", "ids"],
+            env=self.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            wait_for_port(port, process)
+            yield f"http://127.0.0.1:{port}"
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors.decode()
+        finally:
+            process.kill()
+            process.communicate()
+
+    def capture(self, name: str, load: list[str]) -> Path:
+        trace = self.directory / f"{name}.jsonl.zst"
+        httpx.post(f"{self.engine_url}/reset_prefix_cache", timeout=30).raise_for_status()
+        with self.tap(trace) as url:
+            self.run("loadgen", "--url", url, "--trace", self.directory / f"{name}-client.jsonl", *load)
+        return trace
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        assert process.poll() is None, process.communicate()[1].decode()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"nothing listens on {port}")
+
+
+@pytest.fixture(params=["sim", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine_url(request: pytest.FixtureRequest) -> str:
+    if request.param == "sim":
+        return str(request.getfixturevalue("sim_server"))
+    url = os.environ.get("KVTAPE_VLLM")
+    if url is None:
+        pytest.skip("KVTAPE_VLLM names no running vLLM; `make test-vllm` starts one")
+    return url
+
+
+def records_of(path: Path) -> dict[str, Record]:
+    return {record.request_id: record for record in load_trace(path)[1]}
+
+
+@pytest.mark.timeout(420)
+def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> None:
+    job = Job(tmp_path, engine_url)
+    calibration = job.capture("calibration", CALIBRATION)
+    captured_path = job.capture("captured", SESSIONS)
+    captured = records_of(captured_path)
+
+    # The tap saw every request of the load: 12 sessions of 3 turns, linked, hashed, none failed.
+    assert len(captured) == 36
+    assert {record.status for record in captured.values()} == {"ok"}
+    assert {record.turn for record in captured.values()} == {1, 2, 3}
+    assert all(record.block_hashes and record.output_block_hashes is not None for record in captured.values())
+    # Turn 2 re-sends turn 1 and its answer, so the engine must have found all of turn 1's blocks.
+    assert all(record.cached_tokens and record.cached_tokens >= 1000 for record in captured.values() if record.turn != 1)
+    # The client's own trace tells of the same requests under the same ids.
+    client = records_of(tmp_path / "captured-client.jsonl")
+    assert client.keys() == captured.keys()
+    assert {id_: record.prompt_tokens for id_, record in client.items()} == {
+        id_: record.prompt_tokens for id_, record in captured.items()
+    }
+
+    replayed_path, cold_path = tmp_path / "replayed.jsonl", tmp_path / "cold.jsonl"
+    replay = ["replay", str(captured_path), "--url", engine_url, "--replay-sessions"]
+    job.run(*replay, "--reset-cache", "--trace", replayed_path)
+    job.run(*replay, "--cold-prompts", "--trace", cold_path)
+    replayed, cold = records_of(replayed_path), records_of(cold_path)
+    assert replayed.keys() == captured.keys() == cold.keys()
+    # Warm: the same tokens shared in the same way hit the same blocks, first turns aside, whose hits depend on which
+    # of two sessions with one prefix was scheduled first.
+    later = [id_ for id_, record in captured.items() if record.turn != 1]
+    assert {id_: replayed[id_].cached_tokens for id_ in later} == {id_: captured[id_].cached_tokens for id_ in later}
+    assert {record.cached_tokens for record in cold.values()} == {0}
+
+    model = tmp_path / "model.json"
+    job.run("sim", "fit", calibration, "--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "-o", model)
+    predicted_path = tmp_path / "predicted.jsonl"
+    job.run("sim", "run", captured_path, "--model", model, "--replay-sessions", "-o", predicted_path)
+    predicted = records_of(predicted_path)
+    assert {id_: predicted[id_].cached_tokens for id_ in later} == {id_: captured[id_].cached_tokens for id_ in later}
+
+    page = tmp_path / "report.html"
+    labelled = [f"captured={captured_path}", f"replayed={replayed_path}", f"predicted={predicted_path}"]
+    job.run("report", "compare", *labelled, "-o", page, "--json", tmp_path / "report.json")
+    assert "plotly" in page.read_text().lower()
+    assert json.loads((tmp_path / "report.json").read_text())
+
+
+def test_a_model_is_never_judged_by_what_it_was_fitted_on(tmp_path: Path, sim_server: str) -> None:
+    job = Job(tmp_path, sim_server)
+    calibration = job.capture("calibration", CALIBRATION)
+    model = tmp_path / "model.json"
+    job.run("sim", "fit", calibration, "--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "-o", model)
+    refused = subprocess.run(
+        [sys.executable, "-m", "sim", "run", calibration, "--model", model, "-o", tmp_path / "never.jsonl"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "fitted" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "never.jsonl").exists()
