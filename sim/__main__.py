@@ -22,8 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv``, hand the chosen subcommand its arguments, and return its exit code."""
-    parser = argparse.ArgumentParser(prog="sim", description=__doc__.split("Each")[0])
-    parser.add_argument("--version", action="version", version=_version())
+    parser = argparse.ArgumentParser(prog="sim", description="What a prefix cache does to a trace.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen: ModuleType | None = None
     for name, (module_name, summary) in COMMANDS.items():
@@ -35,12 +34,6 @@ def main(argv: Sequence[str]) -> int:
     assert chosen is not None  # argparse has left by now unless a subcommand came first
     code: int = chosen.run(arguments)
     return code
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"kvtape {version('kvtape')}"
 
 
 def command() -> None:
