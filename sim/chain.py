@@ -1,0 +1,89 @@
+"""A record's blocks as the engine would see them: one key for every block that gets full, prompt then output.
+
+A recorded hash is its own key. A block whose content the trace does not know (an output without token ids, a prompt
+beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted like any other, and nothing hits it.
+Recorded hashes are unsigned, so keys of our own are the negative integers.
+"""
+
+from collections.abc import Iterator
+
+from tracefile.downsampling import downsample
+from tracefile.errors import InputError
+from tracefile.schema import Meta, Record
+
+
+class Chains:
+    """Turns records of one trace into chains at ``block_size``, an engine's; None: the trace's own.
+
+    Raises InputError, naming both sizes, unless the engine's is a multiple of the trace's. A trace without hashes
+    gives only private chains, and then needs ``block_size``.
+    """
+
+    def __init__(self, meta: Meta, block_size: int | None = None) -> None:
+        fine = meta.block_size
+        if fine is None and block_size is None:
+            raise InputError("meta.block_size: the trace has no block hashes; expected a trace with them")
+        self.block_size = block_size or fine or 0
+        self._fine = fine or self.block_size
+        if self.block_size % self._fine:
+            raise InputError(
+                f"block size {self.block_size}: not a multiple of the trace's {self._fine}; "
+                f"expected {self._fine}, {2 * self._fine}, …"
+            )
+        self._factor = self.block_size // self._fine
+        self._next_private = -1
+
+    def private(self, count: int) -> list[int]:
+        """``count`` keys that nothing else has."""
+        first = self._next_private
+        self._next_private = first - max(count, 0)
+        return list(range(first, self._next_private, -1))
+
+    def prompt(self, record: Record) -> list[int]:
+        """Keys of the prompt's full blocks: ``prompt_tokens // block_size`` of them."""
+        full = _length(record.prompt_tokens) // self.block_size
+        known = self._known(record)[0][:full]
+        return known + self.private(full - len(known))
+
+    def whole(self, record: Record) -> list[int]:
+        """Keys of every block full at the end, ``(prompt + output - 1) // block_size``: the last token has no KV."""
+        prompt_tokens = _length(record.prompt_tokens)
+        full = self.full_blocks(record)
+        known, output = self._known(record)
+        if len(known) == prompt_tokens // self.block_size:
+            known = known + output
+        known = known[:full]
+        return known + self.private(full - len(known))
+
+    def full_blocks(self, record: Record) -> int:
+        """Blocks that are full when the record's request ends."""
+        return tokens_computed(record) // self.block_size
+
+    def _known(self, record: Record) -> tuple[list[int], list[int]]:
+        """The prompt's keys as far as they are true, and the output's, at the engine's size."""
+        if self._factor > 1:
+            record = downsample(record, self._fine, self._factor)
+        prompt: list[int] = list(record.block_hashes or ())
+        output: list[int] = list(record.output_block_hashes or ())
+        true = record.hashable_blocks
+        return (prompt, output) if true is None or true >= len(prompt) else (prompt[:true], [])
+
+
+def tokens_computed(record: Record) -> int:
+    """Tokens of ``record`` whose KV is computed: all but the last one generated."""
+    return _length(record.prompt_tokens) + max(_length(record.output_tokens) - 1, 0)
+
+
+def hashed_records(records: Iterator[Record], path: str) -> Iterator[Record]:
+    """Records with a known prompt length, as they come; InputError at the end if none of them had hashes."""
+    hashed = False
+    for record in records:
+        hashed = hashed or record.block_hashes is not None
+        if record.prompt_tokens:
+            yield record
+    if not hashed:
+        raise InputError(f"{path}: block_hashes: no record has any; expected a trace with block hashes")
+
+
+def _length(tokens: int | None) -> int:
+    return tokens or 0
