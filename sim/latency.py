@@ -1,0 +1,75 @@
+"""How long things take: a step of the engine, and the front end before it.
+
+    step_ms = t0 + a·prefill tokens + b·Σ chunk·(depth + chunk/2) + c·decoding requests + d·their KV tokens
+    entry   = arrival + f0 + f1·prompt tokens
+
+A request's first token appears at the end of the step that computes the last of its prompt, so its TTFT is the front
+end's time, the wait for the step in flight, and the steps up to that one. docs/model.md explains each term.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from sim.features import EXTRA_STEP_TERMS, STEP_TERMS, StepRow, step_row
+from sim.scheduler import Step
+
+FrontendPlacement = Literal["own_core", "shared_core"]
+"""``own_core``: the front end's work runs beside the engine's. ``shared_core``: the two share one core, so each takes
+twice as long while the other has work."""
+
+
+class StepModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Cost of each term of a step. The names are those of ``features.STEP_TERMS``, where the units are."""
+
+    t0_ms: float
+    per_prefill_token_ms: float
+    per_attention_token2_ms: float
+    per_decode_ms: float
+    per_kv_token_ms: float
+    per_prefill_chunk_ms: float = 0.0
+    per_prefill_depth_ms: float = 0.0
+    per_chunk_square_ms: float = 0.0
+    prefill_step_ms: float = 0.0
+
+    def row_ms(self, row: StepRow) -> float:
+        """Duration of a step counted as ``row``, ms."""
+        duration_ms = (
+            self.t0_ms
+            + self.per_prefill_token_ms * row[1]
+            + self.per_attention_token2_ms * row[2]
+            + self.per_decode_ms * row[3]
+            + self.per_kv_token_ms * row[4]
+        )
+        if row[5]:
+            duration_ms += (
+                self.per_prefill_chunk_ms * row[5]
+                + self.per_prefill_depth_ms * row[6]
+                + self.per_chunk_square_ms * row[7]
+                + self.prefill_step_ms
+            )
+        return duration_ms
+
+    def step_ms(self, step: Step) -> float:
+        """Duration of ``step``, ms."""
+        return self.row_ms(step_row(step))
+
+    def coefficients(self) -> tuple[float, ...]:
+        """The parameters in the order of ``STEP_TERMS``."""
+        return tuple(getattr(self, term.name) for term in STEP_TERMS)
+
+    def extra_terms(self) -> tuple[str, ...]:
+        """Names of the terms beyond the default five that this model uses."""
+        return tuple(name for name in EXTRA_STEP_TERMS if getattr(self, name) != 0.0)
+
+
+class FrontendModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the HTTP server does to a request before the scheduler sees it, one request at a time."""
+
+    f0_ms: float
+    f1_ms_per_prompt_token: float
+    placement: FrontendPlacement = "own_core"
+
+    def work_ms(self, prompt_tokens: int) -> float:
+        """Time to take in a request of ``prompt_tokens``, ms."""
+        return self.f0_ms + self.f1_ms_per_prompt_token * prompt_tokens
