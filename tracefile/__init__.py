@@ -1,5 +1,6 @@
 """The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
 
+from tracefile.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
 from tracefile.digest import trace_digest
 from tracefile.errors import InputError
 from tracefile.reading import TraceFormat, TraceReader, load_trace, open_trace
@@ -19,8 +20,10 @@ from tracefile.writing import TraceWriter, encode_record
 __all__ = [
     "SCHEMA",
     "BlockHash",
+    "BlockHasher",
     "Engine",
     "HashInfo",
+    "HashKey",
     "InputError",
     "Meta",
     "Record",
@@ -30,7 +33,10 @@ __all__ = [
     "TraceReader",
     "TraceWriter",
     "Workload",
+    "downsample",
     "encode_record",
+    "keyed_id",
+    "load_key",
     "load_trace",
     "open_trace",
     "trace_digest",
