@@ -233,7 +233,8 @@ class Scheduler:
         """Give an admitted request the blocks it hit."""
         self.pool.hold(hits)
         hit_tokens = len(hits) * self.config.block_size
-        self.stats.record(request, hit_tokens)
+        if self.pool.enable_prefix_caching:
+            self.stats.record(request, hit_tokens)
         if request.cached_tokens is None:
             request.cached_tokens = hit_tokens
         request.state = "running"

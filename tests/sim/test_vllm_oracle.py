@@ -1,0 +1,149 @@
+"""Our pool and scheduler against vLLM's own, every step of many random workloads, synchronous and asynchronous."""
+
+import json
+import os
+import random
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.config import EngineConfig
+from sim.request import Request
+from sim.scheduler import Scheduler, Step
+
+STOP_TOKEN = 2
+SCRIPT = Path(__file__).with_name("vllm_scheduler.py")
+
+Workload = dict[str, Any]
+
+
+def make_workload(seed: int) -> Workload:
+    """Prompts that share prefixes, some continuing an earlier answer, on a pool too small for all of them at once."""
+    rng = random.Random(seed)
+    block_size = rng.choice([16, 32])
+    max_num_seqs = rng.choice([2, 4, 8])
+    config = {
+        "num_gpu_blocks": rng.choice([12, 20, 33, 65]),
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": rng.choice([16, 48, 128, 256]),
+        "long_prefill_token_threshold": rng.choice([0, 0, 24]),
+        "enable_prefix_caching": rng.random() > 0.1,
+        "async_scheduling": seed % 2 == 1,
+    }
+    most_tokens = (config["num_gpu_blocks"] - 1) * block_size
+    prefix = random_tokens(rng, most_tokens)
+    requests: list[dict[str, Any]] = []
+    for number in range(rng.randrange(8, 24)):
+        requests.append(make_request(rng, number, requests, prefix, most_tokens))
+    return {"config": config, "requests": requests}
+
+
+def make_request(
+    rng: random.Random, number: int, earlier: list[dict[str, Any]], prefix: list[int], most_tokens: int
+) -> dict[str, Any]:
+    if earlier and rng.random() < 0.4:
+        parent = rng.choice(earlier)
+        shared = parent["prompt"] + parent["output"]
+    else:
+        shared = prefix[: rng.randrange(0, len(prefix) // 2)]
+    prompt = (shared + random_tokens(rng, rng.choice([0, 1, 5, 40])))[: most_tokens * 2 // 3] or [10]
+    most_output = max(min(most_tokens - len(prompt), 100), 1)
+    output = random_tokens(rng, rng.randrange(1, most_output + 1))
+    stops = len(output) < most_output and rng.random() < 0.4
+    if stops:
+        output[-1] = STOP_TOKEN
+    return {
+        "id": f"r{number}",
+        "step": rng.randrange(0, 60),
+        "prompt": prompt,
+        "output": output,
+        "max_tokens": len(output) + (rng.randrange(1, most_output - len(output) + 1) if stops else 0),
+        "abort_step": rng.randrange(0, 90) if rng.random() < 0.1 else None,
+    }
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(10, 1000) for _ in range(count)]
+
+
+def our_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in."""
+    config = EngineConfig(max_model_len=4096, **workload["config"])
+    scheduler = Scheduler(config)
+    keys: dict[tuple[int, ...], int] = {}
+    requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
+    pending = deque(sorted(workload["requests"], key=lambda spec: spec["step"]))
+    in_flight: deque[Step] = deque()
+    steps: list[dict[str, Any]] = []
+    while pending or scheduler.has_work:
+        while pending and pending[0]["step"] <= len(steps):
+            scheduler.add(requests[pending.popleft()["id"]])
+        for spec in workload["requests"]:
+            if spec["abort_step"] == len(steps) and spec["step"] <= len(steps):
+                scheduler.abort(requests[spec["id"]])
+        before = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
+        step = scheduler.schedule()
+        after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
+        free_scheduled = scheduler.pool.free_order()
+        scheduler.check_integrity()
+        in_flight.append(step)
+        if len(in_flight) >= (2 if config.async_scheduling else 1):
+            scheduler.finish_step(in_flight.popleft())
+        scheduler.check_integrity()
+        steps.append(
+            {
+                "scheduled": [[s.request.request_id, s.num_tokens, s.depth] for s in step.scheduled],
+                "preempted": sorted(request.request_id for request in step.preempted),
+                "free_scheduled": free_scheduled,
+                "free_finished": scheduler.pool.free_order(),
+                "cached": [b for b in range(config.num_gpu_blocks) if scheduler.pool.key_of(b) is not None],
+                "stats": [new - old for new, old in zip(after, before, strict=True)],
+            }
+        )
+    return steps
+
+
+def our_request(spec: dict[str, Any], block_size: int, keys: dict[tuple[int, ...], int]) -> Request:
+    tokens = spec["prompt"] + spec["output"]
+    full = (len(tokens) - 1) // block_size
+    chain = [keys.setdefault(tuple(tokens[: (i + 1) * block_size]), len(keys)) for i in range(full)]
+    return Request(spec["id"], len(spec["prompt"]), len(spec["output"]), chain, max_tokens=spec["max_tokens"])
+
+
+@pytest.mark.vllm
+def test_every_step_is_vllms() -> None:
+    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
+    if not python or not model:
+        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
+    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
+    workloads = [make_workload(seed) for seed in range(count)]
+    answer = subprocess.run(
+        [python, str(SCRIPT), model],
+        input=json.dumps(workloads),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    preemptions = hits = 0
+    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+        ours = our_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+            assert our_step == their_step, f"workload {seed}, step {number}"
+        assert len(ours) == len(theirs), f"workload {seed}"
+        preemptions += sum(len(step["preempted"]) for step in ours)
+        hits += sum(step["stats"][2] for step in ours)
+    # Agreement on workloads without pressure or sharing would prove little.
+    assert preemptions > count
+    assert hits > 100 * count
+
+
+def test_the_workloads_end_on_our_scheduler() -> None:
+    # What the differential test compares must itself come to an end, here too where no vLLM is.
+    for seed in range(12):
+        assert our_steps(make_workload(seed))[-1]["scheduled"] is not None
