@@ -1,0 +1,196 @@
+"""The comparison as records: exactly what ``--json`` writes, and what the tables, the page and the gates read.
+
+Times in ms, shares and errors as fractions. Null: not known, or not judged; docs/metrics.md defines every key.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "kvtape-compare/1"
+LEVELS: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+Metric = Literal["ttft", "tpot", "itl", "e2e"]
+METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2e")
+
+
+class Quantile(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantile of one label's curve, with its session-bootstrap interval."""
+
+    value_ms: float | None = None
+    """Null: the curve never gets there; see ``beyond_ms``."""
+    beyond_ms: float | None = None
+    """The quantile is larger than this, the longest wait there is. Null: it has a value."""
+    low_ms: float | None = None
+    high_ms: float | None = None
+    """Null beside a ``low_ms``: the interval is open above."""
+    thin: bool = False
+    """Fewer than one wait is expected past this quantile: it is the sample's maximum by another name."""
+
+
+class Duration(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one label in one cohort."""
+
+    n: int
+    """Waits (for itl: gaps) in the sample: events, failed and censored."""
+    events: int
+    failed: int
+    censored: int
+    censored_share: float
+    unobserved: int
+    """Records of the cohort that say nothing about this metric."""
+    sessions: int
+    """Independent units that the intervals resample."""
+    p50: Quantile
+    p90: Quantile
+    p95: Quantile
+    p99: Quantile
+
+
+class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one quantile is from the truth's, as a fraction of the truth's."""
+
+    error: float
+    """|other − truth| / truth."""
+    signed_error: float
+    """(other − truth) / truth; positive: other is slower."""
+    low: float | None = None
+    high: float | None = None
+    """Session-bootstrap interval of ``signed_error``, both sides drawn together."""
+    inside_aa: bool | None = None
+    """``error`` is no larger than that of the A/A run. Null: no A/A run for this truth."""
+
+
+class DurationError(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a pair in one cohort. All null if not judged."""
+
+    n_truth: int
+    n_other: int
+    judged: bool
+    """False: a side has fewer waits than ``min_cell``."""
+    p50: QuantileError | None = None
+    p90: QuantileError | None = None
+    p95: QuantileError | None = None
+    p99: QuantileError | None = None
+    w1_ms: float | None = None
+    w1_log: float | None = None
+    sup: float | None = None
+    horizon_ms: float | None = None
+    logrank_p: float | None = None
+    joined: int = 0
+    """Requests with this metric on both sides."""
+    median_abs_error_ms: float | None = None
+    median_abs_error: float | None = None
+    bias_ms: float | None = None
+    bias: float | None = None
+
+
+class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose cached tokens differ between the sides."""
+
+    request_id: str
+    turn: int | None
+    truth_tokens: int
+    other_tokens: int
+
+
+class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Cached tokens of a pair in one cohort, request by request."""
+
+    joined: int
+    n: int
+    """Joined requests for which both sides report cached tokens: what the rest is about."""
+    unreported_truth: int
+    unreported_other: int
+    judged: bool
+    exact_share: float | None = None
+    token_error: float | None = None
+    prompt_token_error: float | None = None
+    bias: float | None = None
+    truth_hit_ratio: float | None = None
+    other_hit_ratio: float | None = None
+    same_prompt_share: float | None = None
+    worst: list[Disagreement] = []
+
+
+class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
+    """A label against its truth in one cohort."""
+
+    cached: CachedAgreement
+    ttft: DurationError
+    tpot: DurationError
+    itl: DurationError
+    e2e: DurationError
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A label against its truth."""
+
+    truth: str
+    kind: Literal["error", "contrast"]
+    """contrast: the two ran under different conditions (shared or cold prompts, cache on or off), so the difference
+    is an effect, not an error."""
+    joined: int
+    unmatched_truth: int
+    unmatched_other: int
+    cohorts: dict[str, PairCohort]
+
+
+class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
+    """One label in one cohort."""
+
+    records: int
+    cached_reported: int
+    hit_ratio: float | None
+    """Σ cached / Σ prompt tokens over the records that report both. Null: none does."""
+    ttft: Duration
+    tpot: Duration
+    itl: Duration
+    e2e: Duration
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Which trace a label stands for."""
+
+    file: str
+    digest: str
+    source: str | None
+    records: int
+    sessions: int | None
+    """Null: the trace names none."""
+    statuses: dict[str, int]
+    engine: str | None
+    model: str | None
+    block_size: int | None
+    epoch_unix_ns: int | None
+    workload: str | None
+    cohorts: dict[str, LabelCohort]
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``--gate`` and what became of it."""
+
+    expression: str
+    value: float | bool | None
+    """Null: the cell is not judged, which fails the gate."""
+    passed: bool
+    reason: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything ``report compare`` found."""
+
+    schema: str
+    headline: list[str]
+    """The outcome in plain sentences."""
+    notes: list[str]
+    """What a reader must know before believing the numbers."""
+    seed: int
+    bootstrap: int
+    confidence: float
+    min_cell: int
+    yardstick: str | None
+    """Label of the A/A run: the same load measured again. Null: none."""
+    traces: dict[str, Provenance]
+    pairs: dict[str, Pair]
+    gates: list[GateResult] = []
