@@ -30,7 +30,7 @@ class SlowRequest:
 
 class SlowEngine:
     def __init__(
-        self, usable: int, block_size: int, seqs: int, budget: int, append_all: bool, caching: bool, most: int = 0
+        self, *, usable: int, block_size: int, seqs: int, budget: int, append_all: bool, caching: bool, most: int
     ) -> None:
         self.block_size, self.seqs, self.budget = block_size, seqs, budget
         self.append_all, self.caching, self.most = append_all, caching, most

@@ -66,13 +66,13 @@ def test_every_step_is_the_slow_engines(slow_engine: ModuleType, workload: tuple
     config, arrivals = workload
     fast = Scheduler(config)
     slow = slow_engine.SlowEngine(
-        config.usable_blocks,
-        config.block_size,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        config.free_rule == "append_all",
-        config.enable_prefix_caching,
-        config.long_prefill_token_threshold,
+        usable=config.usable_blocks,
+        block_size=config.block_size,
+        seqs=config.max_num_seqs,
+        budget=config.max_num_batched_tokens,
+        append_all=config.free_rule == "append_all",
+        caching=config.enable_prefix_caching,
+        most=config.long_prefill_token_threshold,
     )
     requests = []
     for number, arrival in enumerate(arrivals):
