@@ -1,0 +1,283 @@
+"""One connection to a server, one exchange at a time on it: the client half of HTTP/1.1."""
+
+import asyncio
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Protocol, cast
+
+import httptools
+
+from wire.errors import LossKind
+from wire.head import Header, header_values
+
+MAX_HEAD_BYTES = 64 * 1024
+SWITCHING_PROTOCOLS = 101
+BODILESS = frozenset({204, 304})
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status line and headers as they came: order, case and duplicates kept."""
+
+    version: str
+    status: int
+    reason: bytes
+    headers: list[Header]
+
+    @property
+    def informational(self) -> bool:
+        """A 1xx response: another head follows."""
+        return self.status < 200
+
+    @property
+    def until_close(self) -> bool:
+        """Whether nothing but the connection's end will tell where the body ends."""
+        if self.status in BODILESS or header_values(self.headers, b"content-length"):
+            return False
+        return b"chunked" not in b",".join(header_values(self.headers, b"transfer-encoding")).lower()
+
+
+class ResponseSink(Protocol):
+    """Whom a connection tells of one exchange, from within the read itself: nothing here may block."""
+
+    def response_head(self, head: ResponseHead) -> None:
+        """A head is complete. Informational ones come first, if any."""
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """One read: its bytes as they were on the wire, chunk framing included, and the same without the framing."""
+
+    def response_end(self) -> None:
+        """The response is complete. The connection is already free for others."""
+
+    def response_lost(self, kind: LossKind) -> None:
+        """The exchange ended before its response did. The connection is closed."""
+
+    def pause_request(self) -> None:
+        """The server reads slower than the body is written."""
+
+    def resume_request(self) -> None:
+        """The server has caught up."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """A connection to a server. ``start`` an exchange; the sink hears of everything after.
+
+    The read's clock is taken before anything else is done with it. The parser only follows the framing: what a relay
+    writes on are the raw bytes.
+    """
+
+    def __init__(self, on_idle: "IdleHook", on_closed: "IdleHook") -> None:
+        self.transport: asyncio.Transport | None = None
+        self.exchanges = 0
+        self._on_idle, self._on_closed = on_idle, on_closed
+        self._sink: ResponseSink | None = None
+        self._write_paused = False
+        self._head_only = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head_bytes = b""
+        self._head: ResponseHead | None = None
+        self._answered = False
+        self._new_message()
+
+    def _new_message(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[Header] = []
+        self._reason = b""
+        self._pieces: list[bytes] = []
+        self._complete = False
+        self._keep_alive = False
+        self._overrun = False
+
+    @property
+    def reused(self) -> bool:
+        """Whether an earlier exchange came over this connection: the server may have closed it meanwhile."""
+        return self.exchanges > 1
+
+    @property
+    def answered(self) -> bool:
+        """Whether any byte of this exchange's response has come."""
+        return self._answered
+
+    @property
+    def usable(self) -> bool:
+        """Whether an exchange can start on it."""
+        return self._sink is None and self.transport is not None and not self.transport.is_closing()
+
+    def start(self, request: bytes, sink: ResponseSink, *, head_only: bool = False) -> None:
+        """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""
+        assert self._sink is None, "a connection carries one exchange at a time"
+        assert self.transport is not None
+        self._reset()
+        self._sink, self._head_only = sink, head_only
+        self.exchanges += 1
+        self.transport.write(request)
+        if self._write_paused:
+            sink.pause_request()
+
+    def write(self, data: bytes) -> None:
+        """Write more of the request's body."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Stop reading the response until ``resume_reading``: whoever takes it is slower than the server."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Drop the connection at once and tell the sink nothing more."""
+        self._sink = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take one read: heads, then the body up to its end."""
+        at_ns = perf_counter_ns()
+        if self._sink is None:  # a server that speaks without being asked cannot be trusted with a request
+            self.abort()
+            return
+        self._answered = True
+        try:
+            if self._head is None:
+                data = self._take_heads(data)
+                if self._head is None:
+                    return
+            if data and not self._complete:
+                self._take_body(at_ns, data)
+        except httptools.HttpParserError:
+            self._lose("bad_response")
+            return
+        if self._complete:
+            self._finish()
+
+    def eof_received(self) -> None:
+        """The server has no more to say; ``connection_lost`` follows."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the exchange as the end of the connection ends it."""
+        self.transport = None
+        if self._sink is not None:
+            if self._head is not None and self._head.until_close and exc is None:
+                sink, self._sink = self._sink, None
+                sink.response_end()
+            else:
+                self._lose("upstream_closed")
+        self._on_closed(self)
+
+    def pause_writing(self) -> None:
+        """The send buffer is full."""
+        self._write_paused = True
+        if self._sink is not None:
+            self._sink.pause_request()
+
+    def resume_writing(self) -> None:
+        """The send buffer has drained."""
+        self._write_paused = False
+        if self._sink is not None:
+            self._sink.resume_request()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """Notice a message that nobody asked for, behind the one that is complete."""
+        self._overrun = self._complete
+
+    def on_status(self, status: bytes) -> None:
+        """Take the reason phrase."""
+        self._reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header."""
+        self._headers.append((name, value))
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the body without its framing."""
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        """The framing says that the message ends here; only now does the parser know whether the connection stays."""
+        self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
+
+    # One exchange, step by step.
+
+    def _take_heads(self, data: bytes) -> bytes:
+        """Consume heads up to the final one; returns the bytes behind it."""
+        assert self._sink is not None
+        rest = self._head_bytes + data if self._head_bytes else data
+        while self._head is None:
+            end = rest.find(b"\r\n\r\n") + 4
+            if end < 4:
+                if len(rest) > MAX_HEAD_BYTES:
+                    raise httptools.HttpParserError("response head too large")
+                self._head_bytes = rest
+                return b""
+            head = self._parse_head(rest[:end])
+            rest = rest[end:]
+            if head.status == SWITCHING_PROTOCOLS:
+                raise httptools.HttpParserError("protocol switch that nobody asked for")
+            if head.informational:
+                self._new_message()
+            else:
+                self._head = head
+                self._complete = self._complete or self._head_only
+            self._sink.response_head(head)
+            if self._sink is None:  # aborted from within
+                return b""
+        self._head_bytes = b""
+        return rest
+
+    def _parse_head(self, head: bytes) -> ResponseHead:
+        self._parser.feed_data(head)
+        return ResponseHead(
+            self._parser.get_http_version(), self._parser.get_status_code(), self._reason, self._headers
+        )
+
+    def _take_body(self, at_ns: int, raw: bytes) -> None:
+        assert self._sink is not None
+        self._parser.feed_data(raw)
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._overrun:
+            raise httptools.HttpParserError("bytes behind the end of the response")
+        self._sink.response_body(at_ns, raw, data)
+
+    def _finish(self) -> None:
+        sink, self._sink = self._sink, None
+        head = self._head
+        reusable = self._keep_alive and head is not None and not head.until_close
+        if reusable and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self._on_idle(self)
+        elif self.transport is not None:
+            self.transport.close()
+        if sink is not None:
+            sink.response_end()
+
+    def _lose(self, kind: LossKind) -> None:
+        sink, self._sink = self._sink, None
+        if self.transport is not None:
+            self.transport.abort()
+        if sink is not None:
+            sink.response_lost(kind)
+
+
+class IdleHook(Protocol):
+    """What a pool does when a connection becomes idle, or is gone."""
+
+    def __call__(self, connection: ServerConnection) -> None:
+        """Take note of it."""

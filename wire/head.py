@@ -1,0 +1,35 @@
+"""Heads of messages: their raw header lists, and what a hop must not pass on."""
+
+from collections.abc import Iterable, Sequence
+
+Header = tuple[bytes, bytes]
+Headers = Sequence[Header]
+
+# RFC 9110, section 7.6.1: these, and whatever Connection names, concern one connection only. Transfer-Encoding is kept:
+# bodies pass with their chunk framing unchanged, so the word that describes it passes too.
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"})
+KEPT_ALWAYS = frozenset({b"transfer-encoding", b"content-length", b"host"})
+
+
+def header_values(headers: Headers, name: bytes) -> list[bytes]:
+    """All values of ``name`` (lower case), in order."""
+    return [value for key, value in headers if key.lower() == name]
+
+
+def connection_options(headers: Headers) -> set[bytes]:
+    """The lower-case words of every Connection header."""
+    values = header_values(headers, b"connection")
+    return {word.strip().lower() for value in values for word in value.split(b",") if word.strip()}
+
+
+def end_to_end(headers: Headers) -> list[Header]:
+    """The headers that pass through a proxy: order, case and duplicates as they came."""
+    dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
+    return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+def serialise_head(start_line: bytes, headers: Iterable[Header]) -> bytes:
+    """A message's head, its empty line included."""
+    lines = [start_line]
+    lines += [b"%b: %b" % header for header in headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n"

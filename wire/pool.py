@@ -1,0 +1,94 @@
+"""Open connections to one server, kept for the next exchange."""
+
+import asyncio
+import ssl
+
+from wire.connection import ServerConnection
+from wire.errors import LossKind, WireError
+from wire.url import Origin
+
+
+class ConnectError(WireError):
+    """No connection: ``kind`` says how it failed."""
+
+    def __init__(self, origin: Origin, kind: LossKind) -> None:
+        super().__init__(f"cannot connect to {origin}: {kind.replace('_', ' ')}")
+        self.kind: LossKind = kind
+
+
+class ConnectionPool:
+    """Keep-alive connections to ``origin``. The one used last is given first, so that surplus ones fall idle.
+
+    A server may close an idle connection while a request is on its way; whoever sent it sees ``upstream_closed`` on a
+    ``reused`` connection that has not ``answered``, and may send again on a new one if the request can be repeated.
+    """
+
+    def __init__(self, origin: Origin, *, connect_timeout_s: float = 10.0, max_idle: int = 1024) -> None:
+        self.origin = origin
+        self._ssl: ssl.SSLContext | None = origin.ssl_context()
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle = max_idle
+        self._idle: dict[ServerConnection, None] = {}  # in the order in which they fell idle
+        self._open: set[ServerConnection] = set()
+
+    @property
+    def num_idle(self) -> int:
+        """Connections that wait for an exchange."""
+        return len(self._idle)
+
+    def take_idle(self) -> ServerConnection | None:
+        """An open connection that waits, if there is one."""
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.usable:
+                return connection
+        return None
+
+    async def acquire(self) -> ServerConnection:
+        """A connection to start an exchange on: a waiting one, else a new one. Raises ConnectError."""
+        return self.take_idle() or await self.connect()
+
+    async def connect(self) -> ServerConnection:
+        """A new connection. Raises ConnectError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: ServerConnection(self._fell_idle, self._forget),
+                    self.origin.host,
+                    self.origin.port,
+                    ssl=self._ssl,
+                    server_hostname=self.origin.host if self._ssl else None,
+                )
+        except TimeoutError:
+            raise ConnectError(self.origin, "connect_timeout") from None
+        except ssl.SSLError:
+            raise ConnectError(self.origin, "tls_failed") from None
+        except ConnectionRefusedError:
+            raise ConnectError(self.origin, "connect_refused") from None
+        except OSError:
+            raise ConnectError(self.origin, "connect_failed") from None
+        self._open.add(connection)
+        return connection
+
+    async def warm(self, count: int) -> None:
+        """Open connections until ``count`` wait. Raises ConnectError."""
+        lacking = max(0, count - self.num_idle)
+        for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
+            self._fell_idle(connection)
+
+    def close(self) -> None:
+        """Drop every connection, busy ones too."""
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()
+
+    def _fell_idle(self, connection: ServerConnection) -> None:
+        if len(self._idle) < self._max_idle:
+            self._idle[connection] = None
+        else:
+            connection.abort()
+
+    def _forget(self, connection: ServerConnection) -> None:
+        self._idle.pop(connection, None)
+        self._open.discard(connection)

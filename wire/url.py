@@ -1,0 +1,66 @@
+"""Addresses: where to connect, and where to listen."""
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from wire.errors import WireError
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A server: scheme, host and port, and the path that all its paths begin with."""
+
+    scheme: str
+    host: str
+    port: int
+    base_path: str = ""
+
+    @property
+    def host_header(self) -> bytes:
+        """Value of the Host header: the port is left out where it is the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}").encode("ascii")
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host_header.decode()}{self.base_path}"
+
+    def target(self, path: str) -> bytes:
+        """Request target of ``path`` (and query) on this server."""
+        return (self.base_path + path).encode("ascii")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Verifying TLS with the system's authorities; None for plain http."""
+        return ssl.create_default_context() if self.scheme == "https" else None
+
+
+def parse_url(text: str) -> Origin:
+    """Read ``http[s]://host[:port][/base]``. Raises WireError that says what is wrong."""
+    parts = urlsplit(text)
+    if parts.scheme not in DEFAULT_PORTS:
+        raise WireError(f"{text!r} is not a URL: expected http://HOST[:PORT] or https://HOST[:PORT]")
+    try:
+        port = parts.port
+    except ValueError:
+        raise WireError(f"{text!r}: the port is not a number from 0 to 65535") from None
+    if not parts.hostname:
+        raise WireError(f"{text!r} names no host")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise WireError(f"{text!r}: expected no user, query or fragment")
+    try:
+        host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else parts.hostname
+    except UnicodeError:
+        raise WireError(f"{text!r}: the host name is not valid") from None
+    return Origin(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/"))
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT`` (``[::1]:8000`` for IPv6; port 0 lets the system choose). Raises WireError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise WireError(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8001")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host or "0.0.0.0", int(port)
