@@ -69,7 +69,8 @@ class SlowEngine:
         return block
 
     def free_blocks_of(self, request: SlowRequest) -> None:
-        hashed, unhashed = [], []
+        hashed: list[int] = []
+        unhashed: list[int] = []
         for block in reversed(request.blocks):  # rule 3
             self.holders[block] -= 1
             if self.holders[block] == 0:
