@@ -14,9 +14,9 @@ import msgspec
 from sim.features import EXTRA_STEP_TERMS, STEP_TERMS, StepRow, step_row
 from sim.scheduler import Step
 
-FrontendPlacement = Literal["own_core", "shared_core"]
-"""``own_core``: the front end's work runs beside the engine's. ``shared_core``: the two share one core, so each takes
-twice as long while the other has work."""
+FrontendPlacement = Literal["parallel", "serial", "shared_core"]
+"""``parallel``: every request's front-end time is its own. ``serial``: one request at a time, as one event loop does.
+``shared_core``: serial, and on the engine's core, so each of the two takes twice as long while the other has work."""
 
 
 class StepModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -64,11 +64,11 @@ class StepModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class FrontendModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the HTTP server does to a request before the scheduler sees it, one request at a time."""
+    """What the HTTP server does to a request before the scheduler sees it."""
 
     f0_ms: float
     f1_ms_per_prompt_token: float
-    placement: FrontendPlacement = "own_core"
+    placement: FrontendPlacement = "parallel"
 
     def work_ms(self, prompt_tokens: int) -> float:
         """Time to take in a request of ``prompt_tokens``, ms."""

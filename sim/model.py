@@ -60,7 +60,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """By the names of ``features.TERMS``; an absent one is 0."""
     engine: EngineConfig
     """Settings under which it was fitted; ``sim run`` takes them unless told otherwise."""
-    frontend_placement: FrontendPlacement = "own_core"
+    frontend_placement: FrontendPlacement = "parallel"
     noise: Noise = msgspec.field(default_factory=Noise)
     model_name: str | None = None
     """The served model's name, from the traces. Null: they do not say."""

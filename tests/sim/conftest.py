@@ -1,4 +1,4 @@
-"""The slow engine, for every test of ``sim`` that compares with it (tests do not import one another)."""
+"""What tests of ``sim`` share (they do not import one another): the slow engine, and synthetic captures."""
 
 import importlib.util
 import sys
@@ -8,14 +8,23 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="session")
-def slow_engine() -> ModuleType:
-    name = "kvtape_tests_slow_engine"
+def load_beside(file: str) -> ModuleType:
+    name = f"kvtape_tests_{file.removesuffix('.py')}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("slow_engine.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(file))
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def slow_engine() -> ModuleType:
+    return load_beside("slow_engine.py")
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> ModuleType:
+    return load_beside("synthetic.py")

@@ -1,0 +1,259 @@
+"""An engine in virtual time: arrivals, the scheduler's steps, and the clock that the model of their durations moves.
+
+Everything is decided by the arrivals, the settings, the model and the seed; there is no real clock and no thread.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.config import EngineConfig
+from sim.features import StepRow, decode_row, step_row
+from sim.latency import FrontendModel, StepModel
+from sim.model import Model
+from sim.noise import Noise, RequestNoise
+from sim.pool import BlockPool
+from sim.request import Request
+from sim.scheduler import PrefixStats, Scheduler, Step
+from sim.timeline import Timeline
+from sim.workload import Arrival
+
+_ARRIVE, _ENTER, _ABORT = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Flight:
+    """What became of one arrival. Times on the trace's clock, ms."""
+
+    arrival: Arrival
+    arrival_ms: float
+    request: Request | None = None
+    """None until it arrives; stays None where the engine never gets it."""
+    entry_ms: float | None = None
+    """When the scheduler got it."""
+    token_steps: list[int] = field(default_factory=list)
+    """The step at whose end each token appeared, as a place in the timeline."""
+    outcome: str | None = None
+    """ok, aborted, unservable, parent_failed, as_recorded. None: not ended yet."""
+    ttft_ms: float | None = None
+    """From arrival to the first token, with its noise."""
+    itl_ms: list[float] = field(default_factory=list)
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A finished run: a flight per arrival, in their order, and the engine's steps."""
+
+    flights: list[Flight]
+    timeline: Timeline
+    prefix: PrefixStats
+    preemptions: int
+
+
+class Engine:
+    """One run. ``seed`` None: no draws, the noise's medians. ``pool``: one that decides hits in its own way."""
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        config: EngineConfig,
+        model: Model,
+        *,
+        seed: int | None = None,
+        pool: BlockPool | None = None,
+        fast_forward: bool = True,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.scheduler = Scheduler(config)
+        if pool is not None:
+            self.scheduler.pool = pool
+        self.timeline = Timeline()
+        self.now_ms = 0.0
+        self._step_model: StepModel = model.step
+        self._frontend: FrontendModel = model.frontend
+        self._noise: Noise = model.noise
+        self._seed = seed
+        self._on_end = on_end
+        self._skips = fast_forward and not config.async_scheduling
+        self._composes_ahead = config.async_scheduling
+        self._flights = [Flight(arrival, arrival.arrival_ms) for arrival in arrivals]
+        self._children: dict[int, list[int]] = {}
+        self._events: list[tuple[float, int, int]] = []
+        self._composed: Step | None = None
+        self._frontend_free_ms = float("-inf")
+        self._preemptions = 0
+        for place, arrival in enumerate(arrivals):
+            if arrival.parent is None:
+                self._at(arrival.arrival_ms, _ARRIVE, place)
+            else:
+                self._children.setdefault(arrival.parent, []).append(place)
+
+    def run(self) -> Simulation:
+        """Until nothing is left to arrive or to compute."""
+        while True:
+            self._deliver_events()
+            step = self._composed or self._compose()
+            if step is None:
+                if not self._events:
+                    break
+                self.now_ms = max(self.now_ms, self._events[0][0])
+                continue
+            self._composed = self._compose() if self._composes_ahead else None
+            self._run_step(step)
+            if self._skips:
+                self._skip_decodes(step)
+        return Simulation(self._flights, self.timeline, self.scheduler.stats, self._preemptions)
+
+    def _compose(self) -> Step | None:
+        """The next step, or None if there is nothing to compute."""
+        if not self.scheduler.has_work:
+            return None
+        step = self.scheduler.schedule()
+        self._preemptions += len(step.preempted)
+        return step if step.scheduled else None
+
+    def _run_step(self, step: Step) -> None:
+        """Move the clock over ``step``; its tokens appear at its end."""
+        self._advance(step_row(step))
+        last = len(self.timeline) - 1
+        sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
+        finished = self.scheduler.finish_step(step)
+        for request in sampled:
+            self._flights[request.index].token_steps.append(last)
+        for request in finished:
+            self._end(request.index, "ok")
+
+    def _advance(self, row: StepRow) -> None:
+        start_ms = self.now_ms
+        self.now_ms = start_ms + self._step_model.row_ms(row)
+        self.timeline.append(start_ms, self.now_ms, row)
+
+    def _skip_decodes(self, step: Step) -> None:
+        """Run, without the scheduler, the steps that would be ``step`` again: only decodes, none of which fills or
+        needs a block or ends, and nobody arrives. Blocks stay as they are, so whoever could not be admitted in
+        ``step`` cannot be now."""
+        running = self.scheduler.running
+        if not running or step.preempted or step.admitted or len(step.scheduled) != len(running):
+            return
+        if self.scheduler.waiting and step.total_tokens != len(running):
+            return  # a prefill may have used up the budget that the queue's head waits for
+        block_size = self.scheduler.config.block_size
+        most = min(_plain_decodes(request, block_size) for request in running)
+        if most <= 0:
+            return
+        until_ms = self._events[0][0] if self._events else float("inf")
+        first = len(self.timeline)
+        kv_tokens, count = sum(request.num_computed for request in running), 0
+        while count < most and self.now_ms < until_ms:
+            self._advance(decode_row(len(running), kv_tokens))
+            kv_tokens += len(running)
+            count += 1
+        for request in running:
+            request.num_tokens += count
+            request.num_computed += count
+            self._flights[request.index].token_steps.extend(range(first, first + count))
+
+    def _at(self, time_ms: float, kind: int, place: int) -> None:
+        heapq.heappush(self._events, (time_ms, kind, place))
+
+    def _deliver_events(self) -> None:
+        """Everything that has happened outside by now, in its order."""
+        while self._events and self._events[0][0] <= self.now_ms:
+            time_ms, kind, place = heapq.heappop(self._events)
+            if kind == _ARRIVE:
+                self._arrive(place, time_ms)
+            elif kind == _ENTER:
+                self._enter(place, time_ms)
+            else:
+                self._abort(place)
+
+    def _arrive(self, place: int, time_ms: float) -> None:
+        flight = self._flights[place]
+        arrival = flight.arrival
+        flight.arrival_ms = time_ms
+        if arrival.fate == "as_recorded":
+            flight.e2e_ms = arrival.record.e2e_ms
+            self._end(place, "as_recorded")
+            return
+        request = Request(
+            arrival.record.request_id, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes, time_ms, place
+        )
+        if not self.scheduler.accepts(request):
+            flight.e2e_ms = self._frontend.work_ms(arrival.prompt_tokens)
+            self._end(place, "unservable")
+            return
+        flight.request = request
+        self._at(self._entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
+        if arrival.patience_ms is not None:
+            self._at(time_ms + arrival.patience_ms, _ABORT, place)
+
+    def _entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
+        """When the front end hands over a request: its own work after its arrival, or after the one before it."""
+        work_ms = self._frontend.work_ms(prompt_tokens)
+        if self._frontend.placement == "parallel":
+            return arrival_ms + work_ms
+        self._frontend_free_ms = max(arrival_ms, self._frontend_free_ms) + work_ms
+        return self._frontend_free_ms
+
+    def _enter(self, place: int, time_ms: float) -> None:
+        flight = self._flights[place]
+        if flight.outcome is None and flight.request is not None:
+            flight.entry_ms = time_ms
+            self.scheduler.add(flight.request)
+
+    def _abort(self, place: int) -> None:
+        flight = self._flights[place]
+        if flight.outcome is not None or flight.request is None:
+            return
+        if flight.entry_ms is not None:
+            self.scheduler.abort(flight.request)
+        self._end(place, "aborted")
+
+    def _end(self, place: int, outcome: str) -> None:
+        """Fix what the client saw, and let the children follow."""
+        flight = self._flights[place]
+        left_ms = flight.arrival_ms + (flight.arrival.patience_ms or 0.0)
+        if outcome == "ok" and flight.arrival.patience_ms is not None and self.now_ms > left_ms:
+            outcome = "aborted"  # its last token came after the client had gone
+        flight.outcome = outcome
+        if outcome == "aborted":
+            ends_ms = self.timeline.ends_ms
+            flight.token_steps = [step for step in flight.token_steps if ends_ms[step] <= left_ms]
+        if flight.token_steps:
+            self._see_tokens(flight)
+        if outcome == "aborted":
+            flight.e2e_ms = flight.arrival.patience_ms
+        end_ms = flight.arrival_ms + (flight.e2e_ms or 0.0)
+        failed = outcome in {"unservable", "parent_failed"}
+        for child in self._children.get(place, ()):
+            arrival_ms = end_ms + self._flights[child].arrival.think_ms
+            if failed:
+                self._flights[child].arrival_ms = arrival_ms
+                self._end(child, "parent_failed")
+            else:
+                self._at(arrival_ms, _ARRIVE, child)
+        self._on_end()
+
+    def _see_tokens(self, flight: Flight) -> None:
+        """TTFT, gaps and end as the client sees them: the steps' ends, each interval with its noise."""
+        assert flight.request is not None
+        draws = RequestNoise(self._noise, self._seed, flight.request.request_id)
+        ends_ms = self.timeline.ends_ms
+        seen_ms = np.array([ends_ms[step] for step in flight.token_steps])
+        uncached = flight.request.prompt_tokens - (flight.request.cached_tokens or 0)
+        flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms) * draws.ttft_factor(uncached)
+        gaps_ms = np.diff(seen_ms) * draws.itl_factors(len(seen_ms) - 1)
+        flight.itl_ms = gaps_ms.tolist()
+        flight.e2e_ms = flight.ttft_ms + sum(flight.itl_ms)
+
+
+def _plain_decodes(request: Request, block_size: int) -> int:
+    """Steps in which ``request`` only decodes: its last block neither fills nor overflows, and it does not end."""
+    lacking = request.num_tokens - request.num_computed
+    into_block = request.num_computed % block_size
+    if lacking != 1 or into_block == 0 or request.num_computed < request.prompt_tokens:
+        return 0
+    return min(block_size - 1 - into_block, request.last_token - request.num_tokens - 1)

@@ -1,0 +1,160 @@
+"""``sim run``: predict what an engine would do with a trace, as a trace."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.config import EngineConfig
+from sim.engine import Engine, Simulation
+from sim.flags import add_engine_flags, engine_overrides
+from sim.model import Model, engine_with, load_model, model_digest
+from sim.prediction import Summary, predicted_records, summarize
+from sim.progress import show_progress
+from sim.workload import plan_arrivals
+from tracefile import Engine as EngineInfo
+from tracefile import InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
+from tracefile.sessions import infer_sessions
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What ``sim run`` was asked for."""
+
+    trace: Path
+    model: Path
+    output: Path
+    overrides: dict[str, Any]
+    """Engine settings that differ from the model's."""
+    cold_prompts: bool = False
+    replay_sessions: bool = False
+    seed: int | None = 0
+    """None: no noise."""
+    json: bool = False
+    overwrite: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sim run``."""
+    parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
+    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="predicted trace (.gz and .zst compress)")
+    add_engine_flags(parser)
+    parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
+    parser.add_argument(
+        "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict, write, summarize."""
+    config = RunConfig(
+        trace=arguments.trace,
+        model=arguments.model,
+        output=arguments.output,
+        overrides=engine_overrides(arguments),
+        cold_prompts=arguments.cold_prompts,
+        replay_sessions=arguments.replay_sessions,
+        seed=None if arguments.no_noise else arguments.seed,
+        json=arguments.json,
+        overwrite=arguments.overwrite,
+    )
+    summary = predict_trace(config)
+    print(json.dumps(_as_json(summary)) if config.json else _as_text(summary, config.output))
+    return 0
+
+
+def predict_trace(config: RunConfig) -> Summary:
+    """Read the trace and the model, simulate, write the predicted trace."""
+    model = load_model(config.model)
+    digest = trace_digest(config.trace)
+    model.refuse_fit_traces(digest, config.trace)
+    meta, records = load_trace(config.trace)
+    if not records:
+        raise InputError(f"{config.trace}: no records; expected at least one request")
+    engine = engine_with(model.engine, config.overrides)
+    simulation = predict(meta, records, model, engine, config)
+    predicted = predicted_records(simulation, keep_hashes=not config.cold_prompts)
+    header = predicted_meta(meta, model, engine, config, digest)
+    with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
+        for record in predicted:
+            writer.write(record)
+    return summarize(simulation, predicted)
+
+
+def predict(meta: Meta, records: list[Record], model: Model, engine: EngineConfig, config: RunConfig) -> Simulation:
+    """Simulate ``records`` on ``engine``."""
+    if config.replay_sessions:
+        records = linked_records(meta, records, config.trace)
+    arrivals = plan_arrivals(
+        meta,
+        records,
+        engine.block_size,
+        path=str(config.trace),
+        cold_prompts=config.cold_prompts,
+        replay_sessions=config.replay_sessions,
+    )
+    with show_progress("simulated requests", len(arrivals)) as count:
+        return Engine(arrivals, engine, model, seed=config.seed, on_end=count).run()
+
+
+def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
+    """``records`` with their sessions: as recorded, else inferred from their hashes."""
+    if any(record.parent_id is not None for record in records):
+        return records
+    if meta.block_size is None or all(record.block_hashes is None for record in records):
+        raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
+    inference = infer_sessions(records, meta.block_size)
+    print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
+    return list(inference.records)
+
+
+def predicted_meta(meta: Meta, model: Model, engine: EngineConfig, config: RunConfig, digest: str) -> Meta:
+    """Header of a predicted trace: by which model, of which trace, on which engine."""
+    return msgspec.structs.replace(
+        meta,
+        source="sim",
+        model=meta.model or model.model_name,
+        engine=EngineInfo(
+            name="kvtape-sim",
+            block_size=engine.block_size,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+        ),
+        workload=Workload(
+            pattern="replay-sessions" if config.replay_sessions else "replay",
+            seed=config.seed,
+            cold_prompts=config.cold_prompts or None,
+            source_digest=digest,
+        ),
+        extra={"model_digest": model_digest(model), "fit_digests": model.fit_digests},
+    )
+
+
+def _as_json(summary: Summary) -> dict[str, Any]:
+    return {**asdict(summary), "hit_rate": summary.hit_rate}
+
+
+def _as_text(summary: Summary, output: Path) -> str:
+    lines = [
+        f"{output}: {summary.requests} requests, {summary.not_ok} not ok; {summary.steps} steps, "
+        f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
+        f"{'TTFT ms':<10}{'n':>7}{'p50':>10}{'p90':>10}{'p99':>10}",
+    ]
+    lines += [
+        f"{cohort.name:<10}{cohort.requests:>7}{cohort.p50_ms:>10.1f}{cohort.p90_ms:>10.1f}{cohort.p99_ms:>10.1f}"
+        for cohort in summary.cohorts
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,49 @@
+"""The steps that an engine ran, one after another: when each began and ended, and what it did."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.features import STEP_TERMS, StepRow
+
+Floats = npt.NDArray[np.float64]
+
+
+class Timeline:
+    """Steps in order of time; they never overlap, and between them the engine is idle."""
+
+    __slots__ = ("ends_ms", "rows", "starts_ms")
+
+    def __init__(self) -> None:
+        self.starts_ms: list[float] = []
+        self.ends_ms: list[float] = []
+        self.rows: list[StepRow] = []
+
+    def __len__(self) -> int:
+        return len(self.ends_ms)
+
+    def append(self, start_ms: float, end_ms: float, row: StepRow) -> None:
+        """Add a step that began when or after the last one ended."""
+        self.starts_ms.append(start_ms)
+        self.ends_ms.append(end_ms)
+        self.rows.append(row)
+
+    def cumulative(self) -> Floats:
+        """Sum of the rows of all steps before step k, for k = 0 … len; shape (len + 1, terms)."""
+        total = np.zeros((len(self) + 1, len(STEP_TERMS)))
+        if self.rows:
+            np.cumsum(np.asarray(self.rows), axis=0, out=total[1:])
+        return total
+
+    def cumulative_at(self, times_ms: Floats, cumulative: Floats) -> Floats:
+        """``cumulative`` at any times: a step in flight counts by the share of it that has passed; (n, terms)."""
+        starts, ends = np.asarray(self.starts_ms), np.asarray(self.ends_ms)
+        step = np.minimum(np.searchsorted(ends, times_ms, side="right"), len(self) - 1)
+        passed = np.clip((times_ms - starts[step]) / np.maximum(ends[step] - starts[step], 1e-12), 0.0, 1.0)
+        rows = cumulative[step + 1] - cumulative[step]
+        return np.asarray(cumulative[step] + passed[:, None] * rows)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless steps follow each other."""
+        assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows)
+        moments = [moment for pair in zip(self.starts_ms, self.ends_ms, strict=True) for moment in pair]
+        assert moments == sorted(moments), "steps overlap"

@@ -1,0 +1,72 @@
+"""Synthetic calibration captures, of engines whose parameters are known. Loaded by the fixture ``synthetic``."""
+
+import random
+
+from sim.config import EngineConfig
+from sim.engine import Engine
+from sim.model import Model
+from sim.prediction import predicted_records
+from sim.workload import plan_arrivals
+from tracefile import BlockHash, Meta, Record, RequestId, SessionId
+
+BLOCK_SIZE = 32
+
+
+class Blocks:
+    """Unique block hashes, each continued by as many as a record needs."""
+
+    def __init__(self) -> None:
+        self.next = 1
+
+    def extend(self, chain: list[BlockHash], blocks: int) -> list[BlockHash]:
+        lacking = max(0, blocks - len(chain))
+        first, self.next = self.next, self.next + lacking
+        return chain[:blocks] + [BlockHash(number) for number in range(first, self.next)]
+
+
+def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
+    """Isolated prompts of many sizes, each extended warm; then prompts and decodes at once."""
+    rng, blocks, records, now_ms = random.Random(seed), Blocks(), [], 0.0
+
+    def add(
+        name: str, session: str, tokens: int, output: int, chain: list[BlockHash], *, parent: str | None = None
+    ) -> None:
+        records.append(
+            Record(
+                request_id=RequestId(name),
+                session_id=SessionId(session),
+                parent_id=None if parent is None else RequestId(parent),
+                turn=1 if parent is None else 2,
+                arrival_ms=now_ms,
+                stream=True,
+                prompt_tokens=tokens,
+                output_tokens=output,
+                block_hashes=chain[: tokens // BLOCK_SIZE],
+                output_block_hashes=chain[tokens // BLOCK_SIZE : (tokens + output - 1) // BLOCK_SIZE],
+            )
+        )
+
+    for number in range(prompts):
+        tokens = round(64 * (11_000 / 64) ** (number / max(prompts - 1, 1)))
+        output = rng.randrange(8, 40)
+        first = blocks.extend([], (tokens + output - 1) // BLOCK_SIZE)
+        add(f"cold {number}", f"s{number}", tokens, output, first)
+        now_ms += 3_000
+        longer = tokens + output + rng.choice([20, 200, 1_500])
+        second = blocks.extend(first[: (tokens + output - 1) // BLOCK_SIZE], (longer + 15) // BLOCK_SIZE)
+        add(f"warm {number}", f"s{number}", longer, 16, second, parent=f"cold {number}")
+        now_ms += 2_000
+    for number in range(mixed):
+        tokens, output = rng.choice([100, 700, 2_500, 6_000]), rng.randrange(2, 90)
+        add(f"mixed {number}", f"m{number}", tokens, output, blocks.extend([], (tokens + output) // BLOCK_SIZE))
+        now_ms += rng.expovariate(1 / 500)
+    return records
+
+
+def capture(
+    records: list[Record], model: Model, config: EngineConfig | None = None, seed: int | None = 0
+) -> list[Record]:
+    """What a tap before an engine of exactly this model would have recorded."""
+    config = config or model.engine
+    arrivals = plan_arrivals(Meta(block_size=BLOCK_SIZE), records, config.block_size)
+    return predicted_records(Engine(arrivals, config, model, seed=seed).run())
