@@ -1,0 +1,1 @@
+"""Synthetic load: what to send × when × how, and the one sender that replay uses too."""

@@ -1,0 +1,81 @@
+"""Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.draws import TokenIds
+
+Message = Mapping[str, str]
+"""A chat message: ``role`` and ``content``."""
+
+SHORT_DIGITS = 5
+LONG_DIGITS = 6
+SHORT_LIMIT = 10**SHORT_DIGITS
+LONG_LIMIT = 10**LONG_DIGITS
+
+
+def encode_ids(token_ids: TokenIds) -> bytes:
+    """A JSON array of the ids, each padded with spaces to a fixed width.
+
+    A fixed width makes encoding one table lookup, some 20 times faster than writing numbers; JSON ignores the spaces.
+    """
+    if not len(token_ids):
+        return b"[]"
+    largest = int(token_ids.max())
+    if largest >= LONG_LIMIT:
+        return msgspec.json.encode(token_ids.tolist())
+    digits = SHORT_DIGITS if largest < SHORT_LIMIT else LONG_DIGITS
+    return b"[" + _digit_table(digits)[token_ids].tobytes()[:-1] + b"]"
+
+
+def prepare_tables() -> None:
+    """Make the tables now, so that no request pays for them."""
+    _digit_table(SHORT_DIGITS)
+    _digit_table(LONG_DIGITS)
+
+
+@cache
+def _digit_table(digits: int) -> npt.NDArray[np.uint8]:
+    """Row i: id i in decimal, right-aligned in ``digits`` bytes, and a comma; shape (10**digits, digits + 1)."""
+    numbers = np.arange(10**digits, dtype=np.uint32)
+    table = np.full((10**digits, digits + 1), ord(","), dtype=np.uint8)
+    for column in range(digits):
+        place = 10 ** (digits - 1 - column)
+        table[:, column] = (numbers // place) % 10 + ord("0")
+        if place > 1:
+            table[:place, column] = ord(" ")
+    return table
+
+
+def completions_body(
+    model: str, token_ids: TokenIds, max_tokens: int, *, stream: bool = True, extra: Mapping[str, Any] | None = None
+) -> bytes:
+    """A ``/v1/completions`` body that has the engine generate exactly ``max_tokens`` tokens and return their ids."""
+    fields = _generation_fields(model, max_tokens, stream=stream) | dict(extra or {})
+    return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]
+
+
+def chat_body(model: str, messages: Sequence[Message], max_tokens: int) -> bytes:
+    """A ``/v1/chat/completions`` body that has the engine generate exactly ``max_tokens`` tokens."""
+    return msgspec.json.encode({"messages": messages, **_generation_fields(model, max_tokens, stream=True)})
+
+
+def _generation_fields(model: str, max_tokens: int, *, stream: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        # Greedy: two runs of one workload get the same answers as far as the engine can give them.
+        "temperature": 0,
+        "return_token_ids": True,
+        "stream": stream,
+    }
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+    return fields

@@ -1,0 +1,114 @@
+"""Randomness as a function of position: the same draws on every machine, Python and numpy, in any order.
+
+A draw is ``mix64`` (the splitmix64 finaliser) over a seed and counters, so that any process can make request 41,207
+without making the ones before it, and so that nothing depends on a library's generator or on ``hash(str)``. Draws
+become integers by multiply-shift, times by whole microseconds: no float rounding decides a plan.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracefile import InputError
+
+GENERATOR = "splitmix64/1"
+"""Named in every workload digest: other draws from the same keys would be another workload."""
+
+MASK64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+TokenIds = npt.NDArray[np.uint32]
+
+
+class Stream(IntEnum):
+    """What a draw is for; draws of different streams are independent. Values are part of every seed's meaning."""
+
+    ARRIVAL_GAP = 1
+    PREFIX_CHOICE = 2
+    PREFIX_TOKENS = 3
+    PROMPT_LENGTH = 4
+    PROMPT_TOKENS = 5
+    OUTPUT_LENGTH = 6
+    THINK_TIME = 7
+    STAND_IN_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Ordinary token ids, ``low`` up to but without ``high``: no special ids, all known to the target."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1 << 31:
+            raise InputError(
+                f"--vocab-low, --vocab-high: {self.low} and {self.high}; expected 0 <= low < high <= 2147483648"
+            )
+
+
+ORDINARY = Vocabulary(1000, 100_000)
+"""Neither the special ids that vocabularies begin with nor those that 100k-word ones end with."""
+
+
+def mix64(value: int) -> int:
+    """The splitmix64 finaliser: a bijection of 64-bit integers in which every input bit moves every output bit."""
+    value &= MASK64
+    value = ((value ^ (value >> 30)) * _MIX_1) & MASK64
+    value = ((value ^ (value >> 27)) * _MIX_2) & MASK64
+    return value ^ (value >> 31)
+
+
+def draw(seed: int, stream: Stream, *counters: int) -> int:
+    """64 bits for this stream at these counters."""
+    value = mix64(seed * GOLDEN + stream)
+    for counter in counters:
+        value = mix64(value + (counter + 1) * GOLDEN)
+    return value
+
+
+def text_key(text: str) -> int:
+    """64 bits that name a text, such as a nonce."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def below(bits: int, limit: int) -> int:
+    """A draw as an integer of 0 … limit − 1."""
+    return (bits >> 32) * limit >> 32
+
+
+def exponential_us(bits: int, mean_us: float) -> int:
+    """A draw as an exponential gap in whole microseconds, which hides the last digit in which libms differ."""
+    return round(-math.log(((bits >> 11) + 0.5) / (1 << 53)) * mean_us)
+
+
+def mix64_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """``mix64`` of each value, in place."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(_MIX_1)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_MIX_2)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
+    """Token ids for each key: shape (len(keys), count); token j of key k depends on k and j alone."""
+    counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    bits = mix64_array(keys[:, np.newaxis] + counters)
+    bits >>= np.uint64(32)
+    bits *= np.uint64(vocabulary.high - vocabulary.low)
+    bits >>= np.uint64(32)
+    bits += np.uint64(vocabulary.low)
+    return bits.astype(np.uint32)
+
+
+def tokens_of(key: int, count: int, vocabulary: Vocabulary) -> TokenIds:
+    """``count`` token ids for one key."""
+    return expand_tokens(np.array([key], dtype=np.uint64), count, vocabulary).ravel()

@@ -1,0 +1,114 @@
+"""From bytes with times to an answer and its record."""
+
+from dataclasses import dataclass
+
+from loadgen.plan import Answer, Send
+from loadgen.request import PlannedRequest
+from tracefile import Record
+from tracefile.schema import Status, TokensSource
+from wire.client import Exchange
+from wire.completion import Completion, parse_completion
+
+HTTP_ERROR = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A request that has ended, and what the sender knows of it."""
+
+    request: PlannedRequest
+    exchange: Exchange
+    send: Send
+    scheduled_ms: float
+    parent_end_ms: float | None
+    """When the request that this one follows ended; null: a root."""
+    concurrency: int
+    """Requests in flight at its start, itself included."""
+    held: bool
+    """Whether it had to wait for a slot."""
+
+
+def answer_of(sent: Sent, t0_ns: int) -> Answer:
+    """What came of a request: the record as far as the wire tells it, and the answer's ids and text."""
+    exchange = sent.exchange
+    completion = parse_completion(exchange.reads, stream=sent.request.stream)
+    record = _record(sent, completion, t0_ns)
+    return Answer(
+        record=record,
+        end_ms=(exchange.end_ns - t0_ns) / 1e6,
+        token_ids=completion.token_ids,
+        prompt_token_ids=completion.prompt_token_ids,
+        text=completion.text,
+    )
+
+
+def _record(sent: Sent, completion: Completion, t0_ns: int) -> Record:
+    request, exchange = sent.request, sent.exchange
+    arrival_ms = _ms(exchange.sent_ns - t0_ns)
+    status, error = _outcome(exchange, completion, stream=request.stream)
+    parent_end_ms = None if request.parent_id is None else sent.parent_end_ms
+    return Record(
+        request_id=request.request_id,
+        session_id=request.session_id,
+        session_source=None if request.session_id is None else "explicit",
+        parent_id=request.parent_id,
+        turn=request.turn,
+        arrival_ms=arrival_ms,
+        scheduled_ms=sent.scheduled_ms,
+        first_byte_ms=_since(exchange.first_byte_ns, exchange.sent_ns),
+        ttft_ms=_since(completion.first_token_ns, exchange.sent_ns) if request.stream else None,
+        itl_ms=[_ms(gap_ns) for gap_ns in completion.gaps_ns],
+        itl_tokens=list(completion.gap_tokens),
+        e2e_ms=_ms(exchange.end_ns - exchange.sent_ns),
+        status=status,
+        http_status=exchange.status,
+        error=error,
+        finish_reason=completion.finish_reason,
+        endpoint=request.path,
+        model=request.model,
+        stream=request.stream,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        n=request.n,
+        prompt_tokens=request.prompt_tokens if completion.prompt_tokens is None else completion.prompt_tokens,
+        output_tokens=_output_tokens(completion),
+        cached_tokens=completion.cached_tokens,
+        tokens_source=_tokens_source(completion, request.prompt_tokens),
+        concurrency=sent.concurrency,
+        think_ms=None if parent_end_ms is None else round(arrival_ms - parent_end_ms, 3),
+    )
+
+
+def _output_tokens(completion: Completion) -> int | None:
+    """As usage says; without usage (a stream cut short) as many as were seen."""
+    if completion.output_tokens is not None:
+        return completion.output_tokens
+    return completion.seen_tokens or None
+
+
+def _tokens_source(completion: Completion, planned: int | None) -> TokensSource | None:
+    if completion.prompt_tokens is not None:
+        return "usage"
+    return "estimate" if completion.seen_tokens or planned is not None else None
+
+
+def _outcome(exchange: Exchange, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
+    """How the request ended: the wire's word first, then the engine's."""
+    if exchange.outcome != "ok":
+        return exchange.outcome, exchange.error_kind
+    if exchange.status is not None and exchange.status >= HTTP_ERROR:
+        return "error", f"http_{exchange.status}"
+    if completion.error_kind is not None:
+        return "error", completion.error_kind
+    if stream and not completion.done:
+        return "upstream_abort", "no_end_of_stream"
+    return "ok", None
+
+
+def _since(at_ns: int | None, start_ns: int) -> float | None:
+    return None if at_ns is None else _ms(at_ns - start_ns)
+
+
+def _ms(nanoseconds: float) -> float:
+    """Milliseconds to the microsecond: finer digits are noise that costs bytes."""
+    return round(nanoseconds / 1e6, 3)

@@ -1,0 +1,40 @@
+"""One request, ready to be written to a socket."""
+
+from dataclasses import dataclass
+
+from tracefile import RequestId, SessionId
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """A serialised request and what its record will say of it besides what happened."""
+
+    request_id: RequestId
+    """As the trace has it; the header carries what the plan put there."""
+    path: str
+    headers: Headers
+    body: bytes
+    model: str
+    max_tokens: int
+    prompt_tokens: int | None = None
+    """As planned; null: only the engine will know (chat). Usage overrules it."""
+    stream: bool = True
+    session_id: SessionId | None = None
+    parent_id: RequestId | None = None
+    turn: int | None = None
+    n: int | None = None
+    priority: int | None = None
+
+
+def request_headers(request_id: str, session_id: str | None) -> Headers:
+    """The headers every request of ours carries; ids must be printable ASCII without spaces."""
+    headers = [
+        (b"Content-Type", b"application/json"),
+        (b"Accept", b"text/event-stream, application/json"),
+        (b"X-Request-Id", request_id.encode("ascii")),
+    ]
+    if session_id is not None:
+        headers.append((b"X-Session-ID", session_id.encode("ascii")))
+    return tuple(headers)

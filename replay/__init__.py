@@ -1,0 +1,1 @@
+"""A captured trace as load: its sharing, lengths and times, with tokens made from its hashes."""

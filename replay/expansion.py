@@ -1,0 +1,46 @@
+"""From hashes to tokens: equal hashes give equal blocks, different hashes different ones, on every machine.
+
+A block's tokens are a fixed function of its hash and the run's nonce (``loadgen.draws``), over ordinary vocabulary
+only. A hash stands for its whole prefix, so prompts that shared a prefix in the capture share one here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.draws import TokenIds, Vocabulary, expand_tokens, mix64, mix64_array, text_key, tokens_of
+from tracefile import BlockHash, RequestId
+
+TAIL = 0x7461696C
+"""Sets a tail's key apart from its request's block keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Makes blocks of ``block_size`` tokens out of hashes, under one nonce."""
+
+    block_size: int
+    nonce: str
+    vocabulary: Vocabulary
+    cold: bool = False
+    """Whether a hash means something else in every request."""
+
+    def blocks(self, hashes: Sequence[BlockHash], request_id: RequestId) -> npt.NDArray[np.uint32]:
+        """Token ids, shape (len(hashes), block_size)."""
+        salt = self.request_key(request_id) if self.cold else text_key(self.nonce)
+        keys = mix64_array(np.array(hashes, dtype=np.uint64) ^ np.uint64(salt))
+        return expand_tokens(keys, self.block_size, self.vocabulary)
+
+    def tail(self, count: int, request_id: RequestId) -> TokenIds:
+        """``count`` tokens that no other request has: what follows the last full block is known to nobody."""
+        return tokens_of(mix64(self.request_key(request_id) ^ TAIL), count, self.vocabulary)
+
+    def request_key(self, request_id: RequestId) -> int:
+        """64 bits for one request of one run."""
+        return text_key(f"{self.nonce}\0{request_id}")
+
+    def rekeyed(self, block_hash: BlockHash, request_id: RequestId) -> BlockHash:
+        """A hash that only this request has, for a block whose tokens only it has."""
+        return BlockHash(mix64(block_hash ^ self.request_key(request_id)))

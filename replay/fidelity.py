@@ -1,0 +1,82 @@
+"""How true a replay was to its capture, counted as it goes."""
+
+import msgspec
+
+from replay.capture import Captured
+from tracefile import Record
+
+
+class Fidelity(msgspec.Struct):
+    """Counts over the requests that ended well."""
+
+    answered: int = 0
+    prompt_exact: int = 0
+    """Whose prompt the engine counted as long as recorded."""
+    output_exact: int = 0
+    """Whose answer was as long as was to be generated."""
+    cached_reported: int = 0
+    cached_nonzero: int = 0
+    """Whose prompt the engine found something of in its cache."""
+    cached_compared: int = 0
+    """Where capture and replay both know the cached tokens."""
+    cached_exact: int = 0
+    """Where they are equal."""
+    without_hashes: int = 0
+    """Sent with nothing shared because the capture has no hashes for them."""
+    without_ids: int = 0
+    """Whose generated ids the engine did not return: their answers cannot be spliced."""
+    not_sent: int = 0
+    """Requests behind a turn that failed in this replay."""
+    spliced_blocks: int = 0
+    missed_blocks: int = 0
+
+    def add(self, captured: Captured, record: Record) -> None:
+        """One request that was sent and is over."""
+        if record.status != "ok":
+            return
+        self.answered += 1
+        self.prompt_exact += record.prompt_tokens == captured.prompt_tokens
+        self.output_exact += record.output_tokens == captured.output_tokens
+        if record.cached_tokens is None:
+            return
+        self.cached_reported += 1
+        self.cached_nonzero += record.cached_tokens > 0
+        if captured.record.cached_tokens is not None:
+            self.cached_compared += 1
+            self.cached_exact += record.cached_tokens == captured.record.cached_tokens
+
+
+def fidelity_lines(fidelity: Fidelity) -> list[str]:
+    """For a terminal."""
+    of = fidelity.answered
+    lines = [
+        f"lengths             prompt as recorded {fidelity.prompt_exact}/{of}, "
+        f"output as recorded {fidelity.output_exact}/{of}"
+    ]
+    if fidelity.cached_compared:
+        lines.append(f"cached as captured  {fidelity.cached_exact}/{fidelity.cached_compared} requests, to the token")
+    if fidelity.spliced_blocks or fidelity.missed_blocks:
+        lines.append(
+            f"spliced answers     {fidelity.spliced_blocks} prompt blocks of real generated tokens, "
+            f"{fidelity.missed_blocks} made up"
+        )
+    return lines
+
+
+def fidelity_notes(fidelity: Fidelity, *, cold: bool) -> list[str]:
+    """What a reader should know before trusting the replay."""
+    notes = []
+    if cold and fidelity.cached_nonzero:
+        notes.append(f"not cold: {fidelity.cached_nonzero} requests of {fidelity.cached_reported} hit the prefix cache")
+    if cold and fidelity.answered > fidelity.cached_reported:
+        silent = fidelity.answered - fidelity.cached_reported
+        notes.append(f"the engine reported no cached tokens for {silent} requests: that they were cold is not verified")
+    if fidelity.without_hashes and not cold:
+        notes.append(f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing")
+    if fidelity.without_ids and not cold:
+        notes.append(
+            f"the engine returned no token ids for {fidelity.without_ids} answers: the next turns cannot hit them"
+        )
+    if fidelity.not_sent:
+        notes.append(f"{fidelity.not_sent} requests were not sent: an earlier turn of their session failed here")
+    return notes
