@@ -15,6 +15,7 @@ from tracefile.schema import (
     SessionId,
     Workload,
 )
+from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
 from tracefile.writing import TraceWriter, encode_record
 
 __all__ = [
@@ -29,12 +30,15 @@ __all__ = [
     "Record",
     "RequestId",
     "SessionId",
+    "SessionIndex",
+    "SessionInference",
     "TraceFormat",
     "TraceReader",
     "TraceWriter",
     "Workload",
     "downsample",
     "encode_record",
+    "infer_sessions",
     "keyed_id",
     "load_key",
     "load_trace",

@@ -1,0 +1,358 @@
+"""Sessions: the rules case by case, and against an oracle that compares every pair of requests."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracefile import BlockHash, Record, RequestId, SessionId, SessionIndex, infer_sessions
+from tracefile.recency import RecentMap
+
+B = 4
+
+
+def request(
+    name: str,
+    arrival: float,
+    end: float,
+    prompt: list[int],
+    output: list[int] | None = None,
+    *,
+    session: str | None = None,
+    status: str = "ok",
+) -> Record:
+    """A request whose chain is given as block names; each list is a path from the root, so names are hashes."""
+    record = Record(
+        request_id=RequestId(name),
+        arrival_ms=arrival,
+        e2e_ms=end - arrival,
+        prompt_tokens=len(prompt) * B + 1,
+        block_hashes=[BlockHash(block) for block in prompt],
+        output_block_hashes=None if output is None else [BlockHash(block) for block in output],
+        session_id=None if session is None else SessionId(session),
+    )
+    return msgspec.convert(msgspec.to_builtins(record) | {"status": status}, Record)
+
+
+def links(records: list[Record]) -> dict[str, tuple[str | None, int | None]]:
+    return {record.request_id: (record.parent_id, record.turn) for record in infer_sessions(records, B).records}
+
+
+def online(records: list[Record]) -> dict[str, tuple[str | None, int | None]]:
+    index = SessionIndex(B)
+    linked = [index.link(record) for record in records]
+    index.check_integrity()
+    return {record.request_id: (record.parent_id, record.turn) for record in linked}
+
+
+def test_a_conversation_is_linked_turn_by_turn_with_think_times() -> None:
+    trace = [
+        request("a", 0, 10, [1, 2], [3]),
+        request("b", 25, 30, [1, 2, 3, 4], [5]),
+        request("c", 31, 40, [1, 2, 3, 4, 5, 6]),
+    ]
+    told = infer_sessions(trace, B)
+    assert [(r.parent_id, r.turn, r.think_ms) for r in told.records] == [(None, 1, None), ("a", 2, 15), ("b", 3, 1)]
+    assert {r.session_id for r in told.records} == {"chain-a"}
+    assert {r.session_source for r in told.records} == {"inferred"}
+    assert (told.inferred, told.ambiguous) == (2, 0)
+    assert online(trace) == links(trace)
+
+
+def test_the_input_is_left_alone() -> None:
+    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 25, 30, [1, 2, 3, 4])]
+    infer_sessions(trace, B)
+    assert all(record.session_id is None and record.turn is None for record in trace)
+
+
+def test_an_overlapping_request_is_a_branch() -> None:
+    # b holds a's whole chain but arrived before a had ended: it cannot have seen a's answer.
+    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 9, 30, [1, 2, 3, 4])]
+    assert links(trace)["b"] == (None, 1)
+
+
+def test_arriving_at_the_very_end_is_after_it() -> None:
+    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 10, 30, [1, 2, 3, 4])]
+    assert links(trace)["b"] == ("a", 2)
+
+
+def test_the_longest_chain_wins_over_the_latest_end() -> None:
+    trace = [
+        request("a", 0, 10, [1], [2]),
+        request("b", 11, 20, [1, 2, 3], [4]),
+        request("a-again", 12, 50, [1], [2]),
+        request("c", 60, 70, [1, 2, 3, 4, 5]),
+    ]
+    assert links(trace)["c"] == ("b", 3)
+
+
+def test_of_equal_chains_the_latest_end_is_the_parent_and_the_link_is_ambiguous() -> None:
+    trace = [
+        request("a", 0, 10, [1], [2]),
+        request("a2", 1, 12, [1], [2]),
+        request("late", 5, 21, [1], [2]),  # ended after b arrived
+        request("b", 20, 30, [1, 2, 3]),
+    ]
+    told = infer_sessions(trace, B)
+    assert told.records[3].parent_id == "a2"
+    assert (told.inferred, told.ambiguous) == (1, 1)
+
+
+def test_the_same_prompt_again_is_a_retry_not_a_turn() -> None:
+    trace = [request("a", 0, 10, [1, 2]), request("b", 20, 30, [1, 2])]
+    assert links(trace)["b"] == (None, 1)
+
+
+def test_a_failure_without_a_token_has_no_answer_to_continue() -> None:
+    trace = [request("a", 0, 10, [1, 2], status="error"), request("b", 20, 30, [1, 2, 3])]
+    assert links(trace)["b"] == (None, 1)
+
+
+def test_two_branches_of_an_answer_are_both_turns() -> None:
+    # The answer's own block 3 is in both, so both saw it; that they differ right after is an edited question.
+    trace = [
+        request("a", 0, 10, [1, 2], [3]),
+        request("b", 20, 30, [1, 2, 3, 4]),
+        request("b2", 20, 31, [1, 2, 3, 5]),
+    ]
+    assert (links(trace)["b"], links(trace)["b2"]) == (("a", 2), ("a", 2))
+
+
+def test_a_stand_alone_request_on_a_prefix_that_was_shared_before_is_no_parent() -> None:
+    # x went on past the system prompt [1, 2] before "alone" had ended: the prefix is no answer of alone's.
+    trace = [
+        request("x", 0, 5, [1, 2, 7]),
+        request("alone", 6, 10, [1, 2]),
+        request("b", 20, 30, [1, 2, 3]),
+    ]
+    assert links(trace)["b"] == (None, 1)
+    assert online(trace)["b"] == (None, 1)
+    assert infer_sessions(trace, B).shared_prefix == 1
+
+
+def test_a_stand_alone_request_that_others_go_on_from_differently_is_no_parent() -> None:
+    trace = [
+        request("alone", 0, 10, [1, 2]),
+        request("b", 20, 30, [1, 2, 3]),
+        request("c", 40, 50, [1, 2, 4]),
+    ]
+    assert (links(trace)["b"], links(trace)["c"]) == ((None, 1), (None, 1))
+    # Online, when b is given nothing tells it from a true second turn; c is the evidence, and comes later.
+    assert (online(trace)["b"], online(trace)["c"]) == (("alone", 2), (None, 1))
+
+
+def test_one_continuation_of_a_prompt_whose_answer_is_unknown_is_its_next_turn() -> None:
+    trace = [
+        request("a", 0, 10, [1, 2]),
+        request("b", 20, 30, [1, 2, 3, 4]),
+        request("c", 40, 50, [1, 2, 3, 4, 5]),
+    ]
+    assert (links(trace)["b"], links(trace)["c"]) == (("a", 2), ("b", 3))
+
+
+def test_a_shared_prefix_turned_down_leaves_the_next_longest_chain() -> None:
+    trace = [
+        request("a", 0, 10, [1], [2]),
+        request("alone", 11, 20, [1, 2, 3]),
+        request("b", 30, 40, [1, 2, 3, 4]),
+        request("c", 50, 60, [1, 2, 3, 5]),
+    ]
+    assert links(trace)["b"] == ("a", 2)
+
+
+def test_a_conversation_had_twice_is_two_sessions() -> None:
+    trace = [
+        request("a1", 0, 10, [1, 2]),
+        request("b1", 20, 30, [1, 2, 3]),
+        request("a2", 100, 110, [1, 2]),
+        request("b2", 120, 130, [1, 2, 3]),
+    ]
+    assert (links(trace)["b1"], links(trace)["b2"]) == (("a1", 2), ("a2", 2))
+
+
+def test_named_sessions_go_by_name_whatever_the_chains_say() -> None:
+    trace = [
+        request("a", 0, 10, [1, 2], [3], session="s"),
+        request("other", 0, 12, [1, 2], [3], session="t"),
+        request("b", 20, 30, [9], session="s"),
+        request("branch", 25, 31, [8], session="s"),
+        request("c", 40, 50, [7], session="s"),
+    ]
+    told = infer_sessions(trace, B)
+    assert [(r.parent_id, r.turn, r.think_ms) for r in told.records] == [
+        (None, 1, None),
+        (None, 1, None),
+        ("a", 2, 10),
+        ("a", 2, 15),  # b had not ended
+        ("branch", 3, 9),  # the latest end
+    ]
+    assert {r.session_source for r in told.records} == {"explicit"}
+    assert told.inferred == 0
+
+
+def test_a_nameless_continuation_of_a_named_session_joins_it_as_inferred() -> None:
+    trace = [request("a", 0, 10, [1, 2], [3], session="s"), request("b", 20, 30, [1, 2, 3, 4])]
+    told = infer_sessions(trace, B).records[1]
+    assert (told.session_id, told.session_source, told.parent_id) == ("s", "inferred", "a")
+
+
+def test_what_a_writer_knew_is_kept() -> None:
+    known = request("b", 20, 30, [9], session="s")
+    known.parent_id, known.turn, known.think_ms = RequestId("elsewhere"), 7, 3.0
+    told = infer_sessions([request("a", 0, 10, [1], session="s"), known], B).records[1]
+    assert (told.parent_id, told.turn, told.think_ms) == ("elsewhere", 7, 3.0)
+
+
+def test_without_hashes_nothing_is_said() -> None:
+    record = Record(request_id=RequestId("a"), arrival_ms=0.0, e2e_ms=1.0, prompt_tokens=100)
+    assert infer_sessions([record], B).records == [record]
+
+
+def test_a_chain_that_stops_being_true_ends_nowhere() -> None:
+    # a's third block is beyond an image: where a ends is unknown, so a can be no parent.
+    a = request("a", 0, 10, [1, 2, 3])
+    a.hashable_blocks = 2
+    assert links([a, request("b", 20, 30, [1, 2, 9])])["b"] == (None, 1)
+
+
+def test_inferring_again_gives_the_same() -> None:
+    trace = [request("a", 0, 10, [1, 2], [3]), request("b", 25, 30, [1, 2, 3, 4])]
+    once = infer_sessions(trace, B).records
+    assert infer_sessions(once, B).records == once
+
+
+@pytest.mark.parametrize("limit", [2, 8, 64])
+def test_memory_stays_within_its_bound(limit: int) -> None:
+    index = SessionIndex(B, max_blocks=limit, max_sessions=2)
+    for i in range(200):
+        index.link(request(f"r{i}", i, i + 1, [10 * i + j for j in range(5)], session=f"s{i}" if i % 2 else None))
+        index.check_integrity()
+        assert len(index._blocks) <= limit
+        assert len(index._sessions) <= 2
+
+
+def test_a_recent_map_forgets_the_untouched_half() -> None:
+    recent: RecentMap[str, int] = RecentMap(4)
+    recent["a"], recent["b"] = 1, 2  # the young half is full: both are old now
+    assert recent.touch("a", 0) == 1  # young again
+    recent["c"] = 3
+    assert ("a" in recent, "b" in recent, "c" in recent) == (True, False, True)
+    recent.check_integrity()
+
+
+# Paths in a small tree, so that chains collide: block names carry their whole path, as chained hashes do.
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+
+
+def chained(path: list[int]) -> list[int]:
+    names, name = [], 1
+    for step in path:
+        name = 2 * name + step
+        names.append(name)
+    return names
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Record]:
+    records = []
+    for i in range(draw(st.integers(1, 12))):
+        chain = chained(draw(paths))
+        cut = draw(st.integers(1, len(chain)))
+        arrival = float(draw(st.integers(0, 30)))
+        end = arrival + draw(st.integers(1, 15)) + i / 100  # ends differ, so that ties have one answer
+        record = request(f"r{i}", arrival, end, chain[:cut], draw(st.sampled_from([None, chain[cut:]])))
+        if draw(st.integers(0, 9)) == 0:
+            record.status = "error"
+        if draw(st.integers(0, 9)) == 0:
+            record.hashable_blocks = draw(st.integers(0, cut))
+        if draw(st.integers(0, 5)) == 0:
+            record.session_id = SessionId("s")
+        records.append(record)
+    return sorted(records, key=lambda record: record.end_ms() or 0.0)
+
+
+def oracle_parent(child: Record, evidence: list[Record]) -> str | None:
+    """The rules read off one by one, over every request in ``evidence``."""
+    arrival = child.arrival_ms or 0.0
+    if child.session_id is not None:
+        same = [r for r in evidence if r.session_id == child.session_id and end(r) <= arrival]
+        return max(same, key=end).request_id if same else None
+    prompt, _, whole = oracle_chain(child)
+    enders = [r for r in evidence if oracle_chain(r)[2] and oracle_chain(r)[1] and r.status == "ok"]
+    candidates = []
+    for r in enders:
+        chain = oracle_chain(r)[1]
+        proper = len(chain) < len(prompt) or (not whole and len(chain) == len(prompt))
+        if (
+            end(r) <= arrival
+            and proper
+            and prompt[: len(chain)] == chain
+            and not oracle_shared(chain, enders, evidence)
+        ):
+            candidates.append(r)
+    return max(candidates, key=lambda r: (len(oracle_chain(r)[1]), end(r))).request_id if candidates else None
+
+
+def oracle_shared(chain: list[BlockHash], enders: list[Record], evidence: list[Record]) -> bool:
+    here = [r for r in enders if oracle_chain(r)[1] == chain]
+    if any(len(oracle_chain(r)[1]) > len(oracle_chain(r)[0]) for r in here):
+        return False
+    first_end = min(end(r) for r in here)
+    following = set()
+    for r in evidence:
+        _, blocks, whole = oracle_chain(r)
+        goes_on = len(blocks) > len(chain) or (not whole and len(blocks) == len(chain))
+        if blocks[: len(chain)] == chain and goes_on:
+            if (r.arrival_ms or 0.0) < first_end:
+                return True
+            following.update(blocks[len(chain) : len(chain) + 1])
+    return len(following) > 1
+
+
+def oracle_chain(record: Record) -> tuple[list[BlockHash], list[BlockHash], bool]:
+    hashes = list(record.block_hashes or [])
+    true = hashes if record.hashable_blocks is None else hashes[: record.hashable_blocks]
+    whole = len(true) == len(hashes)
+    return true, true + (list(record.output_block_hashes or []) if whole else []), whole
+
+
+def end(record: Record) -> float:
+    return record.end_ms() or 0.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(traces())
+def test_offline_links_are_the_oracle_s(trace: list[Record]) -> None:
+    told = infer_sessions(trace, B).records
+    assert [r.parent_id for r in told] == [oracle_parent(r, trace) for r in trace]
+
+
+@settings(max_examples=300, deadline=None)
+@given(traces())
+def test_online_links_are_the_oracle_s_on_what_was_given(trace: list[Record]) -> None:
+    index = SessionIndex(B)
+    told = [index.link(record) for record in trace]
+    assert [r.parent_id for r in told] == [oracle_parent(r, trace[: i + 1]) for i, r in enumerate(trace)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces())
+def test_turns_count_up_from_parents_that_ended_before(trace: list[Record]) -> None:
+    told = {record.request_id: record for record in infer_sessions(trace, B).records}
+    for record in told.values():
+        if record.parent_id is None:
+            assert (record.turn, record.think_ms) == (1, None)
+            continue
+        parent = told[record.parent_id]
+        assert record.turn == (parent.turn or 0) + 1
+        assert record.session_id == parent.session_id
+        assert record.think_ms == pytest.approx((record.arrival_ms or 0.0) - end(parent))
+        assert record.think_ms is not None
+        assert record.think_ms >= 0
+
+
+def test_the_oracle_s_tree_names_blocks_by_their_path() -> None:
+    assert chained([0, 1, 1]) == [2, 5, 11]
+    assert all(child // 2 == parent for parent, child in pairwise(chained([1, 0, 1, 1])))
