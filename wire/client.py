@@ -1,7 +1,6 @@
 """A client that notes when each byte came: what loadgen and replay measure with."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Literal
@@ -72,8 +71,7 @@ class Client:
     ) -> Exchange:
         """Send a request and take in the whole response. Failures are outcomes, never exceptions.
 
-        ``timeout_s`` counts from the call to the last byte. ``on_begin`` is given the exchange while it is still empty, so
-        that who cancels the task can keep what had come; a second try gives a second exchange. ``into`` is filled as things happen and is what is
+        ``timeout_s`` counts from the call to the last byte. ``into`` is filled as things happen and is what is
         returned: whoever cancels the call finds there what had come by then, with outcome ``client_abort``. A kept
         connection that the server had closed meanwhile costs a second try on a new one, provided that nothing of a
         response had come.

@@ -1,0 +1,201 @@
+"""The server half against raw bytes on real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wire.framing import ChunkedBody, FramingError
+from wire.server import ClientConnection, RequestHead, Server
+
+
+@dataclass
+class Echo:
+    """Answers each request with its method, target and body, once the body is complete."""
+
+    head: RequestHead
+    connection: ClientConnection
+    body: bytes = b""
+    raw: bytes = b""
+    gone: bool = False
+    log: list["Echo"] = field(default_factory=list)
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        self.raw += raw
+        self.body += data
+
+    def request_end(self) -> None:
+        answer = b"%b %b %b" % (self.head.method, self.head.target, self.body)
+        self.connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
+        self.connection.finish(keep_alive=True)
+
+    def client_gone(self) -> None:
+        self.gone = True
+
+    def pause_response(self) -> None: ...
+
+    def resume_response(self) -> None: ...
+
+
+class Silent(Echo):
+    """Never answers."""
+
+    def request_end(self) -> None: ...
+
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def converse(talk: Talk, handler: type[Echo] = Echo) -> list[Echo]:
+    """Run a server and one client's side of a conversation; returns the handlers that the server opened."""
+    opened: list[Echo] = []
+
+    def new_handler(head: RequestHead, connection: ClientConnection) -> Echo:
+        opened.append(handler(head, connection))
+        return opened[-1]
+
+    async def main() -> None:
+        server = Server(new_handler)
+        port = await server.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(10):
+            await talk(reader, writer)
+            writer.close()
+            await server.drain(5)
+
+    asyncio.run(main())
+    return opened
+
+
+async def response(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return await reader.readexactly(length)
+
+
+def test_a_request_cut_at_every_byte_is_the_same_request() -> None:
+    request = b"POST /v1/x?a=b%20c HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for cut in range(1, len(request)):
+            writer.write(request[:cut])
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.write(request[cut:])
+            assert await response(reader) == b"POST /v1/x?a=b%20c hello"
+
+    assert len(converse(talk)) == len(request) - 1  # one connection, kept
+
+
+def test_a_chunked_request_gives_raw_bytes_and_body() -> None:
+    framed = b"5;ext=1\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: x\r\n\r\n"
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + framed)
+        assert await response(reader) == b"POST / hello!"
+
+    (handler,) = converse(talk)
+    assert handler.raw == framed
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"POST /1 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n"
+            b"GET /2 HTTP/1.1\r\nHost: h\r\n\r\nPOST /3 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nc"
+        )
+        assert [await response(reader) for _ in range(3)] == [b"POST /1 a", b"GET /2 ", b"POST /3 c"]
+
+    assert [handler.head.target for handler in converse(talk)] == [b"/1", b"/2", b"/3"]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\na", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/3.0\r\nHost: h\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : h\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 70_000, 431),
+    ],
+)
+def test_a_request_that_two_servers_could_read_differently_is_refused(request_bytes: bytes, status: int) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request_bytes)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 %d " % status)
+        assert b"Connection: close" in await reader.read()
+
+    assert converse(talk) == []
+
+
+def test_a_bad_chunk_ends_the_request_that_it_stands_in() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n")
+        with pytest.raises(ConnectionResetError):
+            assert await reader.read() == b""
+            raise ConnectionResetError
+
+    (handler,) = converse(talk)
+    assert handler.gone
+
+
+def test_a_client_that_leaves_is_noticed_while_it_waits() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    (handler,) = converse(talk, Silent)
+    assert handler.gone
+
+
+def test_connection_close_is_honoured_and_http_1_0_closes() -> None:
+    for request in (b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"):
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes = request) -> None:
+            writer.write(request)
+            assert await response(reader) == b"GET / "
+            assert await reader.read() == b""
+
+        assert len(converse(talk)) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    cuts=st.lists(st.integers(0, 300), max_size=8),
+    following=st.binary(max_size=10),
+)
+def test_a_chunked_body_ends_where_it_ends_however_it_is_cut(
+    chunks: list[bytes], cuts: list[int], following: bytes
+) -> None:
+    message = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    stream = message + following
+    body, found, at = ChunkedBody(), b"", 0
+    for cut in [*sorted(min(cut, len(stream)) for cut in cuts), len(stream)]:
+        piece = stream[at:cut]
+        data, taken = body.feed(piece)
+        found += data
+        at += taken
+        if taken < len(piece):
+            break
+    assert body.complete
+    assert found == b"".join(chunks)
+    assert at == len(message)
+
+
+@pytest.mark.parametrize(
+    "framed", [b"g\r\n", b"\r\n", b"1\r\nab\r\n", b"1\na\r\n", b"-1\r\n", b"0x1\r\n", b"1 \r\r\n", b"f" * 16 + b"\r\n"]
+)
+def test_wrong_chunk_framing_is_refused(framed: bytes) -> None:
+    with pytest.raises(FramingError):
+        ChunkedBody().feed(framed)

@@ -1,0 +1,130 @@
+"""Where a request's body ends: strictly, because a body read differently by the next server is a smuggled request."""
+
+from typing import Literal
+
+from wire.head import Headers, header_values
+
+MAX_CHUNK_LINE_BYTES = 1024
+MAX_TRAILER_BYTES = 16 * 1024
+HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
+
+
+class FramingError(Exception):
+    """A request whose end cannot be told for sure; ``status`` is how to refuse it."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def body_framing(headers: Headers) -> int | Literal["chunked"]:
+    """Length of a request's body in bytes, or that it is chunked. Raises FramingError where headers disagree."""
+    lengths = header_values(headers, b"content-length")
+    codings = header_values(headers, b"transfer-encoding")
+    if codings:
+        if lengths:
+            raise FramingError("both Content-Length and Transfer-Encoding")
+        if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+            raise FramingError("a Transfer-Encoding other than chunked", 501)
+        return "chunked"
+    if not lengths:
+        return 0
+    if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 18:
+        raise FramingError("a Content-Length that is not one number")
+    return int(lengths[0])
+
+
+class FixedBody:
+    """A body of a known number of bytes."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    @property
+    def complete(self) -> bool:
+        """Whether the body has ended."""
+        return self._left == 0
+
+    def feed(self, data: bytes) -> tuple[bytes, int]:
+        """The body's bytes in ``data`` and how many bytes of ``data`` belong to it."""
+        taken = min(len(data), self._left)
+        self._left -= taken
+        return data[:taken], taken
+
+
+class ChunkedBody:
+    """A chunked body, cut anywhere: size line, data, CRLF, …, last chunk, trailers, empty line (RFC 9112, 7.1)."""
+
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes")
+
+    def __init__(self) -> None:
+        self._state: Literal["size", "data", "data_end", "trailer", "done"] = "size"
+        self._left = 0
+        self._line = b""
+        self._trailer_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the body has ended."""
+        return self._state == "done"
+
+    def feed(self, data: bytes) -> tuple[bytes, int]:
+        """The body's bytes in ``data`` without framing, and how many bytes of ``data`` belong to the message.
+
+        Raises FramingError at the first byte that is not as it should be.
+        """
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(data) and self._state != "done":
+            if self._state == "data":
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left == 0:
+                    self._state = "data_end"
+            else:
+                at = self._take_line(data, at)
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
+
+    def _take_line(self, data: bytes, at: int) -> int:
+        """Consume a line that begins or goes on at ``at``; acts on it once its CRLF is there."""
+        end = data.find(b"\n", at)
+        if end < 0:
+            self._line += data[at:]
+            self._check_line_length()
+            return len(data)
+        line = self._line + data[at : end + 1]
+        self._line = line
+        self._check_line_length()
+        self._line = b""
+        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
+            raise FramingError("a line of a chunked body that does not end in CRLF")
+        self._act(line[:-2])
+        return end + 1
+
+    def _check_line_length(self) -> None:
+        limit = 2 if self._state == "data_end" else MAX_CHUNK_LINE_BYTES
+        if len(self._line) > limit:
+            raise FramingError("a chunk whose framing is too long, or wrong")
+
+    def _act(self, line: bytes) -> None:
+        if self._state == "size":
+            size, _, _ = line.partition(b";")
+            size = size.rstrip(b" \t")
+            if not size or len(size) > 15 or not HEX_DIGITS.issuperset(size):
+                raise FramingError("a chunk size that is not a number")
+            self._left = int(size, 16)
+            self._state = "data" if self._left else "trailer"
+        elif self._state == "data_end":
+            if line:
+                raise FramingError("a chunk longer than its size")
+            self._state = "size"
+        elif not line:
+            self._state = "done"
+        else:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise FramingError("trailers too large", 431)
