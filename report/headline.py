@@ -10,16 +10,19 @@ _NAMED = ("p50", "p90", "p99")
 
 
 def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int) -> list[str]:
-    """One sentence a pair; forecasts first, then repetitions, then contrasts, each in the order given."""
+    """One sentence a pair."""
+    if not pairs:
+        return [f"{_listed(list(traces))}: nothing to compare with."]
+    sentence = {"error": _error_sentence, "contrast": _contrast_sentence}
+    return [sentence[pairs[label].kind](label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
+
+
+def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
+    """Compared labels as they are spoken of: forecasts, repetitions, contrasts, each in the order given."""
     forecast = [label for label, pair in pairs.items() if pair.kind == "error" and traces[label].source == "sim"]
     repeated = [label for label, pair in pairs.items() if pair.kind == "error" and label not in forecast]
     contrast = [label for label, pair in pairs.items() if pair.kind == "contrast"]
-    if not pairs:
-        return [f"{_listed(list(traces))}: nothing to compare with."]
-    return [
-        *(_error_sentence(label, pairs[label], min_cell) for label in [*forecast, *repeated]),
-        *(_contrast_sentence(label, pairs[label], min_cell) for label in contrast),
-    ]
+    return [*forecast, *repeated, *contrast]
 
 
 def telling_cohort(pair: Pair) -> str:

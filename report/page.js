@@ -1,0 +1,73 @@
+"use strict";
+// Draws the figures in the page's colours, again whenever those change; switches axes.
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const narrow = window.matchMedia("(max-width: 760px)");
+  const printing = window.matchMedia("print");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const slotColour = (slot) => colour(slot < 0 ? "--muted" : `--c${slot % 8}`);
+  const faint = (hex) => `${hex}2b`;
+
+  function coloured(trace) {
+    const { slot, part, width, dash, size, opacity, symbol } = trace.meta;
+    const own = slotColour(slot);
+    if (part === "band") return { ...trace, fillcolor: faint(own), line: { ...trace.line, color: "rgba(0,0,0,0)" } };
+    if (part === "line") return { ...trace, line: { ...trace.line, color: own, width, dash } };
+    const marker = { color: own, size, opacity: opacity ?? 1, symbol: symbol ?? "circle" };
+    return { ...trace, marker, error_y: trace.error_y && { ...trace.error_y, color: own } };
+  }
+
+  function axis(given) {
+    return {
+      gridcolor: colour("--line"), linecolor: colour("--muted"), zerolinecolor: colour("--muted"), zeroline: false,
+      ticks: "outside", tickcolor: colour("--line"), automargin: true, ...given,
+      title: { ...(given?.title ?? {}), font: { size: 12.5, color: colour("--muted") }, standoff: 8 },
+    };
+  }
+
+  function layout(figure) {
+    return {
+      ...figure.layout, xaxis: axis(figure.layout.xaxis), yaxis: axis(figure.layout.yaxis),
+      margin: { l: 58, r: 12, t: 34, b: 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: narrow.matches ? 11 : 13 } },
+      hovermode: "closest", hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
+    };
+  }
+
+  const config = {
+    displaylogo: false, responsive: true, showLink: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    toImageButtonOptions: { format: "svg", filename: "kvtape-report" },
+  };
+
+  function draw() {
+    for (const [name, figure] of Object.entries(figures)) {
+      const place = document.getElementById(name);
+      if (place) Plotly.react(place, figure.data.map(coloured), layout(figure), config);
+    }
+  }
+
+  function flip(figure, which) {
+    const given = figure.layout[which];
+    given.type = given.type === "log" ? "linear" : "log";
+    for (const [keep, away] of [["range", "range_"], ["tickvals", "tickvals_"], ["ticktext", "ticktext_"]]) {
+      // Ranges and ticks belong to the scale they were made for; they wait under another name until it is back.
+      if (keep in given) { given[away] = given[keep]; delete given[keep]; }
+      else if (away in given) { given[keep] = given[away]; delete given[away]; }
+    }
+  }
+
+  for (const group of document.querySelectorAll(".toggles")) {
+    const figure = figures[group.dataset.for];
+    for (const button of group.querySelectorAll("button")) {
+      const which = button.dataset.axis;
+      const say = () => { button.textContent = `${which[0]}: ${figure.layout[which].type === "log" ? "log" : "linear"}`; };
+      button.addEventListener("click", () => { flip(figure, which); say(); draw(); });
+      say();
+    }
+  }
+  draw();
+  for (const query of [dark, narrow, printing]) query.addEventListener("change", draw);
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", draw);
+})();

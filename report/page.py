@@ -1,0 +1,136 @@
+"""The comparison as one HTML page that opens offline: tables, figures, provenance, definitions."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Final
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from report import wording
+from report.cohorts import ALL, MAIN, cohort_order, cohort_title
+from report.comparison import Compared
+from report.figures import (
+    Figure,
+    arrival_figure,
+    cached_figure,
+    error_figure,
+    first_cohort,
+    gap_figure,
+    survival_figures,
+)
+from report.headline import ordered_labels, telling_cohort
+from report.results import LEVELS, METRICS, Comparison
+
+_SLOTS: Final = 8
+"""Colours in the palette; further labels start over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number of the first screen."""
+
+    title: str
+    value: str
+    detail: str
+
+
+def render_page(compared: Compared) -> str:
+    """The whole page as text; no byte of it is fetched from anywhere, which its own policy header enforces."""
+    result = compared.result
+    survival = survival_figures(compared)
+    first = first_cohort(survival)
+    figures: dict[str, Figure | None] = {f"survival-{_id(name)}": figure for name, figure in survival.items()}
+    figures |= {
+        "errors": error_figure(compared, first),
+        "cached": cached_figure(compared),
+        "gaps": gap_figure(compared),
+        "arrivals": arrival_figure(compared),
+    }
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    present = {name for trace in result.traces.values() for name in trace.cohorts}
+    return _template().render(
+        result=result,
+        figures=drawn,
+        figures_json=_script_json(drawn),
+        cards=cards(result),
+        first=first,
+        cohorts=[name for name in cohort_order(present) if name in MAIN],
+        buckets=[name for name in cohort_order(present) if name not in MAIN],
+        slots={label: slot % _SLOTS for slot, label in enumerate(result.traces)},
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+    )
+
+
+def cards(result: Comparison) -> list[Card]:
+    """The first pair's cached tokens and TTFT errors, each with the A/A run's beside it."""
+    labels = ordered_labels(result.traces, result.pairs)
+    if not labels or not result.pairs[labels[0]].joined:
+        return []
+    label = labels[0]
+    pair = result.pairs[label]
+    cached, name = pair.cohorts[ALL].cached, telling_cohort(pair)
+    found = [
+        Card(
+            "Cached tokens equal",
+            wording.share(cached.exact_share) if cached.judged else "not judged",
+            f"of {cached.n:,} requests, {label} and {pair.truth}",
+        )
+    ]
+    yardstick = result.pairs.get(result.yardstick or "")
+    beside = yardstick.cohorts.get(name) if yardstick is not None and label != result.yardstick else None
+    for level in ("p50", "p90", "p99"):
+        error = getattr(pair.cohorts[name].ttft, level)
+        said = [wording.error_span(error)]
+        measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
+        if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
+            said.append(f"A/A {wording.signed_percent(measured.signed_error)}")
+        found.append(
+            Card(
+                f"TTFT {level}, {cohort_title(name).lower()}",
+                wording.signed_percent(error.signed_error) if error is not None else "not judged",
+                " · ".join(word for word in said if word),
+            )
+        )
+    return found
+
+
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {
+        "levels": list(LEVELS),
+        "metrics": METRICS,
+        "cohort_title": cohort_title,
+        "cohort_id": _id,
+        "wording": wording,
+        "wall_clock": _wall_clock,
+    }
+    return environment.from_string(_asset("page.html.jinja"))
+
+
+def _asset(name: str) -> str:
+    return (files("report") / name).read_text(encoding="utf-8")
+
+
+def _id(cohort: str) -> str:
+    """A cohort's name as an element's id."""
+    return "".join(letter if letter.isalnum() else "-" for letter in cohort)
+
+
+def _script_json(value: object) -> Markup:
+    """JSON that can stand inside a script element, whatever a label says."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for letter, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        text = text.replace(letter, escape)
+    return Markup(text)
+
+
+def _wall_clock(epoch_unix_ns: int | None) -> str:
+    if epoch_unix_ns is None:
+        return "unknown"
+    return datetime.fromtimestamp(epoch_unix_ns / 1e9, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
