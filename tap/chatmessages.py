@@ -1,0 +1,128 @@
+"""Chat messages as vLLM hands them to a chat template, so that the same template gives the same prompt."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+_CONTENT_LOOP = re.compile(
+    r"""\bfor\s+\w+\s+in\s+(?:\w+\.content|\w+\[\s*['"]content['"]\s*\]|content)\b""",
+)
+"""A template that walks over a message's content expects parts; any other expects a string."""
+
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+
+class UntokenizableError(Exception):
+    """The prompt has no token ids that this process can know; ``reason`` is counted and holds no content."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def walks_content(template: str) -> bool:
+    """Whether the template takes a message's content as a list of parts."""
+    return _CONTENT_LOOP.search(template) is not None
+
+
+def template_messages(messages: object, *, as_parts: bool) -> list[dict[str, Any]]:
+    """The request's ``messages`` in the form a template expects; raises UntokenizableError on anything but text."""
+    if not isinstance(messages, list) or not messages:
+        raise UntokenizableError("no_messages")
+    return [_message(message, as_parts) for message in messages]
+
+
+def template_tools(tools: object) -> list[dict[str, Any]] | None:
+    """The request's ``tools`` as an engine's own request model writes them: absent descriptions become null."""
+    if not isinstance(tools, list) or not tools:
+        return None
+    known = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            raise UntokenizableError("unknown_tool_kind")
+        filled = {name: function.get(name) for name in ("name", "description", "parameters")}
+        if function.get("strict") is not None:
+            filled["strict"] = function["strict"]
+        known.append({"type": "function", "function": filled})
+    return known
+
+
+def _message(message: object, as_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UntokenizableError("malformed_message")
+    role = message["role"]
+    texts = _texts(message.get("content"))
+    shaped: dict[str, Any] = {"role": role}
+    if as_parts and role != "tool":
+        shaped["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        shaped["content"] = "\n".join(texts)
+    if role == "assistant":
+        _add_assistant_fields(shaped, message)
+    elif role == "tool" and "tool_call_id" in message:
+        shaped["tool_call_id"] = message["tool_call_id"]
+    if isinstance(message.get("name"), str):
+        shaped["name"] = message["name"]
+    return shaped
+
+
+def _texts(content: object) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise UntokenizableError("malformed_message")
+    return [text for part in content if (text := _part_text(part)) is not None]
+
+
+def _part_text(part: object) -> str | None:
+    if isinstance(part, str):
+        return part
+    field = _TEXT_PARTS.get(part.get("type", "text")) if isinstance(part, dict) else None
+    if field is None or not isinstance(part, dict):
+        raise UntokenizableError("multimodal")
+    text = part.get(field)
+    return text if isinstance(text, str) else None
+
+
+def _add_assistant_fields(shaped: dict[str, Any], message: Mapping[str, Any]) -> None:
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if isinstance(reasoning, str):
+        shaped["reasoning"] = shaped["reasoning_content"] = reasoning
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        shaped["tool_calls"] = [_tool_call(call) for call in calls]
+
+
+def _tool_call(call: object) -> dict[str, Any]:
+    """Templates expect a call's arguments as a mapping; the API carries them as JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise UntokenizableError("malformed_message")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            arguments = {}
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+def plain_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """A conversation as one text that grows by appending, for hashing without a tokenizer or template."""
+    pieces = [f"<tools>{msgspec.json.encode(tools).decode()}\n"] if tools else []
+    for message in messages:
+        pieces.append(f"<{message['role']}>{message['content']}\n")
+        if "tool_calls" in message:
+            pieces.append(f"<calls>{msgspec.json.encode(message['tool_calls']).decode()}\n")
+    return "".join(pieces)

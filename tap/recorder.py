@@ -1,0 +1,166 @@
+"""The recorder process: takes finished exchanges off a socket, makes records of them, writes the trace.
+
+It is a process of its own because tokenizing holds the interpreter's lock for as long as a prompt is long. It ends
+when the relay closes the socket, never by a signal meant for the relay, so that nothing taken is lost.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tap.byteblocks import ByteBlocks
+from tap.exchange import ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame, receive_frames
+from tap.prompt import PromptHasher
+from tap.recording import MadeRecord, RecordMaker
+from tap.tokenizer import load_tokenizer
+from tracefile.blockhash import HashKey
+from tracefile.errors import InputError
+from tracefile.sessions import SessionIndex
+from tracefile.writing import TraceWriter
+
+IDLE_S = 0.2
+REPORT_INTERVAL_S = 0.5
+NICENESS = 5
+"""Where there is no core to spare, the relay goes first."""
+
+_messages = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy)
+
+
+class Recorder:
+    """One trace being written: an exchange in, a record out, and the counts of what became of each."""
+
+    def __init__(self, setup: RecorderSetup) -> None:
+        key = HashKey(setup.key_secret)
+        self._maker = RecordMaker(
+            key,
+            _prompt_hasher(setup, key),
+            epoch_ns=setup.epoch_ns,
+            hash_model=setup.hash_model,
+            loras=frozenset(setup.loras),
+        )
+        self._sessions = SessionIndex(setup.block_size)
+        self._writer = TraceWriter(setup.trace, setup.meta, overwrite=setup.overwrite)
+        self._received = 0
+        self._taken = Progress()
+        """Counts of what the writer took; ``_flushed`` trails it by what is not in the file yet."""
+        self._flushed = Progress()
+        self._dropped: Counter[str] = Counter()
+
+    def take(self, exchange: ExchangeCopy) -> None:
+        """Record one exchange; one that cannot be is counted by what failed, and the next is taken all the same."""
+        self._received += 1
+        try:
+            made = self._maker.make(exchange)
+            self._writer.write(self._sessions.link(made.record))
+        except InputError:
+            self._dropped["trace_unwritable"] += 1
+        except Exception as error:  # one odd exchange must not cost the others; its kind is counted and logged
+            self._dropped[f"recorder_failed:{type(error).__name__}"] += 1
+        else:
+            self._count(made)
+
+    def _count(self, made: MadeRecord) -> None:
+        taken = self._taken
+        taken.recorded += 1
+        if made.record.block_hashes is None:
+            reason = made.unhashed or "unknown"
+            taken.unhashed[reason] = taken.unhashed.get(reason, 0) + 1
+        else:
+            taken.hashed += 1
+        if made.prompt_count_matches is not None:
+            taken.prompt_counts_checked += 1
+            taken.prompt_counts_matched += made.prompt_count_matches
+
+    def report(self) -> Progress:
+        """The counts, those of records only as far as the file has them."""
+        with contextlib.suppress(InputError):
+            self._writer.flush()
+            self._flushed = msgspec.structs.replace(self._taken, unhashed=dict(self._taken.unhashed))
+        return msgspec.structs.replace(self._flushed, received=self._received, dropped=dict(self._dropped))
+
+    def close(self) -> Progress:
+        """End the trace; what the disk would not take even now is dropped, not recorded."""
+        try:
+            self._writer.close()
+            self._flushed = self._taken
+        except InputError:
+            self._dropped["trace_unwritable"] += self._taken.recorded - self._flushed.recorded
+        return msgspec.structs.replace(self._flushed, received=self._received, dropped=dict(self._dropped))
+
+
+def record_exchanges(sock: socket.socket) -> None:
+    """Serve one relay over ``sock``: its setup, then exchanges until it closes its side."""
+    frames = receive_frames(sock, IDLE_S)
+    setup = _first_message(frames)
+    if setup is None:
+        return
+    try:
+        recorder = Recorder(setup)
+    except InputError as error:
+        sock.sendall(encode_frame(Refused(str(error))))
+        return
+    sock.sendall(encode_frame(Ready()))
+    _record_until_closed(recorder, sock, frames)
+
+
+def _record_until_closed(recorder: Recorder, sock: socket.socket, frames: Iterator[bytes | None]) -> None:
+    reported_at = time.monotonic()
+    news = False
+    for payload in frames:
+        if payload is not None:
+            message = _messages.decode(payload)
+            if isinstance(message, ExchangeCopy):
+                recorder.take(message)
+                news = True
+        if news and (payload is None or time.monotonic() - reported_at >= REPORT_INTERVAL_S):
+            _tell(sock, recorder.report())
+            reported_at, news = time.monotonic(), False
+    _tell(sock, recorder.close())
+
+
+def _first_message(frames: Iterator[bytes | None]) -> RecorderSetup | None:
+    """The setup; null if the relay ended before it sent one."""
+    for payload in frames:
+        if payload is not None:
+            message = _messages.decode(payload)
+            return message if isinstance(message, RecorderSetup) else None
+    return None
+
+
+def _tell(sock: socket.socket, progress: Progress) -> None:
+    """A relay that was killed hears nothing, and what it had sent is written all the same."""
+    with contextlib.suppress(OSError):
+        sock.sendall(encode_frame(progress))
+
+
+def _prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
+    text = setup.tokenizer not in ("ids", "bytes")
+    return PromptHasher(
+        key,
+        setup.algorithm,
+        setup.block_size,
+        tokenizer=load_tokenizer(setup.tokenizer) if text else None,
+        byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m tap.recorder FD``: started by the relay, with its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with socket.socket(fileno=int(argv[0])) as sock:
+        record_exchanges(sock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

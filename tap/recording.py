@@ -1,0 +1,224 @@
+"""One finished exchange made into one record: shape, counts, hashes and times, and nothing of what was said."""
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tap.chatmessages import UntokenizableError
+from tap.contentcoding import UndecodableError, decode_reads
+from tap.exchange import ExchangeCopy
+from tap.prompt import ChainStart, HashedPrompt, PromptHasher
+from tap.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
+from tracefile.blockhash import HashKey, keyed_id
+from tracefile.schema import BlockHash, Record, RequestId, SessionId
+from wire.completion import Completion, parse_completion
+from wire.stream import BodyRead
+
+REMEMBERED_IDS = 100_000
+"""Request ids kept to notice one that a client uses twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRecord:
+    """A record with what the trace's summary counts of it."""
+
+    record: Record
+    unhashed: str | None
+    """Why it has no hashes. Null: it has."""
+    prompt_count_matches: bool | None
+    """Whether our prompt ids number as many as the engine's usage says. Null: one of the two is unknown."""
+
+
+class RecordMaker:
+    """Makes a trace's records; remembers request ids, so that each stays unique within the trace."""
+
+    def __init__(
+        self, key: HashKey, prompts: PromptHasher, *, epoch_ns: int, hash_model: str | None, loras: frozenset[str]
+    ) -> None:
+        self._key = key
+        self._prompts = prompts
+        self._epoch_ns = epoch_ns
+        self._hash_model = hash_model
+        self._loras = loras
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def make(self, exchange: ExchangeCopy) -> MadeRecord:
+        """The record of one exchange, its session not linked yet."""
+        shape, unreadable = _shape(exchange)
+        answer = _answer(exchange, shape)
+        record = Record(request_id=self._request_id(exchange))
+        _fill_times(record, exchange, answer, self._epoch_ns)
+        _fill_outcome(record, exchange, answer)
+        _fill_counts(record, exchange, answer)
+        if shape is not None:
+            self._fill_shape(record, shape)
+        session = explicit_session(exchange.request_headers, shape)
+        if session is not None:
+            record.session_id = SessionId(keyed_id(self._key, "session", session))
+            record.session_source = "explicit"
+        if shape is None:
+            return MadeRecord(record, unhashed=unreadable, prompt_count_matches=None)
+        return self._hash(record, shape, answer)
+
+    def _request_id(self, exchange: ExchangeCopy) -> RequestId:
+        named = exchange.request_headers.get("x-request-id")
+        if not named:
+            return RequestId(secrets.token_hex(12))
+        found = keyed_id(self._key, "request", named)
+        if found in self._ids:
+            return RequestId(f"{found}-{secrets.token_hex(4)}")
+        self._ids[found] = None
+        if len(self._ids) > REMEMBERED_IDS:
+            self._ids.popitem(last=False)
+        return RequestId(found)
+
+    def _fill_shape(self, record: Record, shape: RequestShape) -> None:
+        record.model = shape.model
+        record.stream = shape.stream
+        record.max_tokens = shape.max_tokens
+        record.priority = shape.priority
+        record.tools = shape.tools
+        record.n = shape.n
+        record.lora = shape.model if shape.model in self._loras else None
+
+    def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
+        usage_tokens = record.prompt_tokens
+        model = self._hash_model or shape.model or ""
+        start = ChainStart(model, record.lora, shape.cache_salt)
+        engine_ids = answer.prompt_token_ids if answer is not None else None
+        try:
+            prompt = self._prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
+        except Exception as error:  # a tokenizer may fail in any way; the record is worth having without hashes
+            prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
+        _fill_prompt(record, prompt, self._prompts.block_size)
+        if answer is not None and prompt.hashes is not None:
+            record.output_block_hashes = self._output_hashes(record, start, prompt, answer)
+        known = usage_tokens is not None and prompt.token_count is not None
+        matches = usage_tokens == prompt.token_count if known else None
+        return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
+
+    def _output_hashes(
+        self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion
+    ) -> list[BlockHash] | None:
+        """From the engine's output ids; else from the text, if prompt and output then have the engine's lengths."""
+        if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
+            return None
+        ids = answer.token_ids
+        if ids is None and answer.text and record.tokens_source == "usage":
+            try:
+                ids = self._prompts.output_ids(answer.text)
+            except UntokenizableError:
+                ids = None
+            if ids is not None and len(ids) + 1 == record.output_tokens and answer.finish_reason == "stop":
+                # The stop token has no text, and its id does not matter: the last token's KV is never computed.
+                ids = [*ids, 0]
+            if ids is not None and len(ids) == record.output_tokens:
+                record.extra["output_hash_source"] = "text"
+        if ids is None or len(ids) != record.output_tokens:
+            return None
+        return self._prompts.output_hashes(start, prompt, ids)
+
+
+def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
+    """The request's shape, or null and why it cannot be read."""
+    if exchange.request_body is None:
+        return None, "request_larger_than_the_copy"
+    try:
+        coding = exchange.request_headers.get("content-encoding", "")
+        reads = decode_reads([(0, data) for data in exchange.request_body], coding)
+        return read_shape(exchange.endpoint, b"".join(read.data for read in reads)), None
+    except UndecodableError:
+        return None, "request_encoding"
+    except UnreadableBodyError:
+        return None, "request_not_json"
+
+
+def _answer(exchange: ExchangeCopy, shape: RequestShape | None) -> Completion | None:
+    """What the response said of tokens; null if it cannot be read."""
+    if exchange.http_status is None:
+        return None
+    content_type = exchange.response_headers.get("content-type")
+    stream = shape is not None and shape.stream
+    if content_type is not None:
+        stream = content_type.lower().startswith("text/event-stream")
+    coding = exchange.response_headers.get("content-encoding", "")
+    try:
+        answer = parse_completion(decode_reads(exchange.response_reads, coding), stream=stream)
+    except UndecodableError:
+        return None
+    return answer if exchange.response_whole else _cut_answer(exchange, answer, stream=stream)
+
+
+def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
+    """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
+    if not stream:
+        return Completion(done=True)
+    end = parse_completion([BodyRead(at_ns, data) for at_ns, data in exchange.last_reads], stream=True)
+    return Completion(
+        first_token_ns=beginning.first_token_ns,
+        prompt_tokens=end.prompt_tokens,
+        output_tokens=end.output_tokens,
+        cached_tokens=end.cached_tokens,
+        finish_reason=end.finish_reason,
+        prompt_token_ids=beginning.prompt_token_ids,
+        done=end.done,
+    )
+
+
+def _fill_times(record: Record, exchange: ExchangeCopy, answer: Completion | None, epoch_ns: int) -> None:
+    record.arrival_ms = (exchange.arrival_ns - epoch_ns) / 1e6
+    record.e2e_ms = (exchange.end_ns - exchange.arrival_ns) / 1e6
+    if exchange.response_reads:
+        record.first_byte_ms = (exchange.response_reads[0][0] - exchange.arrival_ns) / 1e6
+    if answer is None or answer.first_token_ns is None:
+        return
+    record.ttft_ms = (answer.first_token_ns - exchange.arrival_ns) / 1e6
+    record.itl_ms = [gap / 1e6 for gap in answer.gaps_ns]
+    record.itl_tokens = list(answer.gap_tokens)
+
+
+def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
+    record.endpoint = exchange.endpoint
+    record.concurrency = exchange.concurrency
+    record.http_status = exchange.http_status
+    record.status = exchange.outcome
+    record.error = exchange.error_kind
+    if exchange.outcome == "ok" and exchange.http_status is not None and exchange.http_status >= 400:
+        record.status, record.error = "error", f"http_{exchange.http_status}"
+    elif exchange.outcome == "ok" and answer is not None and answer.error_kind is not None:
+        record.status, record.error = "error", answer.error_kind
+    elif exchange.outcome == "ok" and answer is not None and not answer.done and answer.finish_reason is None:
+        record.status, record.error = "error", "response_incomplete"
+    if answer is not None:
+        record.finish_reason = short_name(answer.finish_reason)
+
+
+def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
+    """The engine's usage; without it, the output tokens that were seen passing."""
+    if answer is None or record.http_status is None or record.http_status >= 400:
+        return
+    record.prompt_tokens = answer.prompt_tokens
+    record.cached_tokens = answer.cached_tokens
+    record.output_tokens = answer.output_tokens
+    if answer.output_tokens is None and exchange.response_whole and answer.first_token_ns is not None:
+        record.output_tokens = answer.seen_tokens
+        record.tokens_source = "estimate"
+    if answer.prompt_tokens is not None:
+        record.tokens_source = "usage"
+
+
+def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
+    """The chain, and the prompt's length where the engine did not say it."""
+    record.block_hashes = prompt.hashes
+    record.hash_source = prompt.source
+    if record.prompt_tokens is None and prompt.token_count is not None:
+        record.prompt_tokens = prompt.token_count
+        record.tokens_source = "tokenizer"
+    if prompt.hashes is None or record.prompt_tokens is None:
+        return
+    full_blocks = record.prompt_tokens // block_size
+    if prompt.token_count is not None and prompt.token_count != record.prompt_tokens:
+        record.extra["prompt_tokens_by_tokenizer"] = prompt.token_count
+    record.block_hashes = prompt.hashes[:full_blocks]
+    if len(record.block_hashes) < full_blocks:
+        record.hashable_blocks = len(record.block_hashes)

@@ -1,0 +1,296 @@
+"""The relay of one request: client's bytes to the upstream, the upstream's to the client, and a side copy of both.
+
+Everything here runs inside a socket's read callback. What it writes on are the raw bytes of the read, chunk framing and
+all, so the client gets the upstream's chunk boundaries at the upstream's pace. Nothing is retried: an upstream lost
+after the request was sent is a response cut short for the client, as it would have been without the tap.
+"""
+
+import asyncio
+from time import perf_counter_ns
+
+from tap.exchange import Endpoint
+from tap.recorderlink import RecorderLink
+from tap.sidecopy import CopyBudget, SideCopy
+from tracefile.schema import Status
+from wire.connection import ResponseHead, ServerConnection
+from wire.errors import LossKind
+from wire.head import Header, connection_options, end_to_end, header_values, serialise_head
+from wire.pool import ConnectError, ConnectionPool
+from wire.server import ClientConnection, RequestHead
+from wire.url import Origin
+
+RECORDED_PATHS: dict[bytes, Endpoint] = {
+    b"/v1/completions": "/v1/completions",
+    b"/v1/chat/completions": "/v1/chat/completions",
+}
+MAX_IDLE_NS = 3_000_000_000
+"""Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
+crosses that close on the wire would be lost."""
+
+
+class Upstream:
+    """Where requests go and what is kept of them: what all relays of one tap share."""
+
+    def __init__(
+        self, origin: Origin, pool: ConnectionPool, link: RecorderLink, budget: CopyBudget, max_body_bytes: int
+    ) -> None:
+        self.origin, self.link, self.budget = origin, link, budget
+        self.max_body_bytes = max_body_bytes
+        self.in_flight = 0
+        """Requests that will be recorded and have not ended."""
+        self.relayed = 0
+        """Requests taken, recorded or not."""
+        self.ending = False
+        """The tap is cutting what is left."""
+        self._pool = pool
+        self._idle_since_ns: dict[ServerConnection, int] = {}
+
+    def take_idle(self) -> ServerConnection | None:
+        """An open connection that fell idle lately."""
+        now_ns = perf_counter_ns()
+        while (connection := self._pool.take_idle()) is not None:
+            if now_ns - self._idle_since_ns.pop(connection, 0) <= MAX_IDLE_NS:
+                return connection
+            connection.abort()
+        return None
+
+    def fell_idle(self, connection: ServerConnection) -> None:
+        """Note when an exchange on a connection ended."""
+        self._idle_since_ns[connection] = perf_counter_ns()
+        if len(self._idle_since_ns) > 2 * self._pool.num_idle + 64:
+            self._idle_since_ns = {kept: at for kept, at in self._idle_since_ns.items() if kept.usable}
+
+    async def connect(self) -> ServerConnection:
+        """A new connection. Raises ConnectError."""
+        return await self._pool.connect()
+
+    def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
+        """The handler of a request whose head has come."""
+        self.relayed += 1
+        relay = Relay(self, head, client)
+        if head.method == b"CONNECT" or wants_websocket(head):
+            client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
+        else:
+            relay.begin()
+        return relay
+
+    def new_copy(self, head: RequestHead) -> SideCopy | None:
+        """The side copy of a request that is to be recorded; null for any other."""
+        endpoint = RECORDED_PATHS.get(head.target.partition(b"?")[0]) if head.method == b"POST" else None
+        if endpoint is None:
+            return None
+        self.in_flight += 1
+        return SideCopy(
+            self.budget,
+            self.max_body_bytes,
+            endpoint=endpoint,
+            arrival_ns=head.at_ns,
+            concurrency=self.in_flight,
+            headers=head.headers,
+        )
+
+
+class Relay:
+    """One request and its response: the client connection's handler and the upstream connection's sink."""
+
+    __slots__ = (
+        "_client",
+        "_connecting",
+        "_copy",
+        "_dechunk",
+        "_ended",
+        "_head",
+        "_keep_client",
+        "_pending",
+        "_request_complete",
+        "_response_paused",
+        "_self_delimited",
+        "_server",
+        "_upstream",
+    )
+
+    def __init__(self, upstream: Upstream, head: RequestHead, client: ClientConnection) -> None:
+        self._upstream, self._head, self._client = upstream, head, client
+        self._server: ServerConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._copy: SideCopy | None = None
+        self._pending: list[bytes] = []
+        self._request_complete = False
+        self._response_paused = False
+        self._dechunk = False
+        self._self_delimited = True
+        """The client can tell a cut response from a whole one without help."""
+        self._keep_client = True
+        self._ended = False
+
+    def begin(self) -> None:
+        """Send the head to the upstream, on a kept connection if there is one."""
+        self._copy = self._upstream.new_copy(self._head)
+        server = self._upstream.take_idle()
+        if server is not None:
+            self._start(server)
+        else:
+            self._client.pause_reading()
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            server = await self._upstream.connect()
+        except ConnectError as error:
+            self._connecting = None
+            self._end("error", error.kind)
+            self._client.refuse(502, f"tap cannot reach the upstream ({error.kind})")
+            return
+        self._connecting = None
+        self._start(server)
+        pending, self._pending = self._pending, []
+        for raw in pending:
+            server.write(raw)
+
+    def _start(self, server: ServerConnection) -> None:
+        self._server = server
+        self._client.resume_reading()
+        if self._response_paused:
+            server.pause_reading()
+        server.start(upstream_head(self._head, self._upstream.origin), self, head_only=self._head.method == b"HEAD")
+
+    # The request, from the client.
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        """One read of the body: on to the upstream as it is."""
+        if self._server is not None:
+            self._server.write(raw)
+        elif not self._ended:
+            self._pending.append(raw)
+        if self._copy is not None:
+            self._copy.request_body(data)
+
+    def request_end(self) -> None:
+        """The request is complete."""
+        self._request_complete = True
+
+    def client_gone(self) -> None:
+        """Nobody waits for the response: the upstream is to stop working on it, now."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._server is not None:
+            self._server.abort()
+        self._end("client_abort", "tap_ended" if self._upstream.ending else None)
+
+    def pause_response(self) -> None:
+        """The client is slow: stop reading from the upstream, so that memory stays bounded."""
+        self._response_paused = True
+        if self._server is not None:
+            self._server.pause_reading()
+
+    def resume_response(self) -> None:
+        """The client has caught up."""
+        self._response_paused = False
+        if self._server is not None:
+            self._server.resume_reading()
+
+    # The response, from the upstream.
+
+    def response_head(self, head: ResponseHead) -> None:
+        """A head: on to the client without what concerned the upstream's connection only."""
+        if head.informational:
+            if self._head.version == "1.1":
+                self._client.write(client_head(head, end_to_end(head.headers)))
+            return
+        headers = self._response_headers(head)
+        if self._copy is not None:
+            self._copy.response_head(head.status, head.headers)
+        self._client.write(client_head(head, headers))
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """One read of the body: on to the client as it is, and into the copy with its time."""
+        self._client.write(data if self._dechunk else raw)
+        if self._copy is not None:
+            self._copy.response_body(at_ns, data)
+
+    def response_end(self) -> None:
+        """The response is complete."""
+        server, self._server = self._server, None
+        if server is not None:
+            if self._request_complete:
+                self._upstream.fell_idle(server)
+            else:  # the rest of this request would be read as the next one
+                server.abort()
+        self._end("ok", None)
+        self._client.finish(keep_alive=self._keep_client)
+
+    def response_lost(self, kind: LossKind) -> None:
+        """The upstream died: the client gets what had come, and never a clean end."""
+        self._server = None
+        self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
+        if self._self_delimited:
+            self._client.finish(keep_alive=False)
+        else:
+            self._client.abort()
+
+    def pause_request(self) -> None:
+        """The upstream is slow: stop reading the client's body."""
+        self._client.pause_reading()
+
+    def resume_request(self) -> None:
+        """The upstream has caught up."""
+        self._client.resume_reading()
+
+    def _response_headers(self, head: ResponseHead) -> list[Header]:
+        """End-to-end headers, and what this hop has to say of its own connection."""
+        headers = end_to_end(head.headers)
+        old_client = self._head.version != "1.1"
+        if old_client and header_values(headers, b"transfer-encoding"):
+            self._dechunk = True
+            headers = [header for header in headers if header[0].lower() != b"transfer-encoding"]
+        closes = head.until_close or self._dechunk
+        self._self_delimited = not closes
+        self._keep_client = not closes
+        if closes or not self._head.keep_alive:
+            headers.append((b"Connection", b"close"))
+        elif old_client:
+            headers.append((b"Connection", b"keep-alive"))
+        return headers
+
+    def _end(self, outcome: Status, error_kind: str | None) -> None:
+        """Give the copy to the recorder, once."""
+        if self._ended:
+            return
+        self._ended = True
+        self._pending.clear()
+        if self._copy is not None:
+            self._upstream.in_flight -= 1
+            self._upstream.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
+            self._copy = None
+
+
+def upstream_head(head: RequestHead, origin: Origin) -> bytes:
+    """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
+    headers = end_to_end(head.headers)
+    host = origin.host_header
+    with_host = [(name, host if name.lower() == b"host" else value) for name, value in headers]
+    if not header_values(headers, b"host"):
+        with_host.insert(0, (b"Host", host))
+    target = origin_form(head.target)
+    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, origin.base_path.encode(), target), with_host)
+
+
+def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
+    """The response's head as the client gets it."""
+    return serialise_head(b"HTTP/1.1 %d %b" % (head.status, head.reason), headers)
+
+
+def origin_form(target: bytes) -> bytes:
+    """Path and query of a target; of an absolute one (``GET http://host/path``), what follows its host."""
+    if target.startswith(b"/") or b"://" not in target:
+        return target
+    _, _, rest = target.partition(b"://")
+    _, slash, path = rest.partition(b"/")
+    return slash + path if slash else b"/"
+
+
+def wants_websocket(head: RequestHead) -> bool:
+    """Whether the request is a WebSocket handshake; other upgrades are offers, and are not passed on."""
+    if b"upgrade" not in connection_options(head.headers):
+        return False
+    return any(b"websocket" in value.lower() for value in head.values(b"upgrade"))

@@ -1,0 +1,95 @@
+"""A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tap.exchange import Endpoint
+
+MAX_NAME_CHARS = 200
+"""A longer model or adapter name is no name: it could be anything, a prompt even, and is not recorded."""
+
+
+class UnreadableBodyError(Exception):
+    """The request body is not a JSON object."""
+
+
+class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded fields of a request, and (never recorded) the body they were read from."""
+
+    endpoint: Endpoint
+    body: dict[str, Any]
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    priority: int | None = None
+    tools: int | None = None
+    """How many were offered. Null: none."""
+    n: int | None = None
+    """Null: one."""
+    cache_salt: str | None = None
+
+
+def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
+    """The shape of a request with this JSON body; a field of the wrong type reads as absent.
+
+    Raises UnreadableBodyError. The engine judges the request, not the tap: nothing else is an error here.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnreadableBodyError from None
+    if not isinstance(fields, dict):
+        raise UnreadableBodyError
+    tools = fields.get("tools")
+    choices = _integer(fields, "n")
+    limit = _integer(fields, "max_completion_tokens") if endpoint == "/v1/chat/completions" else None
+    return RequestShape(
+        endpoint=endpoint,
+        body=fields,
+        model=short_name(fields.get("model")),
+        stream=fields.get("stream") is True,
+        max_tokens=_integer(fields, "max_tokens") if limit is None else limit,
+        priority=_integer(fields, "priority"),
+        tools=len(tools) if isinstance(tools, list) and tools else None,
+        n=None if choices == 1 else choices,
+        cache_salt=_text(fields, "cache_salt"),
+    )
+
+
+def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> str | None:
+    """What the client called the conversation, by the first name that is there (header names in lower case)."""
+    if headers.get("x-session-id"):
+        return headers["x-session-id"]
+    if shape is not None:
+        metadata = shape.body.get("metadata")
+        nested = metadata.get("session_id") if isinstance(metadata, dict) else None
+        for value in (shape.body.get("session_id"), shape.body.get("user"), nested):
+            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+                return str(value)
+    return headers.get("x-dynamo-session-id") or None
+
+
+def short_name(value: object) -> str | None:
+    """``value`` if it is a name of a sane length."""
+    return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS else None
+
+
+def token_ids(value: object) -> Sequence[int] | None:
+    """``value`` if it is a non-empty list of token ids (u32)."""
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(type(item) is int and 0 <= item < 1 << 32 for item in value):
+        return None
+    return value
+
+
+def _integer(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    return value if type(value) is int and abs(value) < 1 << 53 else None
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return value if isinstance(value, str) and value else None

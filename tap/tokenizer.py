@@ -1,0 +1,120 @@
+"""A model's own tokenizer and chat template, as vLLM applies them, in the recorder process only."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tap.chatmessages import UntokenizableError, template_messages, template_tools, walks_content
+from tracefile.errors import InputError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+class Tokenizer(Protocol):
+    """Text and conversations to token ids; both raise UntokenizableError."""
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The ids of a text as it stands."""
+
+    def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
+        """The ids of a chat request's prompt."""
+
+
+def check_tokenizer(path: str) -> str:
+    """The directory of the tokenizer at ``path`` (itself, or its tokenizer.json's); raises InputError."""
+    place = Path(path)
+    if place.is_file() and place.name in TOKENIZER_FILES:
+        place = place.parent
+    if place.is_dir() and any((place / name).is_file() for name in TOKENIZER_FILES):
+        return str(place)
+    raise InputError(
+        f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json, or `bytes`, or `ids`"
+    )
+
+
+def load_tokenizer(directory: str) -> "TransformersTokenizer":
+    """The tokenizer in ``directory``, never from the network; raises InputError."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Imported here: four seconds and 200 MB that the relay process must not pay.
+    import transformers  # noqa: PLC0415
+
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a broken tokenizer file makes of itself is bad input
+        raise InputError(
+            f"--tokenizer {directory}: cannot be loaded ({type(error).__name__}); expected the model's tokenizer files"
+        ) from error
+    return TransformersTokenizer(loaded)
+
+
+class TransformersTokenizer:
+    """Completion prompts get special tokens, chats only those their template writes: vLLM's defaults."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._encode: Callable[..., Any] = tokenizer
+        self._tokenizer = tokenizer
+        self._parts: dict[str, bool] = {}
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The ids of a text as it stands."""
+        ids: list[int] = self._encode(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
+        """The ids of a chat request's prompt, its tools, template and template arguments included."""
+        return self.encode_text(self.render(body), add_special_tokens=body.get("add_special_tokens") is True)
+
+    def render(self, body: Mapping[str, Any]) -> str:
+        """The chat request's prompt as text."""
+        tools = template_tools(body.get("tools"))
+        template = self._template(body, tools)
+        messages = template_messages(body.get("messages"), as_parts=self._walks_content(template))
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=template, tokenize=False, **_template_arguments(body)
+            )
+        except Exception as error:  # a template may raise anything; the engine would refuse the request too
+            raise UntokenizableError("template_failed") from error
+        return str(rendered)
+
+    def _template(self, body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> str:
+        if body.get("chat_template") is not None:
+            # A stranger's program: engines refuse it by default, and it could run for ever here.
+            raise UntokenizableError("client_chat_template")
+        try:
+            template = self._tokenizer.get_chat_template(None, tools=tools)
+        except ValueError:
+            raise UntokenizableError("no_chat_template") from None
+        return str(template)
+
+    def _walks_content(self, template: str) -> bool:
+        if template not in self._parts:
+            if len(self._parts) >= 32:
+                self._parts.clear()
+            self._parts[template] = walks_content(template)
+        return self._parts[template]
+
+
+def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template sees beside messages and tools: the request's own fields, then the client's arguments."""
+    arguments: dict[str, Any] = {
+        "add_generation_prompt": body.get("add_generation_prompt", True) is not False,
+        "continue_final_message": body.get("continue_final_message") is True,
+    }
+    if body.get("documents"):
+        arguments["documents"] = body["documents"]
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        arguments |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    own = body.get("chat_template_kwargs")
+    if isinstance(own, dict):
+        arguments |= {
+            name: value
+            for name, value in own.items()
+            if name not in ("chat_template", "tokenize", "tools", "conversation", "return_dict", "return_tensors")
+            and name not in ("add_generation_prompt", "continue_final_message", "documents")
+        }
+    return arguments
