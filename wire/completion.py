@@ -71,7 +71,7 @@ class Event(msgspec.Struct):
     model: str | None = None
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -179,7 +179,7 @@ def parse_whole(body: bytes) -> Completion:
 
 def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
     """Add one event to what is known; returns how many tokens it carried."""
-    if event.error is not None and bytes(event.error) != b"null":
+    if event.error is not None:
         completion.error_kind = "stream_error"
     if event.model is not None:
         completion.model = event.model

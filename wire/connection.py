@@ -15,6 +15,10 @@ SWITCHING_PROTOCOLS = 101
 BODILESS = frozenset({204, 304})
 
 
+class BadResponseError(Exception):
+    """Bytes that are no response to what was asked; the connection cannot be trusted any further."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
     """Status line and headers as they came: order, case and duplicates kept."""
@@ -157,7 +161,7 @@ class ServerConnection(asyncio.Protocol):
                     return
             if data and not self._complete:
                 self._take_body(at_ns, data)
-        except httptools.HttpParserError:
+        except (BadResponseError, httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose("bad_response")
             return
         if self._complete:
@@ -222,13 +226,13 @@ class ServerConnection(asyncio.Protocol):
             end = rest.find(b"\r\n\r\n") + 4
             if end < 4:
                 if len(rest) > MAX_HEAD_BYTES:
-                    raise httptools.HttpParserError("response head too large")
+                    raise BadResponseError("response head too large")
                 self._head_bytes = rest
                 return b""
             head = self._parse_head(rest[:end])
             rest = rest[end:]
             if head.status == SWITCHING_PROTOCOLS:
-                raise httptools.HttpParserError("protocol switch that nobody asked for")
+                raise BadResponseError("protocol switch that nobody asked for")
             if head.informational:
                 self._new_message()
             else:
@@ -253,7 +257,7 @@ class ServerConnection(asyncio.Protocol):
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._overrun:
-            raise httptools.HttpParserError("bytes behind the end of the response")
+            raise BadResponseError("bytes behind the end of the response")
         self._sink.response_body(at_ns, raw, data)
 
     def _finish(self) -> None:

@@ -1,6 +1,7 @@
 """The server half against raw bytes on real sockets."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -140,9 +141,8 @@ def test_a_request_that_two_servers_could_read_differently_is_refused(request_by
 def test_a_bad_chunk_ends_the_request_that_it_stands_in() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n")
-        with pytest.raises(ConnectionResetError):
-            assert await reader.read() == b""
-            raise ConnectionResetError
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""  # cut without an answer
 
     (handler,) = converse(talk)
     assert handler.gone

@@ -1,0 +1,109 @@
+"""What counts as a token, and when it came."""
+
+import gzip
+import zlib
+
+import pytest
+
+from wire.completion import parse_completion
+from wire.stream import BodyRead
+
+CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+CHAT_TOOL = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"name":"f","arguments":""}}]}}]}\n\n'
+CHAT_THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
+CHAT_END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = (
+    b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
+    b'"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def reads(*timed: tuple[int, bytes]) -> list[BodyRead]:
+    return [BodyRead(at_ns, data) for at_ns, data in timed]
+
+
+def test_the_role_is_no_token_and_neither_is_usage() -> None:
+    completion = parse_completion(
+        reads((10, CHAT_ROLE), (20, CHAT_WORD), (35, CHAT_WORD), (60, CHAT_END), (70, USAGE + DONE)), stream=True
+    )
+    assert completion.first_token_ns == 20
+    assert (completion.gaps_ns, completion.gap_tokens) == ([15], [1])
+    assert (completion.prompt_tokens, completion.output_tokens, completion.cached_tokens) == (9, 3, 0)
+    assert (completion.finish_reason, completion.model, completion.text, completion.done) == ("stop", "m", "hihi", True)
+    assert completion.error_kind is None
+
+
+def test_reasoning_and_tool_calls_are_tokens() -> None:
+    for event in (CHAT_TOOL, CHAT_THOUGHT):
+        assert parse_completion(reads((5, CHAT_ROLE), (7, event)), stream=True).first_token_ns == 7
+
+
+def test_a_token_comes_with_the_read_that_completes_its_event() -> None:
+    for cut in range(1, len(CHAT_WORD)):
+        completion = parse_completion(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
+        assert completion.first_token_ns == 20
+    # Two events in one read are one gap of two tokens.
+    completion = parse_completion(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
+    assert (completion.gaps_ns, completion.gap_tokens, completion.seen_tokens) == ([20], [2], 3)
+
+
+def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None:
+    first = b'data: {"choices":[{"index":0,"text":"","token_ids":[5,6],"prompt_token_ids":[1,2]}]}\n\n'
+    second = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7],"prompt_token_ids":null}]}\n\n'
+    completion = parse_completion(reads((10, first), (20, second)), stream=True)
+    assert (completion.first_token_ns, completion.first_tokens, completion.gap_tokens) == (10, 2, [1])
+    assert (completion.token_ids, completion.prompt_token_ids) == ([5, 6, 7], [1, 2])
+
+
+def test_all_choices_count_and_the_first_is_kept() -> None:
+    both = b'data: {"choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}]}\n\n'
+    completion = parse_completion(reads((10, both)), stream=True)
+    assert (completion.first_tokens, completion.text) == (2, "a")
+
+
+def test_an_unreported_hit_is_not_a_miss() -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
+    assert parse_completion(reads((1, usage)), stream=True).cached_tokens is None
+    null = b'data: {"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":null}}}\n\n'
+    assert parse_completion(reads((1, null)), stream=True).cached_tokens is None
+
+
+def test_a_stream_that_breaks_off_gives_what_was_seen() -> None:
+    completion = parse_completion(reads((10, CHAT_WORD), (20, CHAT_WORD[:-1])), stream=True)
+    assert (completion.first_token_ns, completion.seen_tokens, completion.done) == (10, 1, False)
+    assert completion.output_tokens is None
+
+
+def test_errors_are_kinds_and_never_texts() -> None:
+    failed = parse_completion(reads((1, b'data: {"error":{"message":"secret prompt"}}\n\n')), stream=True)
+    assert failed.error_kind == "stream_error"
+    assert "secret" not in repr(failed)
+    assert parse_completion(reads((1, b"data: {not json\n\n")), stream=True).error_kind == "unparseable"
+    assert parse_completion(reads((1, b"<html>")), stream=False).error_kind == "unparseable"
+    assert parse_completion(reads((1, b'data: {"error":null,"choices":[]}\n\n')), stream=True).error_kind is None
+
+
+def test_a_whole_body_has_no_first_token() -> None:
+    body = (
+        b'{"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"length",'
+        b'"token_ids":[4]}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+    )
+    for pieces in ([body], [body[:20], body[20:]]):
+        completion = parse_completion([BodyRead(i, piece) for i, piece in enumerate(pieces)], stream=False)
+        assert completion.first_token_ns is None
+        assert (completion.prompt_tokens, completion.output_tokens, completion.text) == (3, 1, "hi")
+        assert (completion.token_ids, completion.prompt_token_ids) == ([4], [1, 2, 3])
+        assert (completion.finish_reason, completion.done) == ("length", True)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_compressed_stream_keeps_its_times(coding: str) -> None:
+    packed = gzip.compress(CHAT_WORD) if coding == "gzip" else zlib.compress(CHAT_WORD)
+    completion = parse_completion(reads((10, packed[:8]), (20, packed[8:])), stream=True, content_encoding=coding)
+    assert (completion.first_token_ns, completion.text) == (20, "hi")
+
+
+def test_an_unknown_coding_is_said() -> None:
+    assert parse_completion(reads((1, b"x")), stream=True, content_encoding="br").error_kind == "unparseable"

@@ -1,0 +1,44 @@
+"""Server-sent events, cut anywhere."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.sse import EventStream
+
+STREAM = (
+    b': hello\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\nid: 3\n\n: keep-alive\n\n'
+    b"data\n\ndata: [DONE]\n\ndata: cut"
+)
+EVENTS = [b'{"a":1}', b"one\ntwo", b"", b"[DONE]"]
+
+
+def read(pieces: list[bytes]) -> list[bytes]:
+    stream = EventStream()
+    return [event for piece in pieces for event in stream.feed(piece)]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_events_are_the_same_cut_at_every_byte(ending: bytes) -> None:
+    stream = STREAM.replace(b"\n", ending)
+    assert read([stream]) == EVENTS
+    for cut in range(len(stream) + 1):
+        assert read([stream[:cut], stream[cut:]]) == EVENTS, cut
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+@given(cuts=st.lists(st.integers(0, 150)))
+def test_events_are_the_same_however_they_are_cut(ending: bytes, cuts: list[int]) -> None:
+    stream = STREAM.replace(b"\n", ending)
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    assert read([stream[a:b] for a, b in pairwise(edges)]) == EVENTS
+
+
+def test_an_event_is_given_by_the_read_that_ends_it() -> None:
+    stream = EventStream()
+    assert stream.feed(b"data: a\r\n\r") == [b"a"]  # the CR ends the line, whether or not an LF follows
+    assert stream.feed(b"\n") == []
+    assert stream.feed(b"data: b\n\ndata: c\n") == [b"b"]
+    assert stream.feed(b"\n") == [b"c"]
