@@ -34,8 +34,12 @@ class Request:
     """Tokens whose KV is in blocks, steps in flight included; 0 again after a preemption."""
     blocks: list[int] = field(default_factory=list)
     """Block ids held, in the order of the tokens they hold."""
+    room_tokens: int = 0
+    """Tokens that those blocks can hold."""
     num_hashed: int = 0
     """How many leading blocks are in the prefix cache under this request's keys."""
+    next_full: int = 0
+    """Tokens that fill the block after those: until then nothing new can be hit."""
     placeholders: int = 0
     """Tokens that steps in flight will sample (vLLM's ``num_output_placeholders``)."""
     steps_in_flight: int = 0

@@ -121,6 +121,7 @@ class Scheduler:
             raise ValueError(f"request {request.request_id}: {request.last_token} tokens do not fit this engine")
         if len(request.hashes) < (request.last_token - 1) // self.config.block_size:
             raise ValueError(f"request {request.request_id}: its chain of {len(request.hashes)} keys is too short")
+        request.max_tokens = min(request.max_tokens, self._max_tokens - request.prompt_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> Step:
@@ -135,15 +136,17 @@ class Scheduler:
     def finish_step(self, step: Step) -> list[Request]:
         """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
         finished = []
-        for share in step.scheduled:
-            request = share.request
+        for request, _, _, samples in step.scheduled:
             request.steps_in_flight -= 1
             stale = request.stale_steps > 0
             if stale:
                 request.stale_steps -= 1
-            if share.samples and request.state != "finished":
-                self._append_token(request, stale)
-                if request.num_tokens == request.last_token:
+            if samples and request.state != "finished":
+                request.num_tokens += 1
+                if not stale:
+                    request.placeholders -= 1
+                    self._publish(request, request.num_computed - request.placeholders)
+                if request.num_tokens == request.prompt_tokens + request.output_tokens:
                     self._retire(request)
                     finished.append(request)
         if finished:
@@ -168,18 +171,26 @@ class Scheduler:
         return self.config.max_num_batched_tokens
 
     def _schedule_running(self, step: Step, budget: int, most: int) -> int:
-        """Rule 12's first half: every running request in order gets what it lacks. Returns the budget left."""
+        """Rule 12's first half: every running request in order gets what it lacks. Returns the budget left.
+
+        Most are decodes within a block, which concern the pool neither for room nor for a newly full block.
+        """
         running = self.running
         position = 0
         while position < len(running) and budget > 0:
             request = running[position]
-            tokens = min(self._lacking(request), most, budget)
-            if tokens > 0:
-                if not self._make_room(request, tokens, step):
-                    break
-                self._launch(request, tokens, step)
-                budget -= tokens
             position += 1
+            tokens = self._lacking(request)
+            if tokens == 0:
+                continue
+            if tokens > 1:
+                tokens = min(tokens, most, budget)
+            end = request.num_computed + tokens
+            within_block = end <= request.room_tokens and end < request.next_full
+            if not within_block and not self._make_room(request, end, step):
+                break
+            self._launch(request, tokens, step)
+            budget -= tokens
         return budget
 
     def _admit_waiting(self, step: Step, budget: int, most: int) -> None:
@@ -208,15 +219,19 @@ class Scheduler:
         waiting.extendleft(reversed(skipped))
 
     def _lacking(self, request: Request) -> int:
-        """Tokens that are known, or about to be sampled, and not computed; 0 where the end is already on its way."""
-        placeholders, computed = request.placeholders, request.num_computed
-        if placeholders > 0 and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
-            return 0
-        return min(request.num_tokens + placeholders - computed, self._max_tokens - computed - 1)
+        """Tokens that are known or about to be sampled, and not computed.
 
-    def _make_room(self, request: Request, tokens: int, step: Step) -> bool:
-        """Rule 13: preempt from the end of ``running`` until the tokens have blocks; False if it was its own turn."""
-        while not self._extend(request, request.num_computed + tokens):
+        0 where the last token is already on its way: an asynchronous engine schedules no step for nothing.
+        """
+        placeholders, computed = request.placeholders, request.num_computed
+        if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
+            return 0
+        return request.num_tokens + placeholders - computed
+
+    def _make_room(self, request: Request, end: int, step: Step) -> bool:
+        """Rule 13: preempt from the end of ``running`` until tokens up to ``end`` have blocks; False if that took
+        the request itself."""
+        while not self._extend(request, end):
             victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
@@ -239,8 +254,8 @@ class Scheduler:
             request.cached_tokens = hit_tokens
         request.state = "running"
         request.blocks = hits
-        request.num_hashed = len(hits)
-        request.num_computed = hit_tokens
+        request.num_computed = request.room_tokens = hit_tokens
+        self._count_hashed(request, len(hits))
 
     def _extend(self, request: Request, end: int) -> bool:
         """Give ``request`` blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
@@ -249,15 +264,20 @@ class Scheduler:
             if lacking > self.pool.num_free:
                 return False
             request.blocks += self.pool.take(lacking)
+            request.room_tokens += lacking * self.config.block_size
         self._publish(request, min(end, request.num_tokens))
         return True
 
     def _publish(self, request: Request, end: int) -> None:
         """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
-        full, hashed = end // self.config.block_size, request.num_hashed
-        if full > hashed:
+        if end >= request.next_full:
+            full, hashed = end // self.config.block_size, request.num_hashed
             self.pool.insert(request.blocks[hashed:full], request.hashes[hashed:full])
-            request.num_hashed = full
+            self._count_hashed(request, full)
+
+    def _count_hashed(self, request: Request, blocks: int) -> None:
+        request.num_hashed = blocks
+        request.next_full = (blocks + 1) * self.config.block_size
 
     def _launch(self, request: Request, tokens: int, step: Step) -> None:
         depth = request.num_computed
@@ -267,13 +287,6 @@ class Scheduler:
             request.placeholders += 1
         request.steps_in_flight += 1
         step.scheduled.append(Scheduled(request, tokens, depth, samples))
-
-    def _append_token(self, request: Request, stale: bool) -> None:
-        request.num_tokens += 1
-        if stale:
-            return
-        request.placeholders -= 1
-        self._publish(request, request.num_computed - request.placeholders)
 
     def _preempt(self, request: Request) -> None:
         """Rule 13: back to the queue's front with nothing computed; what is in flight still delivers its token."""
@@ -290,7 +303,8 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.num_hashed = request.num_computed = request.placeholders = 0
+        request.room_tokens = request.num_computed = request.placeholders = 0
+        self._count_hashed(request, 0)
 
     def _drop_finished(self, finished: list[Request]) -> None:
         self.running = [request for request in self.running if request.state != "finished"]
