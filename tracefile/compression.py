@@ -20,8 +20,10 @@ WINDOW_LOG = 27
 """128 MiB, the longest window that every zstd decoder accepts without being asked: a prefix's hashes that come back
 within it cost a few bytes."""
 
-READ_BYTES = {"plain": 1 << 20, "gzip": 1 << 14, "zstd": 1 << 13}
-"""Bytes read at once. Small when compressed: hash chains shrink a hundredfold, and a chunk is inflated whole."""
+PLAIN_READ_BYTES = 1 << 20
+INFLATED_BYTES = 1 << 20
+"""About what one read may inflate to: chains that repeat shrink a thousandfold, so fewer bytes are read then."""
+MIN_READ_BYTES, MAX_READ_BYTES = 1 << 4, 1 << 12
 
 
 class _StreamCompressor(Protocol):
@@ -88,12 +90,12 @@ def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
     """
     data = file.read(4)
     compression = compression_of(data)
-    size = READ_BYTES[compression]
     if compression == "plain":
         while data:
             yield data
-            data = file.read(size)
+            data = file.read(PLAIN_READ_BYTES)
         return
+    size = MIN_READ_BYTES
     stream = _new_inflater(compression)
     open_stream = True
     while data:
@@ -109,9 +111,15 @@ def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
         if stream.eof:
             open_stream = False
             data = stream.unused_data
+        size = _next_read_bytes(size, len(chunk))
         data = data or file.read(size)
     if open_stream:
         raise TornStreamError(f"the {compression} stream is cut short")
+
+
+def _next_read_bytes(size: int, inflated: int) -> int:
+    fitting = size * INFLATED_BYTES // max(inflated, 1)
+    return max(MIN_READ_BYTES, min(fitting, 2 * size, MAX_READ_BYTES))
 
 
 class _Inflater(Protocol):
