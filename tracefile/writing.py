@@ -4,7 +4,7 @@ import os
 import stat
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -30,8 +30,13 @@ def encode_record(record: Record) -> bytes:
 
 
 def encode_meta(meta: Meta) -> bytes:
-    """The header line, its line end included; always with its schema, which is how readers tell the format."""
-    return _encoder.encode({"meta": {"schema": meta.schema, **merge_unknown(meta)}}) + b"\n"
+    """The header line, its line end included."""
+    return _encoder.encode({"meta": meta_object(meta)}) + b"\n"
+
+
+def meta_object(meta: Meta) -> dict[str, Any]:
+    """The header as JSON; always with its schema, which is how readers tell the format."""
+    return {"schema": meta.schema, **merge_unknown(meta)}
 
 
 class TraceWriter:

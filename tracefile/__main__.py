@@ -1,0 +1,150 @@
+"""``tracefile info``, ``tracefile check``, ``tracefile convert``: look at a trace, judge it, bring it to our schema."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from tracefile.checking import check_trace
+from tracefile.commandline import run_command
+from tracefile.reading import TraceReader, open_trace
+from tracefile.sessions import SessionIndex
+from tracefile.summary import Summary, share, summarise, summary_object
+from tracefile.writing import TraceWriter, meta_object
+
+FINDINGS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One call of the command."""
+
+    action: Literal["info", "check", "convert"]
+    trace: str
+    as_json: bool = False
+    output: str | None = None
+    overwrite: bool = False
+    sessions: bool = False
+
+
+def parse_config(argv: Sequence[str]) -> Config:
+    """The command line as a Config; argparse exits with 2 on a bad one."""
+    parser = argparse.ArgumentParser(prog="tracefile", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    info = actions.add_parser("info", help="what is in a trace: counts, span, sessions, sharing")
+    info.add_argument("trace", metavar="TRACE", help="a kvtape, Mooncake or vllm-vcr trace; plain, .gz or .zst")
+    info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
+    check = actions.add_parser("check", help="whether a trace keeps the schema's rules: exit 1 and the lines if not")
+    check.add_argument("trace", metavar="TRACE")
+    convert = actions.add_parser("convert", help="write a trace of any known format in this schema")
+    convert.add_argument("trace", metavar="IN")
+    convert.add_argument("output", metavar="OUT", help="a .gz or .zst suffix compresses")
+    convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    convert.add_argument("--sessions", action="store_true", help="tell sessions where they are not, in finish order")
+    return Config(**vars(parser.parse_args(argv)))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 1 if ``check`` found a breach."""
+    config = parse_config(argv)
+    actions = {"info": show_info, "check": show_check, "convert": convert_trace}
+    with open_trace(config.trace) as reader:
+        code = actions[config.action](config, reader)
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+    return code
+
+
+def show_info(config: Config, reader: TraceReader) -> int:
+    """Print the summary as tables or as JSON."""
+    summary = summarise(reader)
+    if config.as_json:
+        print(json.dumps(summary_object(reader, summary)))
+    else:
+        console = Console()
+        console.print(counts_table(reader, summary))
+        console.print(meta_table(reader))
+    return 0
+
+
+def show_check(config: Config, reader: TraceReader) -> int:
+    """Print every breach with its line, the first hundred in full."""
+    count = 0
+    for finding in check_trace(reader):
+        count += 1
+        if count <= FINDINGS_SHOWN:
+            print(f"{reader.path}:{finding.line}: {finding.field}: {finding.what}")
+    if count > FINDINGS_SHOWN:
+        print(f"… and {count - FINDINGS_SHOWN} more")
+    print(f"{reader.path}: {count or 'no'} finding{'' if count == 1 else 's'}", file=sys.stderr)
+    return 1 if count else 0
+
+
+def convert_trace(config: Config, reader: TraceReader) -> int:
+    """Copy record by record; constant memory, but for the session index's bounded one."""
+    assert config.output is not None
+    index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
+    with TraceWriter(config.output, reader.meta, overwrite=config.overwrite) as writer:
+        for record in reader:
+            writer.write(index.link(record) if index else record)
+    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    return 0
+
+
+def counts_table(reader: TraceReader, summary: Summary) -> Table:
+    """The summary for a person."""
+    table = Table(title=f"{reader.path} ({reader.format})", show_header=False, title_justify="left")
+    rows = {
+        "records": f"{summary.records:,}",
+        "span": _span(summary),
+        "status": _counted(summary.statuses),
+        "endpoints": _counted(summary.endpoints),
+        "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
+        "cached tokens": f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)",
+        "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
+        f"{summary.distinct_blocks:,} distinct blocks",
+        "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
+        f"({summary.hit_tokens:,}; a cache that never forgets)",
+        "sessions": f"{summary.named_sessions:,} named, {summary.inferred_sessions:,} inferred; "
+        f"{summary.later_turns:,} later turns",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def meta_table(reader: TraceReader) -> Table:
+    """The header for a person."""
+    table = Table(title="meta", show_header=False, title_justify="left")
+    for name, value in meta_object(reader.meta).items():
+        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+    return table
+
+
+def _span(summary: Summary) -> str:
+    if summary.first_arrival_ms is None or summary.last_end_ms is None:
+        return "unknown"
+    return f"{(summary.last_end_ms - summary.first_arrival_ms) / 1000:,.1f} s"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _percent(part: int, whole: int) -> str:
+    found = share(part, whole)
+    return "–" if found is None else f"{found:.1%}"
+
+
+def command() -> None:
+    """The ``tracefile`` command."""
+    run_command("tracefile", main)
+
+
+if __name__ == "__main__":
+    command()
