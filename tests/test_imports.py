@@ -19,7 +19,7 @@ MAY_IMPORT = {
 }
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
-SIM_SERVER = {"serve.py", "realtime.py", "api.py", "tokens_api.py"}
+SIM_SERVER = {"serve.py", "realtime.py", "api.py", "alarm.py"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -1,0 +1,277 @@
+"""An engine that keeps the model's time on a real clock: the simulator's scheduler and pool behind a server.
+
+The loop is ``sim.engine``'s. Its clock is virtual and absolute: a step begins where the last one ended, or at an
+arrival if the engine was idle, and lasts as long as the model says; the real clock is only waited for. A late wake-up
+therefore delays that step's tokens and nothing after them.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Literal
+
+import numpy as np
+
+from sim.alarm import Alarm
+from sim.answer import Answer
+from sim.features import StepRow, step_row
+from sim.histogram import Histogram
+from sim.model import Model
+from sim.request import Request
+from sim.scheduler import Scheduler, Step
+
+Outcome = Literal["finished", "aborted"]
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One answer in the making: the request that the scheduler sees, and what its client may see by now."""
+
+    request: Request
+    answer: Answer
+    on_progress: Callable[[], None]
+    """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
+    delivered: int = 0
+    """Tokens of the answer that exist by now."""
+    outcome: Outcome | None = None
+    """None: not ended."""
+    arrival_ms: float = 0.0
+    entered: bool = False
+    """Whether the scheduler has it."""
+    token_ms: list[float] = field(default_factory=list)
+    """When the first and the latest token appeared, on the engine's clock."""
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What ``/metrics`` counts beside the scheduler's own statistics."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    ttft_s: Histogram = field(default_factory=Histogram)
+    itl_s: Histogram = field(default_factory=Histogram)
+    e2e_s: Histogram = field(default_factory=Histogram)
+
+
+class RealTimeEngine:
+    """``speed``: virtual seconds per real one; None: as fast as it goes. ``noise_seed`` None: the noise's medians.
+
+    All methods belong to the event loop that ``run`` runs on.
+    """
+
+    def __init__(self, model: Model, *, speed: float | None = 1.0, noise_seed: int | None = None) -> None:
+        self.scheduler = Scheduler(model.engine)
+        self.counters = EngineCounters()
+        self.now_ms = 0.0
+        self._model = model
+        self._step_model, self._frontend = model.step, model.frontend
+        self._noisy = any(any(row) for row in (*model.noise.ttft_log_ratio, model.noise.itl_log_ratio))
+        self._noise_draws = None if noise_seed is None else np.random.default_rng(noise_seed)
+        self._composes_ahead = model.engine.async_scheduling
+        self._composed: Step | None = None
+        self._generations: dict[int, Generation] = {}
+        self._arrivals: list[tuple[float, int]] = []
+        self._aborts: list[Generation] = []
+        self._frontend_free_ms = 0.0
+        self._next_index = 0
+        self._ns_per_ms = None if speed is None else 1e6 / speed
+        self._epoch_ns = perf_counter_ns()
+        self._alarm: Alarm | None = None
+        self._idle = False
+        self.on_step: Callable[[float], None] | None = None
+        """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
+
+    async def run(self) -> None:
+        """Step for ever; cancel it to stop."""
+        self._alarm = Alarm()
+        try:
+            while True:
+                self._take_in()
+                step = self._composed or self._compose()
+                if step is None:
+                    await self._wait_for_arrival()
+                    continue
+                self._composed = self._compose() if self._composes_ahead else None
+                end_ms = self.now_ms + self._duration_ms(step)
+                await self._sleep_until(end_ms)
+                self.now_ms = end_ms
+                self._hand_out(step)
+        finally:
+            self._alarm.close()
+            self.abort_all()
+
+    def submit(self, generation: Generation) -> None:
+        """Let a request arrive now. It reaches the scheduler after the front end's time."""
+        request = generation.request
+        request.index = self._next_index
+        self._next_index += 1
+        generation.arrival_ms = arrival_ms = self.clock_ms()
+        self._generations[request.index] = generation
+        heapq.heappush(self._arrivals, (self._entry_ms(arrival_ms, request.prompt_tokens), request.index))
+        self._wake()
+
+    def abort(self, generation: Generation) -> None:
+        """Forget a request, its client being gone: at once if it has not entered, else between two steps."""
+        if generation.outcome is None:
+            self._aborts.append(generation)
+            self._wake()
+
+    def abort_all(self) -> None:
+        """End everything: the server is going down."""
+        for generation in list(self._generations.values()):
+            self._end(generation, "aborted")
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while a request holds blocks."""
+        return self.scheduler.pool.reset_prefix_cache()
+
+    def clock_ms(self) -> float:
+        """Now on the engine's clock; at ``speed`` None that is the end of the last step."""
+        if self._ns_per_ms is None:
+            return self.now_ms
+        return (perf_counter_ns() - self._epoch_ns) / self._ns_per_ms
+
+    def moment_ns(self, virtual_ms: float) -> int:
+        """When on the clock of ``perf_counter_ns`` the engine's clock shows ``virtual_ms``; needs a speed."""
+        assert self._ns_per_ms is not None
+        return self._epoch_ns + round(virtual_ms * self._ns_per_ms)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that arrived and do not run."""
+        return len(self._generations) - len(self.scheduler.running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the usable blocks that are held."""
+        pool = self.scheduler.pool
+        return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
+
+    def _entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
+        work_ms = self._frontend.work_ms(prompt_tokens)
+        if self._frontend.placement == "parallel":
+            return arrival_ms + work_ms
+        self._frontend_free_ms = max(arrival_ms, self._frontend_free_ms) + work_ms
+        return self._frontend_free_ms
+
+    def _take_in(self) -> None:
+        """What happened outside by now: requests whose client is gone, then those that the front end is done with."""
+        for generation in self._aborts:
+            self._end(generation, "aborted")
+        self._aborts.clear()
+        while self._arrivals and self._arrivals[0][0] <= self.now_ms:
+            _, index = heapq.heappop(self._arrivals)
+            arrived = self._generations.get(index)
+            if arrived is not None:  # or else its client left meanwhile
+                arrived.entered = True
+                arrived.request.arrival_ms = arrived.arrival_ms
+                self.scheduler.add(arrived.request)
+
+    def _compose(self) -> Step | None:
+        if not self.scheduler.has_work:
+            return None
+        step = self.scheduler.schedule()
+        self.counters.preemptions += len(step.preempted)
+        return step if step.scheduled else None
+
+    def _duration_ms(self, step: Step) -> float:
+        row = step_row(step)
+        duration_ms = self._step_model.row_ms(row)
+        return duration_ms * self._noise_factor(row) if self._noisy else duration_ms
+
+    def _noise_factor(self, row: StepRow) -> float:
+        """The fit's noise, drawn once a step, so that requests in one step are slow together: TTFT's for a prefill."""
+        u = np.array([0.5 if self._noise_draws is None else self._noise_draws.random()])
+        noise = self._model.noise
+        prefill_tokens = row[1]
+        factors = noise.ttft_factors(np.array([float(prefill_tokens)]), u) if prefill_tokens else noise.itl_factors(u)
+        return float(factors[0])
+
+    async def _sleep_until(self, virtual_ms: float) -> None:
+        assert self._alarm is not None
+        if self._ns_per_ms is None:
+            await asyncio.sleep(0)
+        else:
+            await self._alarm.sleep_until(self.moment_ns(virtual_ms))
+
+    async def _wait_for_arrival(self) -> None:
+        """Idle: move the clock to the next entry, or sleep until something comes."""
+        assert self._alarm is not None
+        self._idle = True
+        if not self._arrivals:
+            if not self._aborts:
+                await self._alarm.sleep()
+        else:
+            entry_ms = self._arrivals[0][0]
+            await self._sleep_until(entry_ms)
+            # Woken early, it was by a new arrival or an abort: the next entry may be another one.
+            if self._ns_per_ms is None or self.clock_ms() >= entry_ms:
+                self.now_ms = max(self.now_ms, entry_ms)
+        self._idle = False
+
+    def _wake(self) -> None:
+        if self._idle and self._alarm is not None:
+            self._alarm.wake()
+
+    def _hand_out(self, step: Step) -> None:
+        """The step is over: its tokens go to their clients."""
+        self.counters.steps += 1
+        if self.on_step is not None:
+            self.on_step(self.now_ms)
+        sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
+        finished = self.scheduler.finish_step(step)
+        for request in sampled:
+            self._count_token(self._generations[request.index])
+        for request in finished:
+            self._end(self._generations[request.index], "finished")
+
+    def _count_token(self, generation: Generation) -> None:
+        counters, now_ms = self.counters, self.now_ms
+        generation.delivered += 1
+        counters.generation_tokens += 1
+        if generation.delivered == 1:
+            request = generation.request
+            generation.token_ms = [now_ms, now_ms]
+            counters.prompt_tokens += request.prompt_tokens
+            counters.cached_prompt_tokens += request.cached_tokens or 0
+            counters.ttft_s.add((now_ms - generation.arrival_ms) / 1e3)
+        else:
+            counters.itl_s.add((now_ms - generation.token_ms[1]) / 1e3)
+            generation.token_ms[1] = now_ms
+        if generation.delivered < generation.request.output_tokens:
+            generation.on_progress()
+
+    def _end(self, generation: Generation, outcome: Outcome) -> None:
+        if generation.outcome is not None:
+            return
+        generation.outcome = outcome
+        del self._generations[generation.request.index]
+        if outcome == "aborted":
+            self.counters.finished["abort"] += 1
+            if generation.entered:
+                self.scheduler.abort(generation.request)
+        else:
+            self.counters.finished[generation.answer.finish_reason] += 1
+            self.counters.e2e_s.add((self.now_ms - generation.arrival_ms) / 1e3)
+        generation.on_progress()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, scheduler and pool agree."""
+        self.scheduler.check_integrity()
+        for index, generation in self._generations.items():
+            assert generation.request.index == index
+            assert generation.outcome is None, f"{generation.request.request_id} ended and is kept"
+            assert generation.delivered == generation.request.num_generated
+        held = {request.index for request in (*self.scheduler.running, *self.scheduler.waiting)}
+        assert held == {index for index, generation in self._generations.items() if generation.entered}

@@ -1,0 +1,59 @@
+"""Servers for tests over real sockets: the embedded engine as its own process, on a port of the system's choice."""
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
+
+
+@contextlib.contextmanager
+def running_sim_server(*flags: str) -> Iterator[str]:
+    """``sim serve`` with ``flags`` for the length of the ``with`` block; gives its base URL, checks that it ends well."""
+    command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", *flags]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stderr is not None
+    try:
+        found = re.search(r"http://\S+", server.stdout.readline())
+        assert found, f"sim serve did not start: {server.stderr.read()}"
+        yield found.group()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            _, complaints = server.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            _, complaints = server.communicate()
+    assert server.returncode == 0, complaints
+    assert complaints == ""
+
+
+@pytest.fixture(scope="session")
+def start_sim_server() -> StartSimServer:
+    """Starts embedded engines with settings of the test's own: ``with start_sim_server("--speed", "max") as url``."""
+    return running_sim_server
+
+
+@pytest.fixture(scope="session")
+def sim_server() -> Iterator[str]:
+    """Base URL of an embedded engine in real time: 16-token blocks, 4,096 of them, a few milliseconds a step."""
+    with running_sim_server(
+        *("--block-size", "16", "--kv-blocks", "4096", "--t0-ms", "2", "--per-decode-ms", "0.1", "--f0-ms", "1")
+    ) as url:
+        yield url
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
