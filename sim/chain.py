@@ -2,14 +2,18 @@
 
 A recorded hash is its own key. A block whose content the trace does not know (an output without token ids, a prompt
 beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted like any other, and nothing hits it.
-Recorded hashes are unsigned, so keys of our own are the negative integers.
 """
 
+import sys
 from collections.abc import Iterator
 
 from tracefile.downsampling import downsample
 from tracefile.errors import InputError
+from tracefile.reading import TraceReader
 from tracefile.schema import Meta, Record
+
+FIRST_PRIVATE = -(2**63) - 1
+"""Keys of our own go down from here: below every 64-bit hash, signed ones of other tools included."""
 
 
 class Chains:
@@ -31,7 +35,7 @@ class Chains:
                 f"expected {self._fine}, {2 * self._fine}, …"
             )
         self._factor = self.block_size // self._fine
-        self._next_private = -1
+        self._next_private = FIRST_PRIVATE
 
     def private(self, count: int) -> list[int]:
         """``count`` keys that nothing else has."""
@@ -74,15 +78,25 @@ def tokens_computed(record: Record) -> int:
     return _length(record.prompt_tokens) + max(_length(record.output_tokens) - 1, 0)
 
 
-def hashed_records(records: Iterator[Record], path: str) -> Iterator[Record]:
-    """Records with a known prompt length, as they come; InputError at the end if none of them had hashes."""
+def is_private(key: int) -> bool:
+    """Whether ``key`` is one of our own, which nothing ever hits."""
+    return key <= FIRST_PRIVATE
+
+
+def hashed_records(reader: TraceReader) -> Iterator[Record]:
+    """Records with a known prompt length, as they come; at the end the reader's warnings go to stderr.
+
+    Raises InputError, at the end too, if no record had hashes.
+    """
     hashed = False
-    for record in records:
+    for record in reader:
         hashed = hashed or record.block_hashes is not None
         if record.prompt_tokens:
             yield record
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if not hashed:
-        raise InputError(f"{path}: block_hashes: no record has any; expected a trace with block hashes")
+        raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
 
 
 def _length(tokens: int | None) -> int:

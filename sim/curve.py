@@ -100,7 +100,7 @@ def read_accesses(trace: Path, block_size: int | None = None) -> Accesses:
     input_tokens = 0
     with open_trace(trace) as reader:
         chains = Chains(reader.meta, block_size)
-        for record in hashed_records(reader, str(trace)):
+        for record in hashed_records(reader):
             blocks += [numbers.setdefault(key, len(numbers)) for key in chains.prompt(record)]
             starts.append(len(blocks))
             prompt_tokens = record.prompt_tokens or 0

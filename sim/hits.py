@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from sim.chain import Chains, hashed_records, tokens_computed
+from sim.chain import Chains, hashed_records, is_private, tokens_computed
 from sim.config import FreeRule
 from sim.pool import BlockPool
 from tracefile.errors import InputError
@@ -108,7 +108,7 @@ def count_trace_hits(config: PoolConfig) -> HitCounts:
     """Run the whole trace through the cache that ``config`` names. Streams: memory is the pool's, not the trace's."""
     with open_trace(config.trace) as reader:
         chains = Chains(reader.meta, config.block_size)
-        records = hashed_records(reader, str(config.trace))
+        records = hashed_records(reader)
         if config.object_lru:
             return count_object_hits(records, chains, config.blocks)
         if config.blocks is None:
@@ -145,7 +145,7 @@ def count_endless_hits(records: Iterable[Record], chains: Chains) -> HitCounts:
         counts.requests += 1
         keys = chains.whole(record)
         counts.count(record, _leading(keys[: _lookup_limit(record, chains.block_size)], seen))
-        seen.update(key for key in keys if key >= 0)
+        seen.update(key for key in keys if not is_private(key))
     return counts
 
 

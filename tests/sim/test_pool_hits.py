@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.chain import Chains
+from sim.chain import FIRST_PRIVATE, Chains
 from sim.config import EngineConfig
 from sim.hits import ObjectLru, count_endless_hits, count_pool_hits
 from sim.pool import BlockPool
@@ -155,9 +155,10 @@ def record(**fields: Any) -> Record:
 
 def test_blocks_of_unknown_content_get_keys_of_their_own() -> None:
     chains = Chains(Meta(block_size=4))
+    first = FIRST_PRIVATE  # below every hash, so that no trace can hold it
     unknown_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
-    assert chains.whole(unknown_answer) == [1, 2, -1, -2]
-    assert chains.whole(unknown_answer) == [1, 2, -3, -4]
+    assert chains.whole(unknown_answer) == [1, 2, first, first - 1]
+    assert chains.whole(unknown_answer) == [1, 2, first - 2, first - 3]
     known_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
     assert chains.whole(known_answer) == [1, 2, 3, 4]
     assert chains.prompt(known_answer) == [1, 2]
@@ -165,8 +166,17 @@ def test_blocks_of_unknown_content_get_keys_of_their_own() -> None:
     stopped = record(
         prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4], hashable_blocks=1
     )
-    assert chains.whole(stopped) == [1, -5, -6, -7]
-    assert chains.whole(record(prompt_tokens=9)) == [-8, -9]
+    assert chains.whole(stopped) == [1, first - 4, first - 5, first - 6]
+    assert chains.whole(record(prompt_tokens=9)) == [first - 7, first - 8]
+
+
+def test_a_torn_last_line_is_read_around_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "torn.jsonl"
+    trace.write_text(Path(SIX).read_text() + '{"request_id":"r7","prompt_to')
+    assert main(["pool", str(trace), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["requests"] == 6
+    assert printed.err == f"warning: {trace}:8: torn last line skipped; its writer was cut short\n"
 
 
 @pytest.mark.parametrize(
