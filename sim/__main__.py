@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
             chosen = importlib.import_module(module_name)
             chosen.add_arguments(subparser)
     arguments = parser.parse_args(argv)
-    assert chosen is not None  # argparse has left by now unless a subcommand came first
+    if chosen is None:
+        parser.error("expected a command as the first argument")
     code: int = chosen.run(arguments)
     return code
 
