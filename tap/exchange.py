@@ -25,7 +25,6 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     tokenizer: str
     """``ids``, ``bytes``, or a tokenizer's directory."""
     key_secret: bytes
-    key_id: str
     algorithm: HashAlgorithm
     block_size: int
     hash_model: str | None

@@ -54,7 +54,9 @@ class PromptHasher:
 
         @lru_cache(maxsize=256)
         def hasher(start: ChainStart) -> BlockHasher:
-            return BlockHasher(key, algorithm, block_size, start.model, start.lora, start.cache_salt)
+            return BlockHasher(
+                key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
+            )
 
         self._hasher = hasher
 

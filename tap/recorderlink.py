@@ -1,6 +1,7 @@
 """The relay's end of the recorder process: starts it, feeds it without ever waiting, counts what it lost."""
 
 import asyncio
+import copy
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from tracefile.schema import Status
 
 RESTARTS = 1
 START_TIMEOUT_S = 120.0
+REAP_S = 1.0
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
 
 _replies = msgspec.msgpack.Decoder(Ready | Refused | Progress)
@@ -98,14 +100,18 @@ class RecorderProcess(asyncio.Protocol):
             self._transport.write_eof()
 
     def reap(self) -> None:
-        """Collect the process; one that does not end by itself is killed."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
+        """Collect the process, whose socket is closed: at once if it has ended, else killed and a little later."""
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            asyncio.get_running_loop().call_later(REAP_S, self._process.poll)
+
+    async def ended(self) -> None:
+        """Wait until the process has left, having closed its socket."""
+        for _ in range(100):
+            if self._process is None or self._process.poll() is not None:
+                return
+            await asyncio.sleep(0.01)
+        self.reap()
 
     def abort(self) -> None:
         """End the process at once."""
@@ -178,22 +184,22 @@ class RecorderLink:
             if not self._process.ready.done() or self._process.ready.exception() is not None:
                 self._process.closing = True
 
-    def submit(self, copy: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
+    def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         """Hand over a finished exchange, or count why not. Never waits, never raises."""
         self._ended.offered += 1
         if self._process is None:
-            copy.give_up("recorder_off")
+            side.give_up("recorder_off")
         elif self._process.queued_bytes + self._budget.held_bytes > self._budget.limit_bytes:
-            copy.give_up("queue_full")
-        if copy.dropped is not None:
-            self._ended.dropped[copy.dropped] += 1
+            side.give_up("queue_full")
+        if side.dropped is not None:
+            self._ended.dropped[side.dropped] += 1
             return
         assert self._process is not None
-        self._process.submit(encode_frame(copy.finish(end_ns, outcome, error_kind)))
+        self._process.submit(encode_frame(side.finish(end_ns, outcome, error_kind)))
 
     def counts(self) -> Counts:
         """What is known so far; exact after ``finish``."""
-        counts = msgspec.convert(msgspec.to_builtins(self._ended), Counts)
+        counts = copy.deepcopy(self._ended)
         if self._process is not None:
             counts.add(self._process.progress)
         return counts
@@ -210,7 +216,7 @@ class RecorderLink:
             process.abort()
         self._account(process)
         self._process = None
-        process.reap()
+        await process.ended()
 
     async def _launch(self, setup: RecorderSetup) -> RecorderProcess:
         process = RecorderProcess(setup)

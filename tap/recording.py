@@ -2,6 +2,7 @@
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tap.chatmessages import UntokenizableError
@@ -103,7 +104,7 @@ class RecordMaker:
         """From the engine's output ids; else from the text, if prompt and output then have the engine's lengths."""
         if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
             return None
-        ids = answer.token_ids
+        ids: Sequence[int] | None = answer.token_ids
         if ids is None and answer.text and record.tokens_source == "usage":
             try:
                 ids = self._prompts.output_ids(answer.text)

@@ -6,6 +6,8 @@ after the request was sent is a response cut short for the client, as it would h
 """
 
 import asyncio
+import socket
+import struct
 from time import perf_counter_ns
 
 from tap.exchange import Endpoint
@@ -226,7 +228,7 @@ class Relay:
         if self._self_delimited:
             self._client.finish(keep_alive=False)
         else:
-            self._client.abort()
+            reset(self._client)
 
     def pause_request(self) -> None:
         """The upstream is slow: stop reading the client's body."""
@@ -287,6 +289,14 @@ def origin_form(target: bytes) -> bytes:
     _, _, rest = target.partition(b"://")
     _, slash, path = rest.partition(b"/")
     return slash + path if slash else b"/"
+
+
+def reset(client: ClientConnection) -> None:
+    """Cut a connection by a reset: where only its end ends the response, an orderly one would look like the whole."""
+    if client.transport is not None:
+        sock = client.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.abort()
 
 
 def wants_websocket(head: RequestHead) -> bool:

@@ -1,0 +1,266 @@
+"""A scripted upstream of raw bytes, a raw client, and a tap between them with its own recorder process."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tap.config import TapConfig
+from tap.enginefacts import EngineFacts
+from tap.recorderlink import Counts, RecorderLink
+from tap.relay import Upstream
+from tap.service import recorder_setup, recording
+from tap.sidecopy import CopyBudget
+from tracefile import HashKey, Meta, Record, load_key, load_trace
+from wire.pool import ConnectionPool
+from wire.server import Server
+from wire.url import Origin
+
+
+@dataclass
+class RawRequest:
+    """A request as the upstream read it, and the connection to answer on."""
+
+    head: bytes
+    body: bytes
+    """Without chunk framing."""
+    raw_body: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def target(self) -> bytes:
+        return self.head.split(b" ", 2)[1]
+
+    def values(self, name: bytes) -> list[bytes]:
+        lines = self.head.split(b"\r\n")[1:]
+        pairs = [line.partition(b": ") for line in lines if line]
+        return [value for key, _, value in pairs if key.lower() == name]
+
+    def write(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def write_json(self, value: object, status: bytes = b"200 OK", extra: bytes = b"") -> None:
+        body = json.dumps(value).encode()
+        self.write(b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%b" % (status, extra))
+        self.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    def write_sse_head(self) -> None:
+        self.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n")
+        self.write(b"Transfer-Encoding: chunked\r\n\r\n")
+
+    async def write_event(self, value: object) -> None:
+        """One event as one chunk in one write, far enough from the next to be a read of its own."""
+        text = b"[DONE]" if value is None else json.dumps(value).encode()
+        data = b"data: %b\n\n" % text
+        self.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await self.writer.drain()
+        await asyncio.sleep(0.002)
+
+    def end_chunks(self) -> None:
+        self.write(b"0\r\n\r\n")
+
+
+Script = Callable[[RawRequest], Awaitable[None]]
+
+
+@dataclass
+class ScriptedUpstream:
+    """Answers every request by the script; keeps what it read."""
+
+    script: Script
+    requests: list[RawRequest] = field(default_factory=list)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """A connection was closed by the other side."""
+    connections: int = 0
+    port: int = 0
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.add(task)
+            self.connections += 1
+            try:
+                await self._converse(reader, writer)
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                pass
+            finally:
+                tasks.discard(task)
+                self.gone.set()
+                writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 26)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            for task in list(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            request = RawRequest(head, b"", b"", reader, writer)
+            if request.values(b"transfer-encoding"):
+                request.raw_body, request.body = await read_chunked(reader)
+            else:
+                length = int((request.values(b"content-length") or [b"0"])[0])
+                request.body = request.raw_body = await reader.readexactly(length)
+            self.requests.append(request)
+            await self.script(request)
+            await writer.drain()
+
+
+async def read_chunked(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    raw, body = b"", b""
+    while True:
+        line = await reader.readuntil(b"\r\n")
+        piece = await reader.readexactly(int(line.partition(b";")[0], 16) + 2)
+        raw, body = raw + line + piece, body + piece[:-2]
+        if piece == b"\r\n":
+            return raw, body
+
+
+@dataclass
+class RawResponse:
+    """A response as the client read it, up to the connection's end."""
+
+    raw: bytes
+
+    @property
+    def head(self) -> bytes:
+        return self.raw.partition(b"\r\n\r\n")[0]
+
+    @property
+    def status(self) -> int:
+        return int(self.raw.split(b" ", 2)[1])
+
+    @property
+    def raw_body(self) -> bytes:
+        return self.raw.partition(b"\r\n\r\n")[2]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw_body)
+
+    @property
+    def ended_cleanly(self) -> bool:
+        """For a chunked response: the last chunk came."""
+        return self.raw_body.endswith(b"0\r\n\r\n")
+
+
+@dataclass
+class RunningTap:
+    """A tap in this process; its recorder is a process of its own."""
+
+    port: int
+    link: RecorderLink
+    upstream: Upstream
+    budget: CopyBudget
+    server: Server
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+
+    async def send(self, data: bytes) -> RawResponse:
+        """Send bytes on a connection of their own and read until the tap closes it."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        raw = await reader.read()
+        writer.close()
+        return RawResponse(raw)
+
+    async def post(self, path: str, value: object, headers: bytes = b"") -> RawResponse:
+        return await self.send(post_bytes(path, value, headers + b"Connection: close\r\n"))
+
+
+def post_bytes(path: str, value: object, headers: bytes = b"") -> bytes:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    lines = b"POST %b HTTP/1.1\r\nHost: tap\r\nContent-Type: application/json\r\n%b" % (path.encode(), headers)
+    return lines + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@dataclass
+class Lab:
+    """Starts taps in front of scripted upstreams, and knows afterwards what they recorded."""
+
+    folder: Path
+    key: HashKey
+    counts: Counts = field(default_factory=Counts)
+    traces: list[str] = field(default_factory=list)
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "captured.jsonl"
+
+    @contextlib.asynccontextmanager
+    async def tap(self, script: Script | int, **settings: Any) -> AsyncIterator[tuple[RunningTap, ScriptedUpstream]]:
+        """A tap for the length of the block; an int in place of a script is a port that nobody need listen on."""
+        upstream = ScriptedUpstream(_never if isinstance(script, int) else script)
+        async with contextlib.AsyncExitStack() as stack:
+            if isinstance(script, int):
+                upstream.port = script
+            else:
+                await stack.enter_async_context(upstream.serving())
+            config = self.config(upstream.port, **settings)
+            budget = CopyBudget(config.queue_bytes)
+            setup = recorder_setup(config, self.key, EngineFacts())
+            async with recording(setup, budget) as link:
+                pool = ConnectionPool(config.upstream)
+                relays = Upstream(config.upstream, pool, link, budget, config.max_body_bytes)
+                server = Server(relays.new_relay)
+                port = await server.listen("127.0.0.1", 0)
+                yield RunningTap(port, link, relays, budget, server), upstream
+                await server.drain(5.0)
+                pool.close()
+            self.counts, self.traces = link.counts(), link.traces
+        assert budget.held_bytes == 0, "a copy was neither handed over nor released"
+        assert relays.in_flight == 0
+
+    def config(self, upstream_port: int, **settings: Any) -> TapConfig:
+        defaults: dict[str, Any] = {
+            "upstream": Origin("http", "127.0.0.1", upstream_port),
+            "listen": ("127.0.0.1", 0),
+            "trace": str(self.trace),
+            "tokenizer": "ids",
+            "block_size": 4,
+            "algorithm": "xxh3_64",
+            "key_file": None,
+            "model": None,
+            "loras": (),
+            "max_body_bytes": 1 << 20,
+            "queue_bytes": 64 << 20,
+            "engine_facts": False,
+            "wait_s": 0.0,
+            "drain_s": 5.0,
+            "overwrite": False,
+        }
+        return TapConfig(**(defaults | settings))
+
+    def read(self) -> tuple[Meta, list[Record]]:
+        return load_trace(self.trace)
+
+    @property
+    def records(self) -> list[Record]:
+        return self.read()[1]
+
+
+async def _never(request: RawRequest) -> None:
+    raise AssertionError("nothing listens here")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path, load_key(tmp_path / "key"))
