@@ -99,7 +99,7 @@ class Sender:
         asyncio.get_running_loop().call_soon(self._abort_all)
 
     def _abort_all(self) -> None:
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         self._wake()
 
@@ -172,6 +172,9 @@ class Sender:
         request = due.request
         assert request is not None  # built before it is started
         exchange = await self._transmit(request)
+        this = asyncio.current_task()
+        assert this is not None
+        self._tasks.discard(this)
         self._tally.in_flight -= 1
         self._ended.append(
             Sent(

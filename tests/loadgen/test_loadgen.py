@@ -1,0 +1,239 @@
+"""``loadgen`` as a user runs it, against a scripted engine over a real socket."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main
+from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
+
+SESSIONS = shlex.split(
+    "--pattern multiturn --turns 3 --rate 50 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
+    " --output-tokens 3:40 --think-s 0.001:0.01 --seed 4"
+)
+
+
+def load(engine: Any, trace: Path, flags: Sequence[str]) -> int:
+    return main(["--url", engine.url, "--trace", str(trace), *flags])
+
+
+def turns_of(records: Sequence[Record], session: str | None) -> list[Record]:
+    return sorted((record for record in records if record.session_id == session), key=lambda record: record.turn or 0)
+
+
+def test_sessions_go_on_from_the_real_answers(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl.zst"
+    assert load(engine, trace, SESSIONS) == 0
+    meta, records = load_trace(trace)
+    assert (meta.source, meta.model, meta.block_size, meta.tokenizer) == ("client", "scripted", 16, "ids")
+    assert meta.engine is not None
+    assert (meta.engine.version, meta.engine.num_gpu_blocks) == ("9.9", 512)
+    assert len(records) == 18
+    assert {record.status for record in records} == {"ok"}
+    # Every context is the one before, the generated ids, and at least 20 new ones.
+    by_id = {headers["x-request-id"]: body for headers, body in zip(engine.headers, engine.seen, strict=True)}
+    for name, body in by_id.items():
+        stem, _, turn = name.rpartition("-")
+        if (following := by_id.get(f"{stem}-{int(turn) + 1}")) is not None:
+            assert following["prompt"][: len(body["prompt"])] == body["prompt"]
+            grown = len(following["prompt"]) - len(body["prompt"])
+            assert 20 + body["max_tokens"] <= grown <= 50 + body["max_tokens"]
+    assert all(body["min_tokens"] == body["max_tokens"] and body["ignore_eos"] for body in engine.seen)
+
+
+def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Path) -> None:
+    """Real answers fed back: decode-filled blocks are hit, and the trace's hashes say exactly which."""
+    trace = tmp_path / "t.jsonl"
+    assert load(engine, trace, SESSIONS) == 0
+    _, records = load_trace(trace)
+    known: set[int] = set()
+    timeline = [(record.arrival_ms or 0.0, 1, record) for record in records]
+    timeline += [(record.end_ms() or 0.0, 0, record) for record in records]
+    for _, arrives, record in sorted(timeline, key=lambda item: item[:2]):
+        if arrives:
+            hashes = record.block_hashes or []
+            usable = hashes[: ((record.prompt_tokens or 0) - 1) // 16]
+            hits = next((i for i, block_hash in enumerate(usable) if block_hash not in known), len(usable))
+            assert record.cached_tokens == hits * 16
+            known.update(hashes)
+        else:
+            known.update(record.output_block_hashes or [])
+    assert any((record.cached_tokens or 0) > 70 + 50 + 16 for record in records)
+
+
+def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert load(engine, trace, SESSIONS) == 0
+    _, records = load_trace(trace)
+    hasher = BlockHasher(load_key(), model="scripted")
+    by_id = {record.request_id: record for record in records}
+    for headers, body in zip(engine.headers, engine.seen, strict=True):
+        record = by_id[keyed_id(load_key(), "request", headers["x-request-id"])]  # type: ignore[index]
+        assert record.session_id == keyed_id(load_key(), "session", headers["x-session-id"])
+        assert record.block_hashes == hasher.hash_blocks(body["prompt"])
+    for record in records:
+        turns = turns_of(records, record.session_id)
+        for turn, following in pairwise(turns):
+            assert following.parent_id == turn.request_id
+            chain = [*(turn.block_hashes or []), *(turn.output_block_hashes or [])]
+            assert (following.block_hashes or [])[: len(chain)] == chain
+            assert len(chain) == ((turn.prompt_tokens or 0) + (turn.output_tokens or 0) - 1) // 16
+
+
+def test_one_seed_is_one_load(engine: Any, tmp_path: Path) -> None:
+    digests, bodies = [], []
+    for name, flags in {"a": [], "b": [], "c": ["--seed", "5"]}.items():
+        engine.seen.clear()
+        assert load(engine, tmp_path / name, ["--rate", "200", "--number", "5", *flags]) == 0
+        bodies.append([body["prompt"] for body in engine.seen])
+        workload = load_trace(tmp_path / name)[0].workload
+        assert workload is not None
+        digests.append(workload.digest)
+    assert bodies[0] == bodies[1] != bodies[2]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_chat_feeds_the_text_back(engine: Any, tmp_path: Path) -> None:
+    flags = shlex.split(
+        "--pattern multiturn --turns 2 --rate 50 --number 2 --api chat --prefix-count 1 --prefix-tokens 30"
+    )
+    assert load(engine, tmp_path / "t", flags) == 0
+    first = next(body for body in engine.seen if len(body["messages"]) == 2)
+    assert [message["role"] for message in first["messages"]] == ["system", "user"]
+    assert len(first["messages"][0]["content"].split()) == 30
+    second = next(body for body in engine.seen if body["messages"][:2] == first["messages"] and body != first)
+    assert [message["role"] for message in second["messages"][2:]] == ["assistant", "user"]
+    assert second["messages"][2]["content"].startswith("t")
+    _, records = load_trace(tmp_path / "t")
+    assert all(record.hash_source == "engine" and record.output_block_hashes is not None for record in records)
+
+
+def test_without_ids_the_session_goes_on_from_stand_ins_and_says_so(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.returns_ids = False
+    assert load(engine, tmp_path / "t", SESSIONS) == 0
+    assert "returned no token ids for 18 answers" in capsys.readouterr().out
+    _, records = load_trace(tmp_path / "t")
+    assert all(record.output_block_hashes is None for record in records)
+    assert {record.turn for record in records} == {1, 2, 3}
+
+
+def test_a_failed_turn_ends_its_session(engine: Any, tmp_path: Path) -> None:
+    engine.statuses = {0: 503}
+    engine.cuts = {1}
+    flags = shlex.split("--pattern multiturn --turns 3 --rate 20 --number 3 --output-tokens 4")
+    assert load(engine, tmp_path / "t", flags) == 0
+    _, records = load_trace(tmp_path / "t")
+    assert sorted(record.status for record in records) == ["error", "ok", "ok", "ok", "upstream_abort"]
+    failed = next(record for record in records if record.status == "error")
+    assert (failed.error, failed.http_status, failed.ttft_ms) == ("http_503", 503, None)
+    cut = next(record for record in records if record.status == "upstream_abort")
+    assert cut.ttft_ms is not None
+    assert cut.output_tokens == 1
+
+
+def test_a_closed_loop_keeps_so_many_in_flight(engine: Any, tmp_path: Path) -> None:
+    engine.first_token_s = 0.02
+    assert load(engine, tmp_path / "t", ["--parallel", "3", "--number", "9"]) == 0
+    _, records = load_trace(tmp_path / "t")
+    assert len(records) == 9
+    assert max(record.concurrency or 0 for record in records) == 3
+    assert load(engine, tmp_path / "u", ["--parallel", "3", "--duration", "0.1"]) == 0
+    assert 3 <= len(load_trace(tmp_path / "u")[1]) <= 18
+
+
+def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
+    assert load(engine, tmp_path / "t", [*SESSIONS, "--json", str(tmp_path / "s.json")]) == 0
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["sent"] == 18
+    assert summary["statuses"] == {"ok": 18}
+    assert summary["exact_output_share"] == 1.0
+    assert summary["counters_before"] == {"queries": 0, "hits": 0}
+    assert summary["counters_after"] == {"queries": engine.queries, "hits": engine.hits}
+    assert summary["cached_share"] == pytest.approx(engine.hits / engine.queries, abs=1e-6)
+
+
+def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engine: Any, tmp_path: Path) -> None:
+    engine.vocabulary = 50_000
+    with pytest.raises(InputError, match=r"--vocab-high: the engine refuses token ids of 1000 … 99999 \(HTTP 400\)"):
+        load(engine, tmp_path / "a", ["--rate", "100", "--number", "9"])
+    engine.vocabulary, engine.context = 150_000, 100
+    with pytest.raises(InputError, match="expected lengths within its context"):
+        load(engine, tmp_path / "b", ["--rate", "100", "--number", "9"])
+    # What was sent until then is on record.
+    assert {record.error for record in load_trace(tmp_path / "b")[1]} == {"http_400"}
+
+
+def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> None:
+    assert load(engine, tmp_path / "t", SESSIONS) == 0
+    text = (tmp_path / "t").read_text()
+    assert "token_ids" not in text
+    for body in engine.seen:
+        assert str(body["prompt"][:4])[1:-1].replace(" ", "") not in text.replace(" ", "")
+
+
+def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "loadgen", "--url", engine_url, "--trace", str(trace), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_done(engine: Any, tmp_path: Path, number: signal.Signals) -> None:
+    engine.stalls = True
+    trace = tmp_path / "t.jsonl"
+    running = run_command(engine.url, trace, "--rate", "50", "--number", "1000")
+    while len(engine.seen) < 5:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=20)
+    assert running.returncode == 130, err
+    assert f"cut short ({number.name})" in out
+    assert "Traceback" not in err
+    _, records = load_trace(trace)
+    assert len(records) == len(engine.seen) >= 5
+    assert {record.status for record in records} == {"client_abort"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rate", "1", "--number", "1"], "connect"),
+        (["--rate", "1"], "--duration, --number: both missing"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(tmp_path: Path, flags: list[str], message: str) -> None:
+    # Port 1 of the loopback: nobody listens there.
+    running = run_command("http://127.0.0.1:1", tmp_path / "t", *flags)
+    out, err = running.communicate(timeout=20)
+    assert running.returncode == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("loadgen: error: ")
+    assert message in err.lower()
+
+
+def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("something\n")
+    with pytest.raises(InputError, match="already has 10 bytes"):
+        load(engine, tmp_path / "t", ["--rate", "100", "--number", "1"])
+    assert engine.seen == []
+    assert load(engine, tmp_path / "t", ["--rate", "100", "--number", "1", "--overwrite"]) == 0
+    assert len(load_trace(tmp_path / "t")[1]) == 1
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://"])
+def test_a_url_that_is_none(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InputError, match="--url"):
+        main(["--url", url, "--trace", str(tmp_path / "t"), "--rate", "1", "--number", "1"])
