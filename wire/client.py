@@ -73,8 +73,8 @@ class Client:
 
         ``timeout_s`` counts from the call to the last byte. ``into`` is filled as things happen and is what is
         returned: whoever cancels the call finds there what had come by then, with outcome ``client_abort``. A kept
-        connection that the server had closed meanwhile costs a second try on a new one, provided that nothing of a
-        response had come.
+        connection that the server had closed meanwhile (``ServerConnection.stale``) costs a second try on a new one;
+        its time counts, the first try being the send.
         """
         exchange = into or Exchange()
         start_line = b"%b %b HTTP/1.1" % (method.encode("ascii"), self.origin.target(path))
@@ -84,21 +84,23 @@ class Client:
         request = serialise_head(start_line, [*framing, *headers]) + body
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         head_only = method == "HEAD"
-        await self._exchange(request, exchange, deadline, fresh=False, head_only=head_only)
-        if exchange.error_kind == "upstream_closed" and exchange.reused and exchange.status is None:
+        stale = await self._exchange(request, exchange, deadline, fresh=False, head_only=head_only)
+        if stale:
             exchange.outcome, exchange.error_kind = "ok", None
             await self._exchange(request, exchange, deadline, fresh=True, head_only=head_only)
         return exchange
 
     async def _exchange(
         self, request: bytes, exchange: Exchange, deadline: float | None, *, fresh: bool, head_only: bool
-    ) -> None:
+    ) -> bool:
+        """One try, its outcome in ``exchange``; True if it met a stale connection."""
         collector = _Collector(exchange)
         try:
             async with asyncio.timeout_at(deadline):
                 connection = (None if fresh else self._pool.take_idle()) or await self._pool.connect()
                 collector.begin(connection, request, head_only=head_only)
                 await collector.done
+            return exchange.error_kind == "upstream_closed" and connection.stale
         except TimeoutError:
             collector.give_up("timeout", "timeout")
         except ConnectError as error:
@@ -106,6 +108,7 @@ class Client:
         except asyncio.CancelledError:
             collector.give_up("client_abort", None)
             raise
+        return False
 
 
 class _Collector:
@@ -121,7 +124,7 @@ class _Collector:
     def begin(self, connection: ServerConnection, request: bytes, *, head_only: bool) -> None:
         self._connection = connection
         self.exchange.reused = connection.exchanges > 0
-        self.exchange.sent_ns = perf_counter_ns()
+        self.exchange.sent_ns = self.exchange.sent_ns or perf_counter_ns()
         connection.start(request, self, head_only=head_only)
 
     def give_up(self, outcome: Outcome, kind: LossKind | None) -> None:

@@ -11,6 +11,8 @@ from wire.errors import LossKind
 from wire.head import Header, header_values
 
 MAX_HEAD_BYTES = 64 * 1024
+STALE_WITHIN_NS = 1_000_000_000
+"""A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
 SWITCHING_PROTOCOLS = 101
 BODILESS = frozenset({204, 304})
 
@@ -73,6 +75,9 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, on_idle: "IdleHook", on_closed: "IdleHook") -> None:
         self.transport: asyncio.Transport | None = None
         self.exchanges = 0
+        self.waited = False
+        """Whether it lay idle before its exchange: the server may have closed it meanwhile."""
+        self._started_ns = self._lost_ns = 0
         self._on_idle, self._on_closed = on_idle, on_closed
         self._sink: ResponseSink | None = None
         self._write_paused = False
@@ -95,14 +100,12 @@ class ServerConnection(asyncio.Protocol):
         self._overrun = False
 
     @property
-    def reused(self) -> bool:
-        """Whether an earlier exchange came over this connection: the server may have closed it meanwhile."""
-        return self.exchanges > 1
+    def stale(self) -> bool:
+        """Whether its exchange was lost because the server had closed the idle connection: it may be repeated.
 
-    @property
-    def answered(self) -> bool:
-        """Whether any byte of this exchange's response has come."""
-        return self._answered
+        Not so once a byte of the response has come, nor on a connection made for this exchange, nor after a second.
+        """
+        return self.waited and not self._answered and 0 < self._lost_ns - self._started_ns < STALE_WITHIN_NS
 
     @property
     def usable(self) -> bool:
@@ -116,6 +119,7 @@ class ServerConnection(asyncio.Protocol):
         self._reset()
         self._sink, self._head_only = sink, head_only
         self.exchanges += 1
+        self._started_ns, self._lost_ns = perf_counter_ns(), 0
         self.transport.write(request)
         if self._write_paused:
             sink.pause_request()
@@ -159,7 +163,9 @@ class ServerConnection(asyncio.Protocol):
                 data = self._take_heads(data)
                 if self._head is None:
                     return
-            if data and not self._complete:
+            if data and self._complete:  # a body where there can be none: what follows it cannot be trusted
+                self._keep_alive = False
+            elif data:
                 self._take_body(at_ns, data)
         except (BadResponseError, httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose("bad_response")
@@ -246,9 +252,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _parse_head(self, head: bytes) -> ResponseHead:
         self._parser.feed_data(head)
-        return ResponseHead(
-            self._parser.get_http_version(), self._parser.get_status_code(), self._reason, self._headers
-        )
+        headers, self._headers = self._headers, []  # what comes later are trailers
+        return ResponseHead(self._parser.get_http_version(), self._parser.get_status_code(), self._reason, headers)
 
     def _take_body(self, at_ns: int, raw: bytes) -> None:
         assert self._sink is not None
@@ -274,6 +279,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _lose(self, kind: LossKind) -> None:
         sink, self._sink = self._sink, None
+        self._lost_ns = perf_counter_ns()
         if self.transport is not None:
             self.transport.abort()
         if sink is not None:

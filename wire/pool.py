@@ -20,7 +20,7 @@ class ConnectionPool:
     """Keep-alive connections to ``origin``. The one used last is given first, so that surplus ones fall idle.
 
     A server may close an idle connection while a request is on its way; whoever sent it sees ``upstream_closed`` on a
-    ``reused`` connection that has not ``answered``, and may send again on a new one if the request can be repeated.
+    ``stale`` connection, and may send again on a new one if the request's bytes are still at hand.
     """
 
     def __init__(self, origin: Origin, *, connect_timeout_s: float = 10.0, max_idle: int = 1024) -> None:
@@ -85,6 +85,7 @@ class ConnectionPool:
 
     def _fell_idle(self, connection: ServerConnection) -> None:
         if len(self._idle) < self._max_idle:
+            connection.waited = True
             self._idle[connection] = None
         else:
             connection.abort()

@@ -1,0 +1,119 @@
+"""When a request lost on a kept connection may be sent again: only if nothing can have come of it."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from wire import connection
+from wire.client import Client, Exchange
+from wire.url import parse_url
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Peer:
+    """Answers a connection's first request and does what ``second`` says with its second."""
+
+    def __init__(self, second: bytes, delay_s: float = 0.0) -> None:
+        self.second, self.delay_s = second, delay_s
+        self.requests = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.append(asyncio.ensure_future(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+            writer.write(OK)
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+            await asyncio.sleep(self.delay_s)
+            writer.write(self.second)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def ask_twice(peer: Peer) -> Exchange:
+    """Two requests, one after the other; the second one's exchange."""
+    exchanges: list[Exchange] = []
+
+    async def main() -> None:
+        async with await asyncio.start_server(peer.connected, "127.0.0.1", 0) as server, asyncio.timeout(10):
+            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            exchanges.extend([await client.request("POST", "/", body=b"{}") for _ in range(2)])
+            await client.close()
+            await asyncio.gather(*peer.tasks)
+
+    asyncio.run(main())
+    return exchanges[1]
+
+
+def test_an_idle_connection_closed_by_the_server_is_tried_again() -> None:
+    exchange = ask_twice(Peer(b""))
+    assert (exchange.outcome, exchange.status) == ("ok", 200)
+
+
+@pytest.mark.parametrize("beginning", [b"H", b"HTTP/1.1 20", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_a_request_that_was_being_answered_is_never_repeated(beginning: bytes) -> None:
+    peer = Peer(beginning)
+    exchange = ask_twice(peer)
+    assert (exchange.outcome, exchange.error_kind, exchange.status) == ("upstream_abort", "upstream_closed", None)
+    assert peer.requests == 2
+
+
+def test_a_server_that_dies_at_work_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It had the request for longer than a close can take to cross it: it may have run it.
+    monkeypatch.setattr(connection, "STALE_WITHIN_NS", 20_000_000)
+    peer = Peer(b"", delay_s=0.1)
+    assert ask_twice(peer).outcome == "upstream_abort"
+    assert peer.requests == 2
+
+
+def converse(answer: bytes, talk: Callable[[Client], Awaitable[None]]) -> int:
+    """A server that gives ``answer`` to every request; returns how many connections it saw."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(answer)
+        writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.ensure_future(serve(reader, writer)))
+
+    async def main() -> None:
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server, asyncio.timeout(10):
+            client = Client(parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            await talk(client)
+            await client.close()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    return len(tasks)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+def test_a_body_where_there_can_be_none_costs_the_connection(head: bytes) -> None:
+    """Kept, its stray bytes would be taken for the next answer."""
+
+    async def talk(client: Client) -> None:
+        for _ in range(2):
+            assert (await client.request("GET", "/")).outcome in {"ok", "error"}
+
+    assert converse(head + b"HTTP/1.1 200 OK\r\n", talk) == 2
+
+
+def test_trailers_are_no_headers() -> None:
+    async def talk(client: Client) -> None:
+        exchange = await client.request("GET", "/")
+        assert (exchange.outcome, exchange.headers) == ("ok", [(b"Transfer-Encoding", b"chunked")])
+        assert b"".join(read.data for read in exchange.reads) == b"x"
+
+    converse(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 1\r\n\r\n", talk)
