@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from tracefile.errors import InputError
 from tracefile.reading import TraceReader
 from tracefile.schema import Record, RequestId
 
@@ -100,14 +101,17 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
     """Every breach in an opened trace, record by record, then those that only the whole trace shows.
 
     Memory grows with the number of records: ids, parents and lines are kept, to find duplicates and cycles; nothing
-    else is. A line that cannot be read at all raises InputError.
+    else is. A line that cannot be read is a finding too.
     """
     lines: dict[RequestId, int] = {}
     parents: dict[RequestId, RequestId] = {}
     last_end_ms = -math.inf
     block_size = reader.meta.block_size
-    for record in reader:
+    for record in reader.results():
         line = reader.line
+        if isinstance(record, InputError):
+            yield Finding(line, "line", str(record).removeprefix(f"{reader.path}:{line}: "))
+            continue
         yield from (Finding(line, *breach) for breach in chain.from_iterable(r(record, block_size) for r in RULES))
         if record.request_id in lines:
             yield Finding(line, "request_id", f"as on line {lines[record.request_id]}; expected it once")

@@ -48,10 +48,8 @@ class KvtapeDecoder:
             record = self._decoder.decode(line)
         except msgspec.ValidationError:
             return convert_object(parse_object(line, where), Record, where)
-        except msgspec.DecodeError as error:
-            raise InputError(f"{where}: not JSON ({error}); expected one record") from None
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not UTF-8 ({error.reason}); expected one record") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise not_json(line, where, error) from None
         if record.extra:  # the line itself had a field of that name, unknown to us
             return convert_object(parse_object(line, where), Record, where)
         return record
@@ -62,10 +60,17 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: not JSON ({error}); expected one object a line") from None
+        raise not_json(line, where, error) from None
     if not isinstance(found, dict):
         raise InputError(f"{where}: a JSON {type(found).__name__}; expected one object a line")
     return found
+
+
+def not_json(line: bytes, where: str, error: Exception) -> InputError:
+    """The error for a line that is no JSON; says so where a NaN or an infinity is the likely reason."""
+    if b"NaN" in line or b"Infinity" in line:
+        return InputError(f"{where}: NaN or Infinity ({error}); expected null for an unknown number")
+    return InputError(f"{where}: not JSON ({error}); expected one object a line")
 
 
 def is_object(line: bytes) -> bool:

@@ -84,16 +84,29 @@ class TraceReader:
             return "vllm-vcr", VcrDecoder(meta, where), None
         return *_recognise_record(found, where), first
 
-    def _read_records(self) -> Iterator[Record]:
+    def results(self) -> Iterator[Record | InputError]:
+        """What iterating gives, but that a bad line is given as its InputError and the next line follows."""
         if self._first is not None:
-            yield self._decoder.decode(self._first, f"{self.path}:{self._lines.number}")
+            yield self._decode(self._first)
         for line in self._lines:
             if not self._lines.complete and not is_object(line):
                 self._warnings.append(f"{self.path}:{self.line}: torn last line skipped; its writer was cut short")
                 return
-            yield self._decoder.decode(line, f"{self.path}:{self.line}")
+            yield self._decode(line)
         if self._lines.torn:
             self._warnings.append(f"{self.path}: {self._lines.torn} after line {self.line}; read what there was")
+
+    def _read_records(self) -> Iterator[Record]:
+        for result in self.results():
+            if isinstance(result, InputError):
+                raise result
+            yield result
+
+    def _decode(self, line: bytes) -> Record | InputError:
+        try:
+            return self._decoder.decode(line, f"{self.path}:{self.line}")
+        except InputError as error:
+            return error
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:

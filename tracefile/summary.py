@@ -82,7 +82,7 @@ class Summary:
         self.hashed_tokens += len(true) * block_size
         self.hit_tokens += hit * block_size
         self._blocks.update(true)
-        if record.hashable_blocks is None:
+        if len(true) == len(hashes):
             self._blocks.update(record.output_block_hashes or ())
         self.distinct_blocks = len(self._blocks)
 

@@ -205,7 +205,7 @@ def test_a_complete_last_line_needs_no_line_end(tmp_path: Path) -> None:
         (b'{"ttft_ms": 1}', "t.jsonl:3: request_id: missing"),
         (b'{"request_id": "a", "status": "fine"}', "t.jsonl:3: status: Invalid enum value 'fine'"),
         (b'{"request_id": "a", "new": 1, "n": "x"}', "t.jsonl:3: n: Expected `int | null`, got `str`"),
-        (b'{"request_id": "a", "ttft_ms": NaN}', "t.jsonl:3: not JSON"),
+        (b'{"request_id": "a", "ttft_ms": NaN}', "t.jsonl:3: NaN or Infinity"),
         (b"[]", "t.jsonl:3: a JSON list"),
         (b'{"request_id": "\xff"}', "t.jsonl:3: not "),
     ],

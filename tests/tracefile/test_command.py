@@ -1,0 +1,148 @@
+"""``tracefile info``, ``check`` and ``convert`` as they are called."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracefile import InputError, load_trace
+from tracefile.__main__ import main
+
+HEADER = '{"meta": {"schema": "kvtape/1", "block_size": 4, "model": "m"}}'
+
+
+def trace(path: Path, *lines: dict[str, Any] | str) -> str:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join([HEADER, *texts]) + "\n")
+    return str(path)
+
+
+def findings(path: Path, capsys: pytest.CaptureFixture[str], *lines: dict[str, Any] | str) -> list[str]:
+    code = main(["check", trace(path, *lines)])
+    found = [line.removeprefix(f"{path}:") for line in capsys.readouterr().out.splitlines()]
+    assert code == (1 if found else 0)
+    return found
+
+
+GOOD: dict[str, Any] = {
+    "request_id": "a",
+    "arrival_ms": 1.0,
+    "first_byte_ms": 2.0,
+    "ttft_ms": 2.0,
+    "itl_ms": [3.0],
+    "itl_tokens": [1],
+    "e2e_ms": 6.0,
+    "prompt_tokens": 9,
+    "output_tokens": 4,
+    "cached_tokens": 4,
+    "block_hashes": [1, 2],
+    "output_block_hashes": [3],
+    "hashable_blocks": 2,
+}
+
+
+def test_a_good_trace_has_no_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = GOOD | {"request_id": "b", "parent_id": "a", "turn": 2, "arrival_ms": 8.0, "think_ms": 1.0}
+    assert findings(tmp_path / "t", capsys, GOOD, second) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"prompt_tokens": -1, "block_hashes": None, "output_block_hashes": None}, "prompt_tokens: -1; expected 0"),
+        ({"e2e_ms": -1.0, "ttft_ms": None, "first_byte_ms": None}, "e2e_ms: -1.0; expected 0"),
+        ({"turn": 0}, "turn: 0; expected 1"),
+        ({"block_hashes": [1, 2, 3]}, "block_hashes: 3; expected at most prompt_tokens // block_size = 2"),
+        ({"block_hashes": [1, -2]}, "block_hashes: a hash outside 64 bits"),
+        ({"output_block_hashes": [1, 2]}, "output_block_hashes: 2; expected at most 1"),  # (9 + 4 − 1) // 4 − 2
+        ({"block_hashes": None}, "output_block_hashes: without block_hashes"),
+        ({"hashable_blocks": 3}, "hashable_blocks: 3; expected at most the 2"),
+        ({"itl_tokens": []}, "itl_tokens: 0 for 1 gaps"),
+        ({"itl_tokens": [0]}, "itl_tokens: 0 tokens in a read"),
+        ({"itl_tokens": [5]}, "itl_tokens: 5 in all; expected at most output_tokens 4"),
+        ({"itl_ms": [-1.0]}, "itl_ms: a gap of -1.0"),
+        ({"itl_ms": [9.0]}, "itl_ms: the last token at 11.0; expected it by e2e_ms 6.0"),
+        ({"first_byte_ms": 3.0}, "first_byte_ms: 3.0, after ttft_ms 2.0"),
+        ({"cached_tokens": 10}, "cached_tokens: 10; expected at most prompt_tokens 9"),
+        ({"parent_id": "z"}, "parent_id: not in this trace"),
+        ({"parent_id": "a"}, "parent_id: leads back"),
+        ({"status": "fine"}, "line: status: Invalid enum value"),
+    ],
+)
+def test_a_breach_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], finding: str
+) -> None:
+    found = findings(tmp_path / "t", capsys, GOOD | change)
+    assert found[0].startswith("2: " + finding), found
+
+
+def test_breaches_between_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = {"request_id": "a", "arrival_ms": 0.0, "e2e_ms": 10.0, "parent_id": "b"}
+    lines: list[dict[str, Any]] = [
+        first,
+        {"request_id": "b", "arrival_ms": 0.0, "e2e_ms": 5.0, "parent_id": "a"},
+        {"request_id": "a"},
+    ]
+    found = findings(tmp_path / "t", capsys, *lines)
+    assert [line.split(":")[:2] for line in found] == [["3", " e2e_ms"], ["4", " request_id"], ["2", " parent_id"]]
+
+
+def test_a_line_that_is_no_record_does_not_hide_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings(tmp_path / "t", capsys, '{"request_id": "a", "ttft_ms": NaN}', GOOD | {"turn": 0})
+    assert found[0].startswith("2: line: NaN or Infinity")
+    assert found[1].startswith("3: turn")
+
+
+def test_info_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = GOOD | {"request_id": "b", "arrival_ms": 8.0, "status": "timeout", "session_id": "s", "parent_id": "a"}
+    path = trace(tmp_path / "t", GOOD | {"endpoint": "/v1/completions"}, second)
+    assert main(["info", path, "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["format"], info["records"], info["statuses"]) == ("kvtape", 2, {"ok": 1, "timeout": 1})
+    assert info["endpoints"] == {"/v1/completions": 1, "unknown": 1}
+    assert (info["first_arrival_ms"], info["last_end_ms"]) == (1.0, 14.0)
+    assert (info["prompt_tokens"], info["output_tokens"], info["cached_tokens"]) == (18, 8, 8)
+    assert (info["hashed_tokens"], info["hit_tokens"], info["distinct_blocks"]) == (16, 8, 3)
+    assert (info["named_sessions"], info["inferred_sessions"], info["later_turns"]) == (1, 0, 1)
+    assert info["meta"] == {"schema": "kvtape/1", "block_size": 4, "model": "m"}
+    assert main(["info", path]) == 0
+    assert "hit potential" in capsys.readouterr().out
+
+
+def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Eight tokens are two full blocks, both seen before; one token must be computed, so only one block can be hit.
+    shape = {"prompt_tokens": 8, "block_hashes": [1, 2]}
+    path = trace(tmp_path / "t", {"request_id": "a"} | shape, {"request_id": "b"} | shape)
+    main(["info", path, "--json"])
+    assert json.loads(capsys.readouterr().out)["hit_tokens"] == 4
+
+
+def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = GOOD | {"request_id": "b", "arrival_ms": 8.0, "block_hashes": [1, 2, 3, 4], "prompt_tokens": 17}
+    second |= {"output_block_hashes": None, "hashable_blocks": None, "new_field": 1}
+    path = trace(tmp_path / "t", GOOD, second)
+    assert main(["convert", path, str(tmp_path / "o.zst")]) == 0
+    assert load_trace(tmp_path / "o.zst") == load_trace(path)
+    assert main(["convert", path, str(tmp_path / "s.gz"), "--sessions"]) == 0
+    assert load_trace(tmp_path / "s.gz")[1][1].parent_id == "a"
+    with pytest.raises(InputError, match="already has"):
+        main(["convert", path, str(tmp_path / "o.zst")])
+
+
+def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tracefile", "info", str(tmp_path / "none")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr == f"tracefile: error: {tmp_path}/none: No such file or directory; expected a trace file\n"
+
+
+def test_a_torn_trace_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path / "t", GOOD)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"request_id": "to')
+    assert main(["check", path]) == 0
+    assert "torn last line" in capsys.readouterr().err
