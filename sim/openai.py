@@ -169,7 +169,7 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
             prompts = msgspec.json.decode(data, type=list[list[int]])
         else:
             prompts = [msgspec.json.decode(data, type=list[int])]
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt") from None
     if not prompts or not all(prompts):
         raise ApiError("prompt: must not be empty", param="prompt")

@@ -1,5 +1,6 @@
 """A real tokenizer as the server's vocabulary: its ids, its chat template, answers from its plainest words."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from sim.vocabulary import Message
 from tracefile.errors import InputError
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 MAX_ANSWER_IDS = 4096
 PLAIN_TEMPLATE = (
     "{%- for message in messages -%}[{{ message.role }}]: {{ message.content }}\n{% endfor -%}"
@@ -27,11 +29,12 @@ class TokenizerVocabulary:
     """
 
     def __init__(self, path: Path) -> None:
-        # Importing transformers takes seconds: only those who bring a tokenizer pay for it.
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            raise InputError(f"--tokenizer {path}: no tokenizer there; expected a directory with a tokenizer.json")
+        # Importing transformers takes seconds and misses PyTorch aloud: only those who bring a tokenizer pay for it.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from transformers import AutoTokenizer  # noqa: PLC0415
 
-        if not path.is_dir():
-            raise InputError(f"--tokenizer {path}: no such directory; expected one with a transformers tokenizer")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

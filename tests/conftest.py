@@ -15,7 +15,7 @@ StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 
 @contextlib.contextmanager
 def running_sim_server(*flags: str) -> Iterator[str]:
-    """``sim serve`` with ``flags`` for the length of the ``with`` block; gives its base URL, checks that it ends well."""
+    """``sim serve`` with ``flags`` for the length of the ``with`` block; gives its base URL, checks its end."""
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", *flags]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None

@@ -1,0 +1,168 @@
+"""The real-time engine in this process, as fast as it goes: what its virtual clock says, to the digit."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sim.answer import Answer
+from sim.config import EngineConfig
+from sim.latency import FrontendModel, StepModel
+from sim.model import Model, make_model
+from sim.realtime import Generation, RealTimeEngine
+from sim.request import Request
+
+STEP = StepModel(
+    t0_ms=4.0, per_prefill_token_ms=0.5, per_attention_token2_ms=0.0, per_decode_ms=1.0, per_kv_token_ms=0.0
+)
+CONFIG = EngineConfig(
+    num_gpu_blocks=33, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False
+)
+MODEL = make_model(STEP, FrontendModel(f0_ms=10.0, f1_ms_per_prompt_token=0.25), CONFIG)
+
+
+def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
+    blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
+    request = Request(f"r{first_key}", prompt_tokens, output_tokens, list(range(first_key, first_key + blocks)))
+    return Generation(request, Answer([7] * output_tokens, "length"), lambda: None)
+
+
+def with_running(
+    model: Model, use: Callable[[RealTimeEngine], Awaitable[None]], speed: float | None = None
+) -> RealTimeEngine:
+    """Run ``use`` beside the engine's loop; gives the engine."""
+
+    async def main() -> RealTimeEngine:
+        engine = RealTimeEngine(model, speed=speed)
+        stepping = asyncio.create_task(engine.run())
+        await use(engine)
+        stepping.cancel()
+        await asyncio.gather(stepping, return_exceptions=True)
+        return engine
+
+    return asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the engine only lives between turns of this loop
+        await asyncio.sleep(0)
+
+
+def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(lambda: one.outcome is not None)
+        # Front end 10 + 8 × 0.25 = 12; prefill 4 + 8 × 0.5 = 8; three decodes of 4 + 1.
+        assert one.token_ms == [20.0, 35.0]
+        assert engine.now_ms == 35.0
+        two = generation(prompt_tokens=8, output_tokens=1, first_key=100)
+        engine.submit(two)
+        await until(lambda: two.outcome is not None)
+        # At the end of the last step; its prefix is cached but for the block of its last token.
+        assert two.request.cached_tokens == 4
+        assert two.token_ms[0] == 35.0 + 12.0 + 4.0 + 4 * 0.5
+
+    engine = with_running(MODEL, use)
+    engine.check_integrity()
+    assert engine.counters.steps == 5
+    assert engine.counters.generation_tokens == 5
+    assert engine.counters.cached_prompt_tokens == 4
+
+
+def test_two_arrivals_share_steps_and_a_serial_front_end_lets_them_queue() -> None:
+    arrivals: list[list[float]] = []
+
+    async def use(engine: RealTimeEngine) -> None:
+        both = [generation(8, 2, first_key) for first_key in (100, 200)]
+        for one in both:
+            engine.submit(one)
+        await until(lambda: all(one.outcome is not None for one in both))
+        arrivals.append([one.token_ms[0] for one in both])
+
+    with_running(MODEL, use)
+    serial = msgspec.structs.replace(MODEL, frontend_placement="serial")
+    with_running(serial, use)
+    # Parallel: both enter at 12 and share one prefill of 16 tokens. Serial: the second enters at 24, when the first
+    # has been prefilled (at 20) and is decoding (until 25); then it is prefilled alone.
+    assert arrivals == [[24.0, 24.0], [20.0, 33.0]]
+
+
+def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
+    seen: dict[bool, float] = {}
+
+    def late_arrival(ahead: bool) -> Callable[[RealTimeEngine], Awaitable[None]]:
+        async def use(engine: RealTimeEngine) -> None:
+            early, late = generation(8, 12, 100), generation(4, 1, 200)
+            engine.submit(early)
+            await until(lambda: early.delivered == 2)
+            engine.submit(late)
+            await until(lambda: late.outcome is not None and early.outcome is not None)
+            seen[ahead] = late.token_ms[0] - late.arrival_ms
+
+        return use
+
+    for ahead in (False, True):
+        config = replace(CONFIG, async_scheduling=ahead)
+        with_running(msgspec.structs.replace(MODEL, engine=config), late_arrival(ahead))
+    assert seen[True] - seen[False] == 5.0  # one decode step
+
+
+def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
+    async def use(engine: RealTimeEngine) -> None:
+        running, entering = generation(8, 40, 100), generation(8, 40, 200)
+        engine.submit(running)
+        await until(lambda: running.delivered == 3)
+        engine.submit(entering)
+        assert engine.num_running == 1
+        assert engine.kv_usage > 0.0
+        assert not engine.reset_prefix_cache()
+        for one in (running, entering):
+            engine.abort(one)
+        await until(lambda: running.outcome == entering.outcome == "aborted")
+        engine.check_integrity()
+        assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
+        assert engine.reset_prefix_cache()
+        # The engine goes on for others.
+        after = generation(8, 2, 100)
+        engine.submit(after)
+        await until(lambda: after.outcome == "finished")
+        assert after.request.cached_tokens == 0
+
+    engine = with_running(MODEL, use)
+    assert engine.counters.finished == {"stop": 0, "length": 1, "abort": 2}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
+    # Each ends with 15 blocks of 32: two at a time grow until one of them is preempted.
+    config = replace(CONFIG, async_scheduling=ahead)
+
+    async def use(engine: RealTimeEngine) -> None:
+        many = [generation(8, 53, 1000 * number) for number in range(1, 7)]
+        for one in many:
+            engine.submit(one)
+        while not all(one.outcome == "finished" for one in many):
+            engine.check_integrity()
+            await asyncio.sleep(0)
+        assert [one.delivered for one in many] == [53] * 6
+
+    engine = with_running(msgspec.structs.replace(MODEL, engine=config), use)
+    assert engine.counters.preemptions > 0
+    assert engine.counters.generation_tokens == 6 * 53
+    assert engine.kv_usage == 0.0
+
+
+def test_real_time_follows_the_same_virtual_clock() -> None:
+    # Same durations as at full speed, from whenever the request arrived; the real clock is only waited for.
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(lambda: one.outcome is not None)
+        assert one.token_ms[0] - one.arrival_ms == pytest.approx(20.0)
+        assert one.token_ms[1] - one.arrival_ms == pytest.approx(35.0)
+        assert engine.clock_ms() >= one.token_ms[1]
+
+    with_running(MODEL, use, speed=4.0)
