@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -188,6 +191,34 @@ def test_records_reach_the_disk_without_a_flush(tmp_path: Path, monkeypatch: pyt
             pass  # the suite's time limit ends this if the flushing thread does not
         with open_trace(writer.path) as reader:
             assert list(reader) == records(1)
+
+
+KILLED_WRITER = """
+import sys, time
+from tracefile import Meta, Record, TraceWriter
+writer = TraceWriter(sys.argv[1], Meta(source="tap"))
+for i in range(100):
+    writer.write(Record(request_id=f"r{i}", extra={"filler": "x" * 100}))
+print("written", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_killed_writer_leaves_what_it_took_a_moment_before(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    with subprocess.Popen([sys.executable, "-c", KILLED_WRITER, path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        count = 0
+        while count < 100:  # within a second or so: nobody calls flush
+            time.sleep(0.05)
+            with open_trace(path) as reader:
+                count = sum(1 for _ in reader)
+        writer.kill()
+    with open_trace(path) as reader:
+        assert [record.request_id for record in reader] == [f"r{i}" for i in range(100)]
+        assert len(reader.warnings) == (1 if suffix else 0)
 
 
 def test_a_complete_last_line_needs_no_line_end(tmp_path: Path) -> None:
