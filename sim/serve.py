@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -151,7 +152,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise InputError(f"--listen {host}:{port}: {error.strerror or error}") from None
+        # A busy address has a number that says so in three words; an unknown host has only words.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise InputError(f"--listen {host}:{port}: {reason}") from None
 
 
 def _loop_factory() -> Any:

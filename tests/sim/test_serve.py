@@ -217,7 +217,7 @@ def test_tokens_survive_detokenizing(engine: httpx.Client) -> None:
         ("/v1/completions", json.dumps({"prompt": [5] * 8192}).encode(), 400, "maximum context length is 8192"),
         ("/v1/completions", b'{"prompt": "x", "model": "other"}', 404, "`other` does not exist"),
         ("/v1/chat/completions", b'{"messages": []}', 400, "messages"),
-        ("/v1/chat/completions", b'{"messages": [{"role": "u", "content": [{"type": "image_url"}]}]}', 400, "image_url"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "u", "content": [{"type": "image"}]}]}', 400, "'image'"),
         ("/detokenize", b'{"tokens": [99999999]}', 400, "out of vocabulary"),
         ("/tokenize", b"{}", 400, "prompt or messages"),
         ("/v1/nothing", b"{}", 404, "Not Found"),
