@@ -27,18 +27,6 @@ class Scheduled(NamedTuple):
     """Whether the step samples a token for it: not while prompt tokens remain."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepFeatures:
-    """What a step's duration is linear in."""
-
-    prefill_tokens: int
-    prefill_attention: float
-    """Sum over prefill chunks of chunk × (depth + chunk / 2), in tokens²."""
-    decode_requests: int
-    decode_kv_tokens: int
-    """Sum of the decoding requests' depths, in tokens."""
-
-
 @dataclass(slots=True)
 class Step:
     """One composed step: who computes how much, and who had to give way."""
@@ -52,19 +40,6 @@ class Step:
     def total_tokens(self) -> int:
         """Tokens computed in this step; 0: nothing to run."""
         return sum(share.num_tokens for share in self.scheduled)
-
-    def features(self) -> StepFeatures:
-        """Count the step. A share of one token beyond the prompt is a decode; any other is a prefill chunk."""
-        prefill_tokens = decode_requests = decode_kv_tokens = 0
-        prefill_attention = 0.0
-        for request, num_tokens, depth, _ in self.scheduled:
-            if num_tokens == 1 and depth >= request.prompt_tokens:
-                decode_requests += 1
-                decode_kv_tokens += depth
-            else:
-                prefill_tokens += num_tokens
-                prefill_attention += num_tokens * (depth + num_tokens / 2)
-        return StepFeatures(prefill_tokens, prefill_attention, decode_requests, decode_kv_tokens)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import pytest
 
 from sim.config import EngineConfig
 from sim.request import Request
-from sim.scheduler import Scheduler, Step, StepFeatures
+from sim.scheduler import Scheduler, Step
 from tracefile.errors import InputError
 
 
@@ -245,16 +245,6 @@ def test_a_long_prefill_leaves_room_only_while_there_are_others() -> None:
     assert run_step(scheduler) == [("a", 16, 0)]
     scheduler.add(request("b", 7, 1, family=2))
     assert run_step(scheduler) == [("a", 5, 16), ("b", 5, 0)]
-
-
-def test_step_features_count_chunks_and_decodes() -> None:
-    scheduler = engine()
-    scheduler.add(request("a", 4, 9, family=1))
-    run_step(scheduler)
-    scheduler.add(request("b", 20, 1, family=2))
-    run_step(scheduler)
-    # a decodes at depth 5; b's second chunk of 5 starts at 15: 5 × (15 + 2.5).
-    assert scheduler.schedule().features() == StepFeatures(5, 87.5, 1, 5)
 
 
 def test_requests_that_never_fit_are_refused() -> None:
