@@ -29,7 +29,7 @@ class Timeline:
 
     def cumulative(self) -> Floats:
         """Sum of the rows of all steps before step k, for k = 0 … len; shape (len + 1, terms)."""
-        total = np.zeros((len(self) + 1, len(STEP_TERMS)))
+        total = np.zeros((len(self) + 1, len(self.rows[0]) if self.rows else len(STEP_TERMS)))
         if self.rows:
             np.cumsum(np.asarray(self.rows), axis=0, out=total[1:])
         return total

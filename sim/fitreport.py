@@ -1,0 +1,61 @@
+"""A fit on the terminal: parameters with intervals, errors beside the baselines', and what the captures leave open."""
+
+from collections.abc import Sequence
+
+from sim.identification import Unidentified
+from sim.model import Model
+from sim.residuals import Requests, locate_misfit
+
+
+def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
+    """The fit in a page."""
+    facts = model.diagnostics
+    state = "converged" if facts["converged"] else "oscillated" if facts["oscillated"] else "not converged"
+    lines = [
+        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions; {state} after "
+        f"{facts['iterations']} iterations; condition number {facts['condition_number']:.0f}; {facts['variant']}",
+    ]
+    if len(facts["variants"]) > 1:
+        lines += [f"  loss {loss:.4f}  {name}" for name, loss in facts["variants"].items()]
+    if facts["cached_agreement"] is not None:
+        lines.append(f"a simulated pool has the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
+    lines += ["", *_parameter_lines(model), "", *_error_lines(model)]
+    if unidentified:
+        lines += ["", "Not identified by these captures:"]
+        lines += [f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified]
+    return "\n".join(lines)
+
+
+def _parameter_lines(model: Model) -> list[str]:
+    lines = [f"{'parameter':<26}{'value':>12}  {'95 % interval':<26}unit"]
+    for name, parameter in model.parameters.items():
+        interval = "" if parameter.low is None else f"{parameter.low:.4g} … {parameter.high:.4g}"
+        mark = "" if parameter.identified else "  (not identified)"
+        lines.append(f"{name:<26}{parameter.value:>12.4g}  {interval:<26}{parameter.unit}{mark}")
+    return lines
+
+
+def _error_lines(model: Model) -> list[str]:
+    lines = [f"{'TTFT error in sample':<26}{'n':>6}{'p50':>9}{'p90':>9}{'p99':>9}{'median |e|':>12}{'bias':>9}"]
+    lines += [
+        f"{errors['cohort']:<26}{errors['requests']:>6}{errors['p50']:>+9.1%}{errors['p90']:>+9.1%}"
+        f"{errors['p99']:>+9.1%}{errors['median_abs']:>12.1%}{errors['bias']:>+9.1%}"
+        for errors in model.diagnostics["errors"]
+    ]
+    lines += [
+        f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
+        f"p90 |e| {baseline.p90_abs_error:.1%}"
+        for name, baseline in model.baselines.items()
+    ]
+    return lines
+
+
+def describe_misfit(requests: Requests) -> str:
+    """Where predictions are off, before calibration: along what explains them, in bins of equal count."""
+    lines = ["", f"{'along':<18}{'from':>9}{'to':>9}{'n':>6}{'bias':>9}{'bias ms':>10}{'median |e|':>12}"]
+    lines += [
+        f"{cell.axis:<18}{cell.low:>9.0f}{cell.high:>9.0f}{cell.requests:>6}{cell.bias:>+9.1%}"
+        f"{cell.bias_ms:>+10.1f}{cell.median_abs:>12.1%}"
+        for cell in locate_misfit(requests)
+    ]
+    return "\n".join(lines)
