@@ -1,0 +1,279 @@
+"""The fit against engines whose parameters are known, and what it says where it cannot know."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim import fit as fit_command
+from sim.baselines import baseline_errors
+from sim.fit import FitConfig, Fitted, fit_traces
+from sim.latency import FrontendModel, StepModel
+from sim.model import Model, default_model, load_model
+from sim.noise import LEVELS, Noise
+from sim.observations import Observations
+from sim.regression import bootstrap, solve
+from sim.residuals import Requests, estimate_noise, locate_misfit
+from tracefile import Engine, InputError, Meta, Record, TraceWriter
+
+MILD = Noise(
+    ttft_log_ratio=(tuple(0.03 * (place - 7) / 4 for place in range(len(LEVELS))),),
+    itl_log_ratio=tuple(0.1 * (place - 7) / 4 for place in range(len(LEVELS))),
+    itl_request_correlation=0.2,
+    ttft_itl_correlation=0.5,
+)
+
+
+def engine_of(model: Model, **changes: object) -> Engine:
+    config = model.engine
+    told = {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.num_gpu_blocks,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "async_scheduling": config.async_scheduling,
+    }
+    return Engine(**(told | changes))  # type: ignore[arg-type]
+
+
+def write(path: Path, records: list[Record], engine: Engine | None) -> Path:
+    with TraceWriter(path, Meta(source="tap", block_size=32, engine=engine)) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+Learn = Callable[..., Fitted]
+
+
+@pytest.fixture
+def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
+    """Capture the calibration load on a true engine and fit what was captured."""
+
+    def capture_and_fit(truth: Model, seed: int, **options: object) -> Fitted:
+        records = synthetic.capture(synthetic.calibration(seed), truth, seed=seed)
+        path = write(tmp_path / f"capture-{len(list(tmp_path.iterdir()))}.jsonl", records, engine_of(truth))
+        return fit_traces(FitConfig((path,), tmp_path / "model.json", {}, **options))  # type: ignore[arg-type]
+
+    return capture_and_fit
+
+
+def assert_recovered(truth: Model, found: Model) -> None:
+    """Each parameter within 5 % or inside its interval."""
+    for name, parameter in truth.parameters.items():
+        got = found.parameters[name]
+        assert got.low is not None
+        assert got.high is not None
+        near = abs(got.value / parameter.value - 1.0) <= 0.05
+        assert near or got.low <= parameter.value <= got.high, f"{name}: {parameter.value} found as {got}"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
+    truth = msgspec.structs.replace(default_model(), noise=MILD)
+    fitted = learn(truth, seed)
+    assert_recovered(truth, fitted.model)
+    assert fitted.model.diagnostics["cached_agreement"] == 1.0
+    errors = {row["cohort"]: row for row in fitted.model.diagnostics["errors"]}
+    assert errors["all"]["median_abs"] < 0.03
+    assert all(errors["all"]["median_abs"] < base.median_abs_error for base in fitted.model.baselines.values())
+
+
+def test_an_exact_engine_is_recovered_exactly(learn: Learn) -> None:
+    truth = default_model()
+    found = learn(truth, 4).model
+    for name, parameter in truth.parameters.items():
+        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
+
+
+def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
+    """Faster steps, cheaper attention, dearer KV, a serial front end, composing ahead."""
+    step = StepModel(
+        t0_ms=1.5,
+        per_prefill_token_ms=0.004,
+        per_attention_token2_ms=6e-6,
+        per_decode_ms=0.3,
+        per_kv_token_ms=6e-5,
+    )
+    truth = msgspec.structs.replace(
+        default_model(),
+        parameters={
+            name: msgspec.structs.replace(parameter, value=getattr(step, name, parameter.value))
+            for name, parameter in default_model().parameters.items()
+        },
+        engine=replace(default_model().engine, async_scheduling=True),
+        frontend_placement="serial",
+        noise=MILD,
+    )
+    assert truth.frontend == FrontendModel(f0_ms=7.0, f1_ms_per_prompt_token=0.0022, placement="serial")
+    assert_recovered(truth, learn(truth, 5, frontend="serial").model)
+
+
+def test_an_extra_term_is_recovered_when_asked_for(learn: Learn) -> None:
+    model = default_model()
+    chunk = msgspec.structs.replace(model.parameters["t0_ms"], value=12.0, unit="ms/chunk")
+    truth = msgspec.structs.replace(model, parameters=model.parameters | {"per_prefill_chunk_ms": chunk}, noise=MILD)
+    plain = learn(truth, 6)
+    extended = learn(truth, 6, extra_terms=("per_prefill_chunk_ms",))
+    assert_recovered(truth, extended.model)
+    assert extended.model.diagnostics["loss"] < plain.model.diagnostics["loss"]
+
+
+def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic: ModuleType) -> None:
+    for ahead in (False, True):
+        truth = default_model()
+        truth = msgspec.structs.replace(truth, engine=replace(truth.engine, async_scheduling=ahead), noise=MILD)
+        records = synthetic.capture(synthetic.calibration(7, prompts=20, mixed=150), truth)
+        path = write(tmp_path / f"{ahead}.jsonl", records, engine_of(truth, async_scheduling=None))
+        fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}))
+        assert len(fitted.model.diagnostics["variants"]) == 2
+        assert fitted.model.engine.async_scheduling == ahead
+
+
+def test_the_noise_is_recovered(learn: Learn) -> None:
+    noise = learn(msgspec.structs.replace(default_model(), noise=MILD), 8).model.noise
+    middle = dict(zip(noise.levels, noise.itl_log_ratio, strict=True))
+    assert middle[0.1] == pytest.approx(MILD.itl_log_ratio[3], abs=0.02)
+    assert middle[0.9] == pytest.approx(MILD.itl_log_ratio[11], abs=0.02)
+    spreads = [row[11] - row[3] for row in noise.ttft_log_ratio]
+    assert np.mean(spreads) == pytest.approx(MILD.ttft_log_ratio[0][11] - MILD.ttft_log_ratio[0][3], rel=0.3)
+    assert noise.itl_request_correlation == pytest.approx(0.2, abs=0.08)
+    assert noise.ttft_itl_correlation == pytest.approx(0.5, abs=0.3)
+
+
+def test_one_capture_one_model(learn: Learn, tmp_path: Path) -> None:
+    truth = msgspec.structs.replace(default_model(), noise=MILD)
+    first, second = learn(truth, 9).model, learn(truth, 9).model
+    names = {"fitted_on"}
+    for field in set(Model.__struct_fields__) - names:
+        assert getattr(first, field) == getattr(second, field), field
+    assert first.fit_digests == second.fit_digests
+
+
+def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: ModuleType) -> None:
+    """Cold prompts within one small chunk: nothing is deep, so attention's cost cannot be told."""
+    records = [
+        record
+        for record in synthetic.calibration(10, prompts=60, mixed=0)
+        if (record.prompt_tokens or 0) < 600 and record.turn == 1
+    ]
+    truth = msgspec.structs.replace(default_model(), noise=MILD)
+    path = write(tmp_path / "short.jsonl", synthetic.capture(records, truth), engine_of(truth))
+    fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}))
+    open_terms = {one.name: one for one in fitted.unidentified}
+    assert "per_attention_token2_ms" in open_terms
+    assert "longer" in open_terms["per_attention_token2_ms"].capture
+    assert not fitted.model.parameters["per_attention_token2_ms"].identified
+
+
+def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
+    truth = default_model()
+    records = synthetic.capture(synthetic.calibration(11), truth)
+    few = write(tmp_path / "few.jsonl", records[:12], engine_of(truth))
+    alike = [record for record in synthetic.calibration(11, prompts=0, mixed=200) if record.prompt_tokens == 700]
+    same = write(tmp_path / "same.jsonl", synthetic.capture(alike, truth), engine_of(truth))
+    unsettled = write(tmp_path / "unsettled.jsonl", records, None)
+    smaller = write(tmp_path / "smaller.jsonl", records, engine_of(truth, num_gpu_blocks=9))
+    good = write(tmp_path / "good.jsonl", records, engine_of(truth))
+    for traces, message in (
+        ((few,), "only 12 requests"),
+        ((same,), "about one size"),
+        ((unsettled,), "--kv-blocks"),
+        ((good, smaller), "num_gpu_blocks: 9, but 4096"),
+        ((good, good), "given twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
+
+
+def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = msgspec.structs.replace(default_model(), noise=MILD)
+    path = write(tmp_path / "trace.jsonl.zst", synthetic.capture(synthetic.calibration(12), truth), None)
+    parser = argparse.ArgumentParser()
+    fit_command.add_arguments(parser)
+    flags = ["--kv-blocks", "4096", "--no-async-scheduling", "--residuals", "-o", str(tmp_path / "m.json")]
+    assert fit_command.run(parser.parse_args([str(path), *flags])) == 0
+    model = load_model(tmp_path / "m.json")
+    assert model.fitted_on[0].name == "trace.jsonl.zst"
+    assert model.diagnostics["assumed_settings"] == {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    seen = capsys.readouterr()
+    assert "baseline constant ttft" in seen.out
+    assert "uncached tokens" in seen.out
+    assert "max_num_seqs = 256" in seen.err
+    assert json.loads((tmp_path / "m.json").read_bytes())["schema"] == "kvtape-model/1"
+
+
+def observations(counts: list[list[float]], seen: list[float], ttft: list[bool]) -> Observations:
+    padded = np.zeros((len(counts), 11))
+    padded[:, : len(counts[0])] = counts
+    number = np.arange(len(counts))
+    return Observations(
+        np.array(seen), padded, np.array(ttft), np.zeros(len(counts), dtype=np.bool_), number, number % 5
+    )
+
+
+def test_outliers_and_many_gaps_do_not_move_the_prefills() -> None:
+    rng = np.random.default_rng(0)
+    prefills = [[1.0, tokens] for tokens in rng.uniform(100, 5000, 60)]
+    gaps = [[1.0, 0.0]] * 5000
+    truth = np.array([5.0, 0.02])
+    seen = [float(np.dot(row, truth)) * float(rng.normal(1, 0.01)) for row in prefills + gaps]
+    for outlier in (3, 17, 40, 500, 900):
+        seen[outlier] *= 5.0
+    rows = observations(prefills + gaps, seen, [True] * 60 + [False] * 5000)
+    solution = solve(rows, [0, 1], np.array([1.0, 0.1] + [0.0] * 9))
+    assert solution.parameters[:2] == pytest.approx(truth, rel=0.01)
+    draws = bootstrap(rows, solution.weights, [0, 1], 100, 0)
+    low, high = np.quantile(draws[:, 1], [0.025, 0.975])
+    assert low < solution.parameters[1] < high < 1.1 * low
+
+
+def test_no_parameter_is_negative() -> None:
+    rows = observations([[1.0, n] for n in range(1, 41)], [100.0 - n for n in range(1, 41)], [True] * 40)
+    found = solve(rows, [0, 1], np.array([1.0, 0.0] + [0.0] * 9)).parameters
+    assert found[1] == 0.0
+    assert found[0] > 0.0
+
+
+def requests(seen: list[float], predicted: list[float], censored: list[bool], prompt: list[float]) -> Requests:
+    n = len(seen)
+    return Requests(
+        np.arange(n),
+        np.array(seen),
+        np.array(predicted),
+        np.array(censored),
+        np.array(prompt),
+        np.zeros(n),
+        np.ones(n),
+    )
+
+
+def test_an_abort_moves_the_survival_curve_not_the_median_down() -> None:
+    """Of 40 requests predicted at 100 ms, half came at 200 ms; the others were aborted at 150 ms, none seen by then.
+
+    Kaplan–Meier: all mass is at 200 ms. Counting the aborts as answers, or leaving them out of a longer table, is not.
+    """
+    half = requests([200.0] * 20 + [150.0] * 20, [100.0] * 40, [False] * 20 + [True] * 20, [10.0] * 40)
+    gaps = observations([[1.0]] * 10, [1.0] * 10, [False] * 10)
+    noise = estimate_noise(half, gaps, np.array([1.0] + [0.0] * 10))
+    assert noise.ttft_log_ratio[0] == pytest.approx([np.log(2.0)] * len(LEVELS), abs=1e-5)
+
+
+def test_baselines_by_hand() -> None:
+    line = requests([110.0, 120.0, 130.0], [1.0] * 3, [False] * 3, [10.0, 20.0, 30.0])
+    found = baseline_errors(line)
+    assert found["linear_in_uncached_tokens"].median_abs_error == 0.0
+    assert found["constant_ttft"].median_abs_error == pytest.approx(10 / 130, abs=1e-4)
+
+
+def test_misfit_is_located() -> None:
+    sizes = [float(size) for size in range(100, 200)]
+    off = requests([100.0] * 100, [100.0 if size < 150 else 80.0 for size in sizes], [False] * 100, sizes)
+    cells = [cell for cell in locate_misfit(off, bins=2) if cell.axis == "prompt tokens"]
+    assert [(cell.requests, cell.bias, cell.bias_ms) for cell in cells] == [(50, 0.0, 0.0), (50, -0.2, -20.0)]
