@@ -3,43 +3,25 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
-from time import perf_counter_ns
 from typing import Protocol, cast
 
-import httptools
-
 from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
-from wire.head import Header, connection_options, header_values, serialise_head
+from wire.hangup import has_left
+from wire.head import serialise_head
+from wire.requesthead import RequestHead, parse_request_head
+
+__all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """Request line and headers as they came: order, case and duplicates kept."""
-
-    at_ns: int
-    """When the head was complete (``perf_counter_ns``)."""
-    method: bytes
-    target: bytes
-    """Path and query, byte for byte."""
-    version: str
-    headers: list[Header]
-    upgrade: bool
-    """The client wants another protocol, such as WebSocket."""
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client will send another request on this connection."""
-        options = connection_options(self.headers)
-        return b"close" not in options if self.version == "1.1" else b"keep-alive" in options
-
-    def values(self, name: bytes) -> list[bytes]:
-        """All values of the header ``name`` (lower case)."""
-        return header_values(self.headers, name)
+KEEP_ALIVE_S = 75.0
+"""How long a connection may wait for a request, or for the rest of its head."""
+SWEEP_S = 5.0
+LINGER_S = 2.0
+"""How long a client that we close on while it still sends may take to read the answer."""
+WATCH_S = 0.02
+"""How often a client that is not being read from is looked after."""
 
 
 class RequestHandler(Protocol):
@@ -81,17 +63,34 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused = False
         self._closing = False
         self._advancing = False
+        self._open = False
+        self._lingering = False
+        self._response_begun = False
+        self._watcher: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._idle_since = self._loop.time()
 
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self._handler is not None
+        return self._open
+
+    def idle_s(self) -> float:
+        """For how long no request has been in progress; 0 during one."""
+        return 0.0 if self._open else self._loop.time() - self._idle_since
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        assert self._open or self._handler is None, "a handler without a request"
+        assert not (self._lingering and self._open), "a request on a connection that closes"
+        assert self._open or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
 
     # What the handler calls.
 
     def write(self, data: bytes) -> None:
         """Write response bytes, framing and all. What is written after the client has gone is dropped."""
-        if self.transport is not None:
+        self._response_begun = True
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def finish(self, *, keep_alive: bool) -> None:
@@ -99,50 +98,57 @@ class ClientConnection(asyncio.Protocol):
 
         A response that ends before its request does closes it too: what is still to come would be read as a request.
         """
-        head, self._handler = self._head, None
+        head = self._head
+        self._end_request()
         keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self._closing
-        if self.transport is None or self.transport.is_closing():
+        if not self._accepting():
             return
         if not keep:
-            self.transport.close()
+            self._close(still_sending=not self._body.complete or bool(self._buffer))
             return
         self.resume_reading()
         self._advance()
 
     def abort(self) -> None:
         """Cut the connection: the client sees a response that did not end."""
-        self._handler = None
+        self._end_request()
         if self.transport is not None:
             self.transport.abort()
 
     def refuse(self, status: int, reason: str) -> None:
         """Answer with an error in the shape of OpenAI's and close. For when no response has begun."""
-        self._handler = None
-        if self.transport is None:
+        self._refuse(status, reason, still_sending=not self._body.complete or bool(self._buffer))
+
+    def _refuse(self, status: int, reason: str, *, still_sending: bool) -> None:
+        self._end_request()
+        if self.transport is None or not self._accepting():
             return
         phrase = HTTPStatus(status).phrase.encode()
         body = b'{"error": {"message": "%b", "type": "proxy_error", "code": %d}}' % (reason.encode(), status)
         headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
         head = serialise_head(b"HTTP/1.1 %d %b" % (status, phrase), [*headers, (b"Connection", b"close")])
         self.transport.write(head + body)
-        self.transport.close()
+        self._close(still_sending=still_sending)
 
     def pause_reading(self) -> None:
         """Stop reading the request until ``resume_reading``: whoever takes its body is slower than the client."""
         if self.transport is not None and not self.transport.is_closing() and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
+            self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
     def resume_reading(self) -> None:
         """Read on."""
         if self.transport is not None and not self.transport.is_closing() and self._reading_paused:
             self._reading_paused = False
+            if self._watcher is not None:
+                self._watcher.cancel()
             self.transport.resume_reading()
 
     def close_when_idle(self) -> None:
         """Take no further request: close now, or when the response in progress has ended."""
         self._closing = True
-        if not self.busy and self.transport is not None:
+        if not self.busy and self.transport is not None and not self._lingering:
             self.transport.close()
 
     # What the event loop calls.
@@ -153,15 +159,26 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take one read: of a head, of a body, or of a request whose turn has not come."""
+        if self._lingering:
+            return
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
         if len(self._buffer) > MAX_PIPELINED_BYTES:
             self.pause_reading()
 
+    def eof_received(self) -> None:
+        """The client has closed. Half a close is taken for a whole one: a client that has gone sends the same.
+
+        During a response the connection is cut at once, not when what is buffered has been sent.
+        """
+        if self._open and self.transport is not None:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the handler that nobody listens any more."""
         self.transport = None
-        handler, self._handler = self._handler, None
+        handler = self._handler
+        self._end_request()
         if handler is not None:
             handler.client_gone()
         self._on_closed(self)
@@ -186,7 +203,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._advancing = True
         try:
-            while self._buffer and self.transport is not None and not self.transport.is_closing():
+            while self._buffer and self._accepting():
                 if self._handler is None:
                     if not self._take_head():
                         break
@@ -212,9 +229,10 @@ class ClientConnection(asyncio.Protocol):
         framing = body_framing(head.headers)
         self._head = head
         self._body = ChunkedBody() if framing == "chunked" else FixedBody(framing)
+        self._open, self._response_begun = True, False
         handler = self._new_handler(head, self)
-        if self.transport is None or self.transport.is_closing():  # refused from within
-            return False
+        if not self._open:  # answered or refused from within
+            return True
         self._handler = handler
         if self._write_paused:
             handler.pause_response()
@@ -231,49 +249,48 @@ class ClientConnection(asyncio.Protocol):
             handler.request_end()
 
     def _reject(self, error: FramingError) -> None:
-        """Refuse a malformed request; one whose handler has begun is told that its client is gone."""
-        handler, self._handler = self._handler, None
+        """Refuse a malformed request, or cut its response if that has begun; its handler hears of a client gone."""
+        handler = self._handler
+        self._end_request()
         if handler is not None:
             handler.client_gone()
+        if handler is not None and self._response_begun:
             self.abort()
         else:
-            self.refuse(error.status, str(error))
+            self._refuse(error.status, str(error), still_sending=True)
 
+    def _end_request(self) -> None:
+        self._handler = None
+        self._open = False
+        self._idle_since = self._loop.time()
 
-class _HeadParser:
-    """Collects what httptools finds in one request head."""
+    def _accepting(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing() and not self._lingering
 
-    __slots__ = ("headers", "target")
+    def _close(self, *, still_sending: bool) -> None:
+        """Close such that the client can read what was written.
 
-    def __init__(self) -> None:
-        self.headers: list[Header] = []
-        self.target = b""
+        Where it is still sending, a plain close would answer its bytes with a reset, and that overtakes the response:
+        so only our side is closed, and what still comes is thrown away for a while.
+        """
+        assert self.transport is not None
+        if not still_sending or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._lingering = True
+        self._buffer = b""
+        self.resume_reading()
+        self.transport.write_eof()
+        self._loop.call_later(LINGER_S, self.transport.abort)
 
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-
-
-def parse_request_head(data: bytes) -> RequestHead:
-    """Read a complete head. Raises FramingError for one that HTTP/1.1 does not allow."""
-    at_ns = perf_counter_ns()
-    found = _HeadParser()
-    parser = httptools.HttpRequestParser(found)
-    upgrade = False
-    try:
-        parser.feed_data(data)
-    except httptools.HttpParserUpgrade:
-        upgrade = True
-    except httptools.HttpParserError as error:
-        raise FramingError(f"a malformed request ({type(error).__name__})") from None
-    version = parser.get_http_version()
-    if version not in {"1.0", "1.1"}:
-        raise FramingError("an HTTP version other than 1.0 and 1.1", 505)
-    if version == "1.1" and len(header_values(found.headers, b"host")) != 1:
-        raise FramingError("not exactly one Host header")
-    return RequestHead(at_ns, parser.get_method(), found.target, version, found.headers, upgrade)
+    def _watch(self) -> None:
+        """While reading is paused, see whether the client is still there."""
+        if self.transport is None or not self._reading_paused or self.transport.is_closing():
+            return
+        if has_left(self.transport):
+            self.transport.abort()
+        else:
+            self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
 
 class Server:
@@ -284,22 +301,29 @@ class Server:
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
         self._none_open = asyncio.Event()
+        self._sweeper: asyncio.TimerHandle | None = None
 
     @property
     def num_connections(self) -> int:
         """Open client connections."""
         return len(self._connections)
 
-    async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port. Raises OSError if the address is taken or not ours."""
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Accept connections; returns the port. Raises OSError if the address is taken or not ours.
+
+        ``reuse_port`` lets several processes share the address.
+        """
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host, port, backlog=1024)
+        self._listener = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=reuse_port or None)
+        self._sweep()
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> int:
         """Stop accepting, let responses in progress end, cut those that do not; returns how many were cut."""
         if self._listener is not None:
             self._listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         for connection in list(self._connections):
             connection.close_when_idle()
         if self._connections:
@@ -312,6 +336,13 @@ class Server:
                 connection.transport.abort()
         await asyncio.sleep(0)
         return len(cut)
+
+    def _sweep(self) -> None:
+        """Close connections that have waited too long for a request: they would hold their sockets for ever."""
+        for connection in list(self._connections):
+            if connection.idle_s() > KEEP_ALIVE_S and connection.transport is not None:
+                connection.transport.close()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _accept(self) -> ClientConnection:
         connection = ClientConnection(self._new_handler, self._closed)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,11 +51,17 @@ class Silent(Echo):
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def converse(talk: Talk, handler: type[Echo] = Echo) -> list[Echo]:
+def converse(
+    talk: Talk,
+    handler: type[Echo] = Echo,
+    opened: list[Echo] | None = None,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> list[Echo]:
     """Run a server and one client's side of a conversation; returns the handlers that the server opened."""
-    opened: list[Echo] = []
+    opened = [] if opened is None else opened
 
     def new_handler(head: RequestHead, connection: ClientConnection) -> Echo:
+        connection.check_integrity()
         opened.append(handler(head, connection))
         return opened[-1]
 
@@ -67,7 +74,8 @@ def converse(talk: Talk, handler: type[Echo] = Echo) -> list[Echo]:
             writer.close()
             await server.drain(5)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
     return opened
 
 
@@ -138,14 +146,98 @@ def test_a_request_that_two_servers_could_read_differently_is_refused(request_by
     assert converse(talk) == []
 
 
-def test_a_bad_chunk_ends_the_request_that_it_stands_in() -> None:
+class Eager(Echo):
+    """Begins its response with the first piece of the request's body."""
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        if not self.raw:
+            self.connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+        super().request_body(raw, data)
+
+
+BAD_CHUNK = b"1\r\nab\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+def test_a_bad_chunk_is_refused_and_what_follows_it_is_never_a_request() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n")
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""  # cut without an answer
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + BAD_CHUNK)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
 
     (handler,) = converse(talk)
     assert handler.gone
+
+
+def test_a_bad_chunk_cuts_a_response_that_has_begun() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.write(BAD_CHUNK)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+
+    (handler,) = converse(talk, Eager)
+    assert handler.gone
+
+
+class Refusing(Echo):
+    """Turns every request down with its head."""
+
+    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
+        super().__init__(head, connection)
+        connection.refuse(501, "no")
+
+
+def test_a_client_turned_down_while_it_sends_can_read_why() -> None:
+    """A plain close would reset the connection under megabytes in flight, and the answer with it."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 4_000_000)
+        await asyncio.sleep(0.05)
+        assert (await reader.read()).startswith(b"HTTP/1.1 501 ")
+
+    (handler,) = converse(talk, Refusing)
+    assert handler.raw == b""
+
+
+class AtOnce(Echo):
+    """Answers with the head, from within its making."""
+
+    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
+        super().__init__(head, connection)
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        connection.finish(keep_alive=True)
+
+
+def test_a_handler_may_answer_from_within_its_making() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert [await response(reader) for _ in range(2)] == [b"ok", b"ok"]
+
+    assert [handler.head.target for handler in converse(talk, AtOnce)] == [b"/1", b"/2"]
+
+
+class Stalled(Echo):
+    """Takes no more of a request than its head, and never answers."""
+
+    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
+        super().__init__(head, connection)
+        connection.pause_reading()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n" + b"x" * 50)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.2)
+        assert opened[0].gone
+
+    opened: list[Echo] = []
+    converse(talk, Stalled, opened, new_loop)
 
 
 def test_a_client_that_leaves_is_noticed_while_it_waits() -> None:

@@ -1,0 +1,76 @@
+"""A request's head: what it says, and a parse that refuses whatever two servers could read differently."""
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import httptools
+
+from wire.framing import FramingError
+from wire.head import Header, connection_options, header_values
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """Request line and headers as they came: order, case and duplicates kept."""
+
+    at_ns: int
+    """When the head was complete (``perf_counter_ns``)."""
+    method: bytes
+    target: bytes
+    """Path and query, byte for byte."""
+    version: str
+    headers: list[Header]
+    upgrade: bool
+    """The client wants another protocol, such as WebSocket."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the client will send another request on this connection."""
+        options = connection_options(self.headers)
+        return b"close" not in options if self.version == "1.1" else b"keep-alive" in options
+
+    def values(self, name: bytes) -> list[bytes]:
+        """All values of the header ``name`` (lower case)."""
+        return header_values(self.headers, name)
+
+
+class _HeadParser:
+    """Collects what httptools finds in one request head."""
+
+    __slots__ = ("complete", "headers", "target")
+
+    def __init__(self) -> None:
+        self.headers: list[Header] = []
+        self.target = b""
+        self.complete = 0
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete += 1
+
+
+def parse_request_head(data: bytes) -> RequestHead:
+    """Read a complete head. Raises FramingError for one that HTTP/1.1 does not allow."""
+    at_ns = perf_counter_ns()
+    found = _HeadParser()
+    parser = httptools.HttpRequestParser(found)
+    upgrade = False
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        upgrade = True
+    except httptools.HttpParserError as error:
+        raise FramingError(f"a malformed request ({type(error).__name__})") from None
+    version = parser.get_http_version()
+    if version not in {"1.0", "1.1"}:
+        raise FramingError("an HTTP version other than 1.0 and 1.1", 505)
+    if found.complete != 1:
+        raise FramingError("a request head that ends elsewhere than it seems to")
+    if version == "1.1" and len(header_values(found.headers, b"host")) != 1:
+        raise FramingError("not exactly one Host header")
+    return RequestHead(at_ns, parser.get_method(), found.target, version, found.headers, upgrade)
