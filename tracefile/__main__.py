@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tracefile.checking import check_trace
 from tracefile.commandline import run_command
+from tracefile.progress import counted
 from tracefile.reading import TraceReader, open_trace
 from tracefile.sessions import SessionIndex
 from tracefile.summary import Summary, share, summarise, summary_object
@@ -90,7 +91,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     assert config.output is not None
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
     with TraceWriter(config.output, reader.meta, overwrite=config.overwrite) as writer:
-        for record in reader:
+        for record in counted(reader, "records converted"):
             writer.write(index.link(record) if index else record)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
     return 0

@@ -10,7 +10,8 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,13 @@ __all__ = ["BlockHasher", "HashKey", "downsample", "key_path", "keyed_id", "load
 DEFAULT_BLOCK_SIZE = 16
 TOKEN_BYTES = 4
 HASH_BYTES = 8
+CUT_BLOCKS = 256
 MAX_TOKEN = 2**32 - 1
 NO_FIELD = b"\xff\xff\xff\xff"
 """In place of a field's length: the field is absent, which is not the same as empty."""
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
-Chain = Callable[[bytes, Sequence[bytes]], list[bytes]]
+Chain = Callable[[bytes, Iterable[bytes]], list[bytes]]
 """The hashes of blocks, each over the one before; a function of the whole list, since a call a block would cost as
 much as the hash."""
 
@@ -78,12 +80,19 @@ class BlockHasher:
         return self._chain(root, token_ids)
 
     def _chain(self, previous: bytes, token_ids: TokenIds) -> list[BlockHash]:
-        # Tokens are packed once and cut in one C call: per block, only the hash itself is left.
+        # Tokens are packed once and cut in C calls: per block, little more than the hash itself is left.
         count = len(token_ids) // self.block_size
         size = self.block_size * TOKEN_BYTES
-        blocks = struct.Struct(f"{size}s" * count).unpack(packed_tokens(token_ids)[: count * size])
-        chain = b"".join(self._chain_blocks(previous, blocks))
-        return list(struct.Struct(f">{count}Q").unpack(chain))
+        blocks = cut_blocks(packed_tokens(token_ids)[: count * size], size)
+        hashes = b"".join(self._chain_blocks(previous, blocks))
+        return list(struct.Struct(f">{count}Q").unpack(hashes))
+
+
+def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
+    """The bytes in pieces of ``size``, cut some hundred at a time so that they are still in the cache when hashed."""
+    stride = CUT_BLOCKS * size
+    parts = (packed[at : at + stride] for at in range(0, len(packed), stride))
+    return chain.from_iterable(struct.Struct(f"{size}s" * (len(part) // size)).unpack(part) for part in parts)
 
 
 def packed_tokens(token_ids: TokenIds) -> bytes:
@@ -110,12 +119,12 @@ def _chain_function(key: HashKey, algorithm: HashAlgorithm) -> Chain:
 
 
 def _xxh3_chain(seed: int) -> Chain:
-    def chain_blocks(previous: bytes, blocks: Sequence[bytes]) -> list[bytes]:
-        digest, chain = xxhash.xxh3_64_digest, []
+    def chain_blocks(previous: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        digest, hashes = xxhash.xxh3_64_digest, []
         for block in blocks:
             previous = digest(previous + block, seed)
-            chain.append(previous)
-        return chain
+            hashes.append(previous)
+        return hashes
 
     return chain_blocks
 
@@ -124,14 +133,14 @@ def _blake2b_chain(secret: bytes) -> Chain:
     # Copying a keyed state is a third cheaper than making one.
     keyed = hashlib.blake2b(key=secret, person=b"block hash", digest_size=HASH_BYTES)
 
-    def chain_blocks(previous: bytes, blocks: Sequence[bytes]) -> list[bytes]:
-        chain = []
+    def chain_blocks(previous: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        hashes = []
         for block in blocks:
             state = keyed.copy()
             state.update(previous + block)
             previous = state.digest()
-            chain.append(previous)
-        return chain
+            hashes.append(previous)
+        return hashes
 
     return chain_blocks
 

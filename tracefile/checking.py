@@ -6,6 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tracefile.errors import InputError
+from tracefile.progress import counted
 from tracefile.reading import TraceReader
 from tracefile.schema import Record, RequestId
 
@@ -107,7 +108,7 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
     parents: dict[RequestId, RequestId] = {}
     last_end_ms = -math.inf
     block_size = reader.meta.block_size
-    for record in reader.results():
+    for record in counted(reader.results(), "records checked"):
         line = reader.line
         if isinstance(record, InputError):
             yield Finding(line, "line", str(record).removeprefix(f"{reader.path}:{line}: "))

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tracefile.progress import counted
 from tracefile.reading import TraceReader
 from tracefile.schema import BlockHash, Record, SessionId
 from tracefile.writing import meta_object
@@ -91,7 +92,7 @@ def summarise(reader: TraceReader) -> Summary:
     """Count every record of an opened trace."""
     summary = Summary()
     block_size = reader.meta.block_size
-    for record in reader:
+    for record in counted(reader, "records read"):
         summary.add(record, block_size)
     return summary
 

@@ -156,6 +156,8 @@ def _open_new(path: str, overwrite: bool) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_size:
         if not overwrite:
             os.close(fd)
-            raise InputError(f"{path}: already has {found.st_size} bytes; expected a new file, or leave to overwrite")
+            raise InputError(
+                f"{path}: already has {found.st_size} bytes; expected a new file, or leave to overwrite it"
+            )
         os.ftruncate(fd, 0)
     return fd

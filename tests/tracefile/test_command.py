@@ -146,3 +146,14 @@ def test_a_torn_trace_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFix
         file.write('{"request_id": "to')
     assert main(["check", path]) == 0
     assert "torn last line" in capsys.readouterr().err
+
+
+def test_long_work_says_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trace(tmp_path / "t", GOOD, GOOD | {"request_id": "b"})
+    main(["check", path])
+    assert "records checked" not in capsys.readouterr().err  # two records are no long work
+    monkeypatch.setattr("tracefile.progress.LOG_INTERVAL_S", 0.0)
+    main(["check", path])
+    assert "records checked: 1\nrecords checked: 2\n" in capsys.readouterr().err
