@@ -1,4 +1,4 @@
-"""Long work says how far it is: a live line on a terminal, a line every ten seconds in a log; short work says nothing."""
+"""Long work says how far it is: a live line on a terminal, one every ten seconds in a log; short work says nothing."""
 
 import sys
 import time
