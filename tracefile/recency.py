@@ -1,5 +1,7 @@
 """A map that forgets what was not touched for long, so that an index over endless traffic stays bounded."""
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -43,6 +45,10 @@ class RecentMap(Generic[Key, Value]):
         self._young[key] = value
         if 2 * len(self._young) >= self.limit:
             self._old, self._young = self._young, {}
+
+    def values(self) -> Iterator[Value]:
+        """Every value, in no order that means anything."""
+        return chain(self._old.values(), self._young.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a bound or the parting into generations is broken."""

@@ -169,6 +169,10 @@ class SessionIndex:
         self._blocks.check_integrity()
         self._sessions.check_integrity()
         assert self.ambiguous <= self.inferred
+        for ending in (*self._blocks.values(), *self._sessions.values()):
+            ends = [request.end_ms for request in ending.ended] if ending else []
+            assert ends == sorted(ends)
+            assert len(ends) <= 2 * ENDS_KEPT
 
     def _place(self, record: Record, chain: Chain) -> Record:
         if record.session_id is not None:

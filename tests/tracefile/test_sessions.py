@@ -233,6 +233,26 @@ def test_memory_stays_within_its_bound(limit: int) -> None:
         assert len(index._sessions) <= 2
 
 
+def test_many_requests_on_one_block_are_forgotten_from_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracefile.sessions.ENDS_KEPT", 4)
+    index = SessionIndex(B)
+    for i in range(100):
+        index.link(request(f"r{i}", i, i + 0.5, [1], [2], session="s" if i % 2 else None))
+        index.check_integrity()
+    assert index.link(request("next", 200, 201, [1, 2, 3])).parent_id == "r99"
+    # Only old ends would do for a request that arrived long ago, and they are forgotten: no parent, not a wrong one.
+    assert index.link(request("late", 3, 202, [1, 2, 3])).parent_id is None
+
+
+def test_records_somewhat_out_of_finish_order_link_the_same() -> None:
+    index = SessionIndex(B)
+    index.link(request("a2", 1, 12, [1], [2]))
+    index.link(request("a1", 0, 10, [1], [2]))
+    assert index.link(request("b", 20, 30, [1, 2, 3])).parent_id == "a2"
+    assert index.link(request("c", 11, 31, [1, 2, 4])).parent_id == "a1"
+    index.check_integrity()
+
+
 def test_a_recent_map_forgets_the_untouched_half() -> None:
     recent: RecentMap[str, int] = RecentMap(4)
     recent["a"], recent["b"] = 1, 2  # the young half is full: both are old now
