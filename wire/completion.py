@@ -2,9 +2,11 @@
 
 A read carries tokens when an event that it completes has a choice with token ids, or with non-empty text, content,
 reasoning or tool-call arguments. A chat stream's opening event, which only names the role, carries none; neither does
-the usage event at its end. A token's time is the time of the read that completed its event. Tokens of a read: its token
-ids where the engine sends them, else one for each event and choice, which is what engines send unless they decode
-several at a time.
+the usage event at its end. A token's time is the time of the read that completed its event.
+
+Tokens of a read: its token ids where the engine sends them, else one for each event and choice. Where usage then tells
+of far more or of fewer tokens than that (an engine that sends several at a time), each read gets its share of them in
+proportion to its events. A few more are left with the first read: tokens without text, such as the one that stops.
 """
 
 import zlib
@@ -13,66 +15,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from wire.events import Choice, Event, Message, Usage, decode_event
 from wire.sse import EventStream
 from wire.stream import BodyRead
 
-
-class PromptTokensDetails(msgspec.Struct):
-    """``usage.prompt_tokens_details``."""
-
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """``usage`` of OpenAI's completions and chat completions."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptTokensDetails | None = None
-
-
-class ToolFunction(msgspec.Struct):
-    """A tool call's name and (part of) its arguments."""
-
-    name: str | None = None
-    arguments: str | None = None
-
-
-class ToolCall(msgspec.Struct):
-    """One tool call of a message or of a delta."""
-
-    function: ToolFunction | None = None
-
-
-class Message(msgspec.Struct):
-    """A chat choice's message, or the part of it that a streamed event adds."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class Choice(msgspec.Struct):
-    """One choice, streamed or whole, of either endpoint."""
-
-    index: int = 0
-    text: str | None = None
-    delta: Message | None = None
-    message: Message | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class Event(msgspec.Struct):
-    """One streamed event, or a whole response body."""
-
-    model: str | None = None
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: object = None
-    prompt_token_ids: list[int] | None = None
+WITHOUT_TEXT = 2
+"""Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
 
 
 @dataclass(slots=True)
@@ -97,20 +45,17 @@ class Completion:
     """Ids of the first choice's answer. None: the engine did not send them."""
     prompt_token_ids: list[int] | None = None
     text: str = ""
-    """Text of the first choice's answer."""
+    """Text of the first choice's answer, without reasoning and tool calls."""
     model: str | None = None
     done: bool = False
     """The response came to its own end: ``[DONE]``, or a whole body."""
     error_kind: str | None = None
-    """``stream_error``: the engine reported an error in the stream; ``unparseable``: not what it should be."""
+    """``stream_error``: the engine reported an error within a response; ``unparseable``: not what it should be."""
 
     @property
     def seen_tokens(self) -> int:
         """Tokens counted on the way."""
         return self.first_tokens + sum(self.gap_tokens)
-
-
-_decode_event = msgspec.json.Decoder(Event).decode
 
 
 def parse_completion(reads: Sequence[BodyRead], *, stream: bool, content_encoding: str | None = None) -> Completion:
@@ -144,7 +89,7 @@ def parse_stream(reads: Sequence[BodyRead]) -> Completion:
                 completion.done = True
                 continue
             try:
-                event = _decode_event(event_bytes)
+                event = decode_event(event_bytes)
             except msgspec.DecodeError:
                 completion.error_kind = "unparseable"
                 continue
@@ -159,14 +104,32 @@ def parse_stream(reads: Sequence[BodyRead]) -> Completion:
             completion.gap_tokens.append(tokens)
         last_token_ns = at_ns
     completion.text = "".join(texts)
+    share_usage(completion)
     return completion
+
+
+def share_usage(completion: Completion) -> None:
+    """Make the reads' tokens add up to usage's where events were counted."""
+    seen, output = completion.seen_tokens, completion.output_tokens
+    if output is None or seen == 0 or completion.token_ids is not None:
+        return
+    if seen <= output <= seen + max(WITHOUT_TEXT, seen // 10):
+        completion.first_tokens = output - sum(completion.gap_tokens)
+        return
+    events, given = 0, 0
+    shares: list[int] = []
+    for count in (completion.first_tokens, *completion.gap_tokens):
+        events += count
+        shares.append(-(-events * output // seen) - given)  # rounded up, so that the first read has a token
+        given += shares[-1]
+    completion.first_tokens, completion.gap_tokens = shares[0], shares[1:]
 
 
 def parse_whole(body: bytes) -> Completion:
     """Read a response that came in one piece."""
     completion = Completion()
     try:
-        event = _decode_event(body)
+        event = decode_event(body)
     except msgspec.DecodeError:
         completion.error_kind = "unparseable"
         return completion
@@ -179,7 +142,7 @@ def parse_whole(body: bytes) -> Completion:
 
 def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
     """Add one event to what is known; returns how many tokens it carried."""
-    if event.error is not None:
+    if event.error is not None or event.object == "error":
         completion.error_kind = "stream_error"
     if event.model is not None:
         completion.model = event.model
@@ -187,7 +150,7 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         completion.prompt_token_ids = event.prompt_token_ids
     if event.usage is not None:
         take_usage(completion, event.usage)
-    return sum(take_choice(completion, choice, texts) for choice in event.choices)
+    return sum(take_choice(completion, choice, texts) for choice in event.choices or ())
 
 
 def take_usage(completion: Completion, usage: Usage) -> None:
@@ -201,9 +164,9 @@ def take_usage(completion: Completion, usage: Usage) -> None:
 def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:
     """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
     message = choice.delta or choice.message
-    said = choice.text or (message_text(message) if message else "")
-    if choice.index == 0:
-        texts.append(said)
+    text = choice.text or (content_text(message) if message else "")
+    if not choice.index:
+        texts.append(text)
         completion.finish_reason = choice.finish_reason or completion.finish_reason
         if choice.prompt_token_ids is not None:
             completion.prompt_token_ids = choice.prompt_token_ids
@@ -211,13 +174,19 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
             completion.token_ids = (completion.token_ids or []) + choice.token_ids
     if choice.token_ids is not None:
         return len(choice.token_ids)
-    return 1 if said else 0
+    return 1 if text or (message is not None and has_unspoken(message)) else 0
 
 
-def message_text(message: Message) -> str:
-    """Everything a message says that cost tokens: reasoning, content and tool calls."""
-    parts = [message.reasoning_content or message.reasoning or "", message.content or ""]
-    for call in message.tool_calls or ():
-        if call.function is not None:
-            parts += [call.function.name or "", call.function.arguments or ""]
-    return "".join(parts)
+def content_text(message: Message) -> str:
+    """What a message says to the user."""
+    if not isinstance(message.content, list):
+        return message.content or ""
+    return "".join(str(part["text"]) for part in message.content if isinstance(part, dict) and "text" in part)
+
+
+def has_unspoken(message: Message) -> bool:
+    """Whether a message holds tokens beside its content: reasoning or a tool call."""
+    if message.reasoning_content or message.reasoning:
+        return True
+    functions = [call.function for call in message.tool_calls or () if call.function is not None]
+    return any(function.name or function.arguments for function in functions)

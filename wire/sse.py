@@ -4,14 +4,17 @@ Lines end in LF, CRLF or CR, an event in an empty line; its data is its ``data:`
 fields are skipped, and an event without data is none (WHATWG HTML, section 9.2.6).
 """
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 class EventStream:
     """Takes a stream read by read and gives the data of each event that a read completed."""
 
-    __slots__ = ("_rest", "_swallow_lf")
+    __slots__ = ("_rest", "_started", "_swallow_lf")
 
     def __init__(self) -> None:
         self._rest = b""
+        self._started = False
         # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
         self._swallow_lf = False
 
@@ -20,6 +23,12 @@ class EventStream:
         if b"\r" in data or self._swallow_lf:
             data = self._with_lf(data)
         buffered = self._rest + data if self._rest else data
+        if not self._started:
+            if len(buffered) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(buffered):
+                self._rest = buffered
+                return []
+            self._started = True
+            buffered = buffered.removeprefix(BYTE_ORDER_MARK)
         *blocks, self._rest = buffered.split(b"\n\n")
         events = (event_data(block) for block in blocks)
         return [event for event in events if event is not None]

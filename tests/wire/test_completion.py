@@ -107,3 +107,54 @@ def test_a_compressed_stream_keeps_its_times(coding: str) -> None:
 
 def test_an_unknown_coding_is_said() -> None:
     assert parse_completion(reads((1, b"x")), stream=True, content_encoding="br").error_kind == "unparseable"
+
+
+def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
+    """Tokens of the first read and of each later one, where each event is a read and usage counts so many."""
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
+    completion = parse_completion(reads(*enumerate([*events, usage, DONE])), stream=True)
+    assert completion.seen_tokens == usage_tokens
+    return completion.first_tokens, completion.gap_tokens
+
+
+def test_counted_events_are_made_to_add_up_to_usage() -> None:
+    four = [CHAT_WORD] * 4
+    assert streamed(four, 4) == (1, [1, 1, 1])
+    assert streamed(four, 6) == (3, [1, 1, 1])  # within two: the token that stops, and one inside a character
+    assert streamed(four, 12) == (3, [3, 3, 3])  # speculative decoding: three tokens an event
+    assert streamed(four, 10) == (3, [2, 3, 2])
+    assert streamed(four, 3) == (1, [1, 1, 0])  # the last event was the text of a token counted before
+
+
+def test_token_ids_are_never_shared_out() -> None:
+    event = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7]}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n'
+    completion = parse_completion(reads((1, event), (2, event), (3, usage)), stream=True)
+    assert (completion.first_tokens, completion.gap_tokens, completion.output_tokens) == (1, [1], 9)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"choices":[{"message":{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}}]}', "ab"),
+        (b'{"choices":[{"index":null,"text":"x"}]}', "x"),
+        (b'{"choices":null}', ""),
+        (
+            b'{"choices":[{"message":{"content":null,"tool_calls":[{"function":{"name":"f","arguments":{"a":1}}}]}}]}',
+            "",
+        ),
+        (b'{"choices":[{"message":{"reasoning_content":"thought","content":"said"}}]}', "said"),
+        (b'{"object":"list","data":[{"embedding":[1]}],"usage":{"prompt_tokens":3}}', ""),
+    ],
+)
+def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str) -> None:
+    completion = parse_completion(reads((1, body)), stream=False)
+    assert (completion.error_kind, completion.text, completion.done) == (None, text, True)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error":{"message":"m","code":400}}', b'{"error":"m"}', b'{"object":"error","message":"m","code":400}']
+)
+def test_an_error_body_is_one_however_it_is_shaped(body: bytes) -> None:
+    assert parse_completion(reads((1, body)), stream=False).error_kind == "stream_error"
+    assert parse_completion(reads((1, b"data: " + body + b"\n\n")), stream=True).error_kind == "stream_error"

@@ -1,0 +1,77 @@
+"""What engines send: the fields of OpenAI's completions and chat completions, and of vLLM's token ids, that are read.
+
+Typed as wide as engines are known to be; fields not named here are skipped without being built.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """``usage.prompt_tokens_details``."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """``usage`` of OpenAI's completions and chat completions."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    """A tool call's name and (part of) its arguments."""
+
+    name: str | None = None
+    arguments: Any = None
+    """JSON in a string, or, from engines that are free with it, the value itself."""
+
+
+class ToolCall(msgspec.Struct):
+    """One tool call of a message or of a delta."""
+
+    function: ToolFunction | None = None
+
+
+class Message(msgspec.Struct):
+    """A chat choice's message, or the part of it that a streamed event adds."""
+
+    content: str | list[Any] | None = None
+    """Text, or a list of parts as in a request."""
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice, streamed or whole, of either endpoint."""
+
+    index: int | None = 0
+    text: str | None = None
+    delta: Message | None = None
+    message: Message | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Event(msgspec.Struct):
+    """One streamed event, or a whole response body."""
+
+    model: str | None = None
+    choices: list[Choice] | None = None
+    object: str | None = None
+    usage: Usage | None = None
+    error: Any = None
+    prompt_token_ids: list[int] | None = None
+
+
+_decode = msgspec.json.Decoder(Event).decode
+
+
+def decode_event(data: bytes) -> Event:
+    """One event's data, or a whole body. Raises msgspec.DecodeError if it is not what an engine sends."""
+    return _decode(data)
