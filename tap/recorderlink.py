@@ -69,7 +69,7 @@ class RecorderProcess(asyncio.Protocol):
         with theirs:
             path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
             self._process = subprocess.Popen(  # noqa: ASYNC220  once, at start: it returns when the fork has
-                [sys.executable, "-m", "tap.recorder", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tap.recorder", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path},

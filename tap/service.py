@@ -31,7 +31,6 @@ FLUSH_TIMEOUT_S = 60.0
 
 async def serve(config: TapConfig) -> None:
     """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
-    stopping = _stop_signals()
     check_port_is_free(*config.listen)
     key = load_key(config.key_file)
     pool = ConnectionPool(config.upstream, max_idle=MAX_IDLE_CONNECTIONS)
@@ -39,6 +38,7 @@ async def serve(config: TapConfig) -> None:
     facts = await learn_engine_facts(config.upstream) if config.engine_facts else EngineFacts()
     budget = CopyBudget(config.queue_bytes)
     async with recording(recorder_setup(config, key, facts), budget) as link:
+        stopping = _stop_signals()
         upstream = Upstream(config.upstream, pool, link, budget, config.max_body_bytes)
         server = Server(upstream.new_relay)
         port = await _listen(server, *config.listen)
@@ -148,7 +148,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> InputError:
 
 
 def _stop_signals() -> "asyncio.Queue[None]":
-    """Gets an item for each SIGTERM and SIGINT."""
+    """Gets an item for each SIGTERM and SIGINT from now on; before, while nothing is at stake, they just end it."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -205,6 +205,9 @@ class Lab:
     def trace(self) -> Path:
         return self.folder / "captured.jsonl"
 
+    def upstream(self, script: Script) -> ScriptedUpstream:
+        return ScriptedUpstream(script)
+
     @contextlib.asynccontextmanager
     async def tap(self, script: Script | int, **settings: Any) -> AsyncIterator[tuple[RunningTap, ScriptedUpstream]]:
         """A tap for the length of the block; an int in place of a script is a port that nobody need listen on."""

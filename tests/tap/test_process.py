@@ -1,0 +1,386 @@
+"""The tap as a command: how it starts, refuses, survives its recorder, ends; and that it keeps no content."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracefile import load_trace
+
+ROOT = Path(__file__).parent.parent.parent
+COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}
+ANSWER = {
+    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
+}
+
+
+async def answer(request: Any) -> None:
+    request.write_json(ANSWER)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "keys" / "key")}
+
+
+def run_tap(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A tap that is expected to refuse."""
+    command = [sys.executable, "-m", "tap", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class TapCommand:
+    """A running ``tap`` command; its output is known once it has ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, first_line: str) -> None:
+        self.process, self.port = process, port
+        self.output, self.errors, self.code = first_line, "", -1
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        output, errors = await asyncio.wait_for(self.process.communicate(), 30)
+        self.output += output.decode()
+        self.errors = errors.decode()
+        self.code = self.process.returncode if self.process.returncode is not None else -1
+
+    async def post(self, path: str, value: object, headers: bytes = b"") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = json.dumps(value).encode()
+        writer.write(b"POST %b HTTP/1.1\r\nHost: t\r\nConnection: close\r\n%b" % (path.encode(), headers))
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        raw = await reader.read()
+        writer.close()
+        return raw
+
+    def recorder_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        [recorder] = [
+            int(child) for child in children if b"tap.recorder" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        return recorder
+
+
+@contextlib.asynccontextmanager
+async def tap_command(
+    folder: Path, upstream_port: int, *extra: str, limit: int | None = None
+) -> AsyncIterator[TapCommand]:
+    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk."""
+
+    def small_disk() -> None:
+        assert limit is not None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream_port}", "--listen", "127.0.0.1:0"),
+        *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
+        env=environment(folder),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=None if limit is None else small_disk,
+    )
+    assert process.stdout is not None
+    first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream http://", first_line)
+    if found is None:
+        _, errors = await process.communicate()
+        raise AssertionError(f"no start: {first_line}{errors.decode()}")
+    tap = TapCommand(process, int(found[1]), first_line)
+    try:
+        yield tap
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def until(condition: Any) -> None:
+    """Wait for something that is about to be; the test's own time limit ends a wait in vain."""
+    while not condition():  # noqa: ASYNC110  what is awaited is in another process
+        await asyncio.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended and closed all it had open, collected by its parent or not."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, number: signal.Signals) -> None:
+    started = asyncio.Event()
+
+    async def slow(request: Any) -> None:
+        if request.target == b"/v1/completions":
+            request.write_sse_head()
+            await request.write_event({"choices": [{"index": 0, "text": "x"}]})
+            started.set()
+            await asyncio.sleep(0.5)
+            await request.write_event({"choices": [{"index": 0, "text": "y", "finish_reason": "length"}]})
+            await request.write_event(None)
+            request.end_chunks()
+        else:
+            request.write_json({})
+
+    async def scenario() -> None:
+        async with upstream_of(lab, slow) as port, tap_command(lab.folder, port) as tap:
+            in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
+            await started.wait()
+            await tap.end(number)
+            assert (await in_flight).endswith(b"0\r\n\r\n"), "what was in flight ended as it should"
+            assert tap.code == 0, tap.errors
+            assert "1 of 1 requests recorded; hashed 100.0%" in tap.output
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert record.status == "ok"
+    summary = json.loads((lab.folder / "captured.jsonl.summary.json").read_text())
+    assert (summary["offered"], summary["recorded"], summary["dropped"]) == (1, 1, {})
+
+
+def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None:
+    started = asyncio.Event()
+
+    async def stuck(request: Any) -> None:
+        request.write_sse_head()
+        await request.write_event({"choices": [{"index": 0, "text": "x"}]})
+        started.set()
+        await request.reader.read()
+
+    async def scenario() -> None:
+        async with (
+            upstream_of(lab, stuck) as port,
+            tap_command(lab.folder, port, "--no-engine-facts", "--drain-s", "0.2") as tap,
+        ):
+            in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
+            await started.wait()
+            await tap.end()
+            assert not (await in_flight).endswith(b"0\r\n\r\n")
+            assert tap.code == 0
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert (record.status, record.error) == ("client_abort", "tap_ended")
+
+
+def test_serving_outlives_a_killed_recorder_which_is_restarted_once(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port) as tap:
+
+            async def send(count: int) -> None:
+                for _ in range(count):
+                    assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+
+            await send(3)
+            await until(lambda: (lab.folder / "captured.jsonl").read_bytes().count(b"\n") == 4)
+            first = tap.recorder_pid()
+            os.kill(first, signal.SIGKILL)
+            await send(5)
+            await until((lab.folder / "captured.2.jsonl").exists)
+            await until(lambda: (lab.folder / "captured.2.jsonl").stat().st_size > 0)
+            await send(2)
+            second = tap.recorder_pid()
+            os.kill(second, signal.SIGKILL)
+            await until(lambda: ended(second))
+            await send(4)
+            await tap.end()
+            assert tap.code == 0
+            assert "recording goes on in" in tap.errors
+            assert "RECORDING IS OFF" in tap.errors
+
+    asyncio.run(scenario())
+    summary = json.loads((lab.folder / "captured.jsonl.summary.json").read_text())
+    assert summary["offered"] == 14 == summary["recorded"] + sum(summary["dropped"].values())
+    assert summary["traces"] == ["captured.jsonl", "captured.2.jsonl"]
+    assert len(lab.records) == 3
+    # A recorder may be killed after it wrote and before it told so: the files hold at least what is counted.
+    assert summary["recorded"] <= 3 + len(load_trace(lab.folder / "captured.2.jsonl")[1])
+
+
+def test_serving_goes_on_when_the_disk_is_full_and_every_loss_is_counted(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port, limit=4096) as tap:
+            for _ in range(40):
+                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+            await tap.end()
+            assert tap.code == 0, tap.errors
+            assert "trace_unwritable" in tap.output
+
+    asyncio.run(scenario())
+    summary = json.loads((lab.folder / "captured.jsonl.summary.json").read_text())
+    assert summary["offered"] == 40 == summary["recorded"] + summary["dropped"]["trace_unwritable"]
+    assert 0 < summary["recorded"] == len(lab.records) < 40
+
+
+def test_nothing_of_what_was_said_is_in_any_file_or_output(lab: Any) -> None:
+    canaries = [
+        "prompt",
+        "chat",
+        "answer",
+        "bearer",
+        "cookie",
+        "apikey",
+        "errorbody",
+        "session",
+        "user",
+        "query",
+        "tool",
+    ]
+    marks = {name: f"KANARIE-{name}-7391" for name in canaries}
+
+    async def script(request: Any) -> None:
+        if b"fail" in request.target:
+            request.write_json({"error": {"message": marks["errorbody"]}}, b"400 Bad Request")
+        elif b"chat" in request.target:
+            request.write_sse_head()
+            await request.write_event({"choices": [{"index": 0, "delta": {"content": marks["answer"]}}]})
+            await request.write_event({"error": {"message": marks["errorbody"]}})
+            request.end_chunks()
+        else:
+            choice = {"index": 0, "text": marks["answer"], "finish_reason": "stop"}
+            request.write_json({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
+
+    headers = (
+        f"Authorization: Bearer {marks['bearer']}\r\nCookie: c={marks['cookie']}\r\nX-Api-Key: {marks['apikey']}\r\n"
+        f"X-Session-ID: {marks['session']}\r\nX-Request-Id: {marks['session']}\r\n"
+    ).encode()
+
+    async def scenario() -> None:
+        async with (
+            upstream_of(lab, script) as port,
+            tap_command(lab.folder, port, "--tokenizer", "bytes", "--no-engine-facts") as tap,
+        ):
+            tool = {"type": "function", "function": {"name": marks["tool"]}}
+            chat = {
+                "messages": [{"role": "user", "content": marks["chat"]}],
+                "user": marks["user"],
+                "tools": [tool],
+                "stream": True,
+            }
+            await tap.post("/v1/completions", {"model": "m", "prompt": marks["prompt"] * 9}, headers)
+            await tap.post("/v1/chat/completions", chat, headers)
+            await tap.post(f"/v1/completions?fail={marks['query']}", {"prompt": marks["prompt"]}, headers)
+            await tap.post("/v1/completions", f"{marks['prompt']} is no object", headers)
+            os.kill(tap.recorder_pid(), signal.SIGKILL)
+            await tap.post(
+                "/v1/chat/completions", {"messages": marks["chat"], "model": {"a": marks["prompt"]}}, headers
+            )
+            await tap.end()
+            assert tap.code == 0
+            written = b"".join(path.read_bytes() for path in lab.folder.rglob("*") if path.is_file())
+            assert b"/v1/chat/completions" in written
+            for name, mark in marks.items():
+                assert mark.encode() not in written, f"{name} is in a file"
+                assert mark not in tap.output + tap.errors, f"{name} is in the output"
+            assert b"KANARIE" not in written
+
+    asyncio.run(scenario())
+
+
+def test_engine_facts_are_in_the_header(lab: Any) -> None:
+    async def script(request: Any) -> None:
+        if request.target == b"/version":
+            request.write_json({"version": "0.32.0"})
+        elif request.target == b"/v1/models":
+            request.write_json({"data": [{"id": "tiny", "max_model_len": 16384}]})
+        elif request.target == b"/metrics":
+            text = (
+                b"# HELP vllm:cache_config_info x\n"
+                b'vllm:cache_config_info{block_size="8",num_gpu_blocks="1024",enable_prefix_caching="True"} 1.0\n'
+            )
+            request.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+        else:
+            request.write_json(ANSWER)
+
+    async def scenario() -> None:
+        async with upstream_of(lab, script) as port, tap_command(lab.folder, port) as tap:
+            await tap.post("/v1/completions", COMPLETION)
+            await tap.end()
+
+    asyncio.run(scenario())
+    meta, [record] = lab.read()
+    assert (meta.engine.name, meta.engine.version, meta.model) == ("vllm", "0.32.0", "tiny")
+    assert (meta.engine.block_size, meta.engine.num_gpu_blocks, meta.engine.enable_prefix_caching) == (8, 1024, True)
+    assert (meta.engine.max_model_len, meta.block_size) == (16384, 8), "never coarser than the engine's own blocks"
+    assert len(record.block_hashes) == 1
+
+
+@contextlib.asynccontextmanager
+async def upstream_of(lab: Any, script: Any) -> AsyncIterator[int]:
+    """A scripted upstream alone; gives its port."""
+    upstream = lab.upstream(script)
+    async with upstream.serving():
+        yield upstream.port
+
+
+def refusals() -> Sequence[Any]:
+    return [
+        pytest.param(["--upstream", "ftp://x"], "--upstream", id="no URL"),
+        pytest.param(["--upstream", "http://127.0.0.1:9"], "cannot be reached", id="unreachable upstream"),
+        pytest.param(["--listen", "nowhere"], "--listen", id="no address"),
+        pytest.param(["--listen", "203.0.113.7:80"], "--listen", id="not our address"),
+        pytest.param(["--tokenizer", "/no/such/place"], "no tokenizer there", id="no tokenizer"),
+        pytest.param(["--tokenizer", "."], "no tokenizer there", id="a directory without a tokenizer"),
+        pytest.param(["--trace", "/no/such/folder/t.jsonl"], "/no/such/folder", id="no such folder"),
+        pytest.param(["--trace", "."], "is a directory", id="a directory"),
+        pytest.param(["--trace", "/dev/full"], "/dev/full", id="full disk"),
+        pytest.param(["--block-size", "0"], "--block-size", id="block size"),
+        pytest.param(["--key-file", "/dev/null"], "/dev/null", id="no key"),
+    ]
+
+
+@pytest.mark.parametrize(("changed", "said"), refusals())
+def test_bad_input_is_one_line_and_exit_code_2(lab: Any, changed: list[str], said: str) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab, answer) as port:
+            flags = {
+                "--upstream": f"http://127.0.0.1:{port}",
+                "--listen": "127.0.0.1:0",
+                "--trace": "t.jsonl",
+                "--tokenizer": "ids",
+            }
+            flags |= dict(zip(changed[::2], changed[1::2], strict=True))
+            arguments = [word for pair in flags.items() for word in pair]
+            done = await asyncio.to_thread(run_tap, lab.folder, *arguments)
+            assert done.returncode == 2, done.stderr
+            assert said in done.stderr
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+            assert done.stderr.startswith("tap: error: ")
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritten(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab, answer) as port:
+            common = ("--upstream", f"http://127.0.0.1:{port}", "--tokenizer", "ids")
+            busy = await asyncio.to_thread(
+                run_tap, lab.folder, *common, "--listen", f"127.0.0.1:{port}", "--trace", "new.jsonl"
+            )
+            assert (busy.returncode, (lab.folder / "new.jsonl").exists()) == (2, False)
+            assert "in use" in busy.stderr
+            lab.trace.write_text("precious\n")
+            kept = await asyncio.to_thread(
+                run_tap, lab.folder, *common, "--listen", "127.0.0.1:0", "--trace", str(lab.trace)
+            )
+            assert kept.returncode == 2
+            assert "--overwrite" in kept.stderr
+            assert lab.trace.read_text() == "precious\n"
+            async with tap_command(lab.folder, port, "--overwrite") as tap:
+                await tap.end()
+
+    asyncio.run(scenario())
+    assert lab.records == []
