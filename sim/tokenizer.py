@@ -15,10 +15,10 @@ from tracefile.errors import InputError
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 MAX_ANSWER_IDS = 4096
 PLAIN_TEMPLATE = (
-    "{%- for message in messages -%}[{{ message.role }}]: {{ message.content }}\n{% endfor -%}"
+    "{%- for message in messages -%}[{{ message.role }}]:{{ message.content }}\n{% endfor -%}"
     "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
 )
-"""For a tokenizer that brings no chat template."""
+"""For a tokenizer that brings no chat template. Content follows the colon at once, as an answer does."""
 
 
 class TokenizerVocabulary:

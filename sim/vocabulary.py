@@ -12,7 +12,7 @@ tokens a word. Answers are made of pieces with a space and three letters, whose 
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from string import ascii_letters, ascii_lowercase, digits
 from typing import Any, Protocol
@@ -46,11 +46,8 @@ class Vocabulary(Protocol):
     """Ids are 0 … size − 1."""
     end_id: int
     """Ends an answer; also what the chat template closes a message with, where it is ours."""
-
-    @property
-    def answer_ids(self) -> npt.NDArray[np.uint32]:
-        """The ids that answers are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
-        ...
+    answer_ids: npt.NDArray[np.uint32]
+    """The ids that answers are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -73,28 +70,25 @@ class PieceVocabulary:
         self.end_id = FIRST_SPECIAL
         self._special = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIALS)}
         self._encode_cached = lru_cache(CACHED_TEXTS)(self._encode)
+        # All tables are made here: the first request is timed like any other.
+        self._spelling = self._spell_all()
+        self._id_of = self._invert_spelling()
+        words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
+        self.answer_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
 
-    @cached_property
-    def _spelling(self) -> list[bytes]:
+    def _spell_all(self) -> list[bytes]:
         spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
         spelled += [f"<|{name}|>".encode() for name in SPECIALS]
         spelled += [f"<|{number}|>".encode() for number in range(len(spelled), FIRST_PIECE)]
         spelled += [piece.encode() for piece in _pieces()]
         return spelled + [f"<|{number}|>".encode() for number in range(len(spelled), self.size)]
 
-    @cached_property
-    def _id_of(self) -> dict[str, int]:
+    def _invert_spelling(self) -> dict[str, int]:
         ascii_bytes = {chr(byte): byte for byte in range(128)}
         later = {
             spelled.decode(): FIRST_SPECIAL + place for place, spelled in enumerate(self._spelling[FIRST_SPECIAL:])
         }
         return ascii_bytes | later
-
-    @cached_property
-    def answer_ids(self) -> npt.NDArray[np.uint32]:
-        """Ids of a space, a consonant, a vowel and a consonant; shape (1445,)."""
-        words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
-        return np.array([self._id_of[word] for word in words], dtype=np.uint32)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
