@@ -17,10 +17,11 @@ from sim.noise import Noise, RequestNoise
 from sim.pool import BlockPool
 from sim.request import Request
 from sim.scheduler import PrefixStats, Scheduler, Step
+from sim.sharedcore import SharedCore
 from sim.timeline import Timeline
 from sim.workload import Arrival
 
-_ARRIVE, _ENTER, _ABORT = 0, 1, 2
+_ENTER, _ABORT = 0, 1
 
 
 @dataclass(slots=True)
@@ -81,13 +82,15 @@ class Engine:
         self._composes_ahead = config.async_scheduling
         self._flights = [Flight(arrival, arrival.arrival_ms) for arrival in arrivals]
         self._children: dict[int, list[int]] = {}
+        self._arrivals: list[tuple[float, int]] = []
         self._events: list[tuple[float, int, int]] = []
+        self._core = SharedCore() if self._frontend.placement == "shared_core" else None
         self._composed: Step | None = None
         self._frontend_free_ms = float("-inf")
         self._preemptions = 0
         for place, arrival in enumerate(arrivals):
             if arrival.parent is None:
-                self._at(arrival.arrival_ms, _ARRIVE, place)
+                heapq.heappush(self._arrivals, (arrival.arrival_ms, place))
             else:
                 self._children.setdefault(arrival.parent, []).append(place)
 
@@ -97,9 +100,8 @@ class Engine:
             self._deliver_events()
             step = self._composed or self._compose()
             if step is None:
-                if not self._events:
+                if not self._idle():
                     break
-                self.now_ms = max(self.now_ms, self._events[0][0])
                 continue
             self._composed = self._compose() if self._composes_ahead else None
             self._run_step(step)
@@ -126,10 +128,38 @@ class Engine:
         for request in finished:
             self._end(request.index, "ok")
 
+    def _idle(self) -> bool:
+        """Let the clock go on without the engine, to whatever happens next; False if nothing does."""
+        if self._core is not None and self._core.is_busy:
+            start_ms = self.now_ms
+            self.now_ms, row = self._core.run_alone(start_ms, self._next_ms())
+            self.timeline.append(start_ms, self.now_ms, row)
+            self._hand_over()
+            return True
+        next_ms = self._next_ms()
+        self.now_ms = max(self.now_ms, next_ms)
+        return next_ms < float("inf")
+
     def _advance(self, row: StepRow) -> None:
-        start_ms = self.now_ms
-        self.now_ms = start_ms + self._step_model.row_ms(row)
+        """Move the clock over a step of ``row``, and the front end with it if they share a core."""
+        start_ms, step_ms = self.now_ms, self._step_model.row_ms(row)
+        if self._core is None:
+            self.now_ms = start_ms + step_ms
+        else:
+            row = (*row, *self._share_core(step_ms))
         self.timeline.append(start_ms, self.now_ms, row)
+
+    def _share_core(self, left_ms: float) -> StepRow:
+        """Move the clock over ``left_ms`` of the engine's work beside the front end's; what the latter did."""
+        assert self._core is not None
+        requests = tokens = 0.0
+        while left_ms > 0.0:
+            self._receive()
+            until_ms = self._arrivals[0][0] if self._arrivals else float("inf")
+            self.now_ms, left_ms, (more_requests, more_tokens) = self._core.run_beside(self.now_ms, left_ms, until_ms)
+            requests, tokens = requests + more_requests, tokens + more_tokens
+        self._hand_over()
+        return (requests, tokens)
 
     def _skip_decodes(self, step: Step) -> None:
         """Run, without the scheduler, the steps that would be ``step`` again: only decodes, none of which fills or
@@ -144,10 +174,9 @@ class Engine:
         most = min(_plain_decodes(request, block_size) for request in running)
         if most <= 0:
             return
-        until_ms = self._events[0][0] if self._events else float("inf")
         first = len(self.timeline)
         kv_tokens, count = sum(request.num_computed for request in running), 0
-        while count < most and self.now_ms < until_ms:
+        while count < most and self.now_ms < self._wake_ms():
             self._advance(decode_row(len(running), kv_tokens))
             kv_tokens += len(running)
             count += 1
@@ -159,18 +188,41 @@ class Engine:
     def _at(self, time_ms: float, kind: int, place: int) -> None:
         heapq.heappush(self._events, (time_ms, kind, place))
 
+    def _next_ms(self) -> float:
+        """When the next thing happens outside; infinity: nothing will."""
+        arrival_ms = self._arrivals[0][0] if self._arrivals else float("inf")
+        return min(arrival_ms, self._events[0][0]) if self._events else arrival_ms
+
+    def _wake_ms(self) -> float:
+        """When something next happens that the scheduler must see; on a shared core, an arrival alone is not it."""
+        if self._core is None:
+            return self._next_ms()
+        return self._events[0][0] if self._events else float("inf")
+
     def _deliver_events(self) -> None:
         """Everything that has happened outside by now, in its order."""
-        while self._events and self._events[0][0] <= self.now_ms:
+        while self._next_ms() <= self.now_ms:
+            if not self._events or (self._arrivals and self._arrivals[0][0] <= self._events[0][0]):
+                self._arrive(*heapq.heappop(self._arrivals))
+                continue
             time_ms, kind, place = heapq.heappop(self._events)
-            if kind == _ARRIVE:
-                self._arrive(place, time_ms)
-            elif kind == _ENTER:
+            if kind == _ENTER:
                 self._enter(place, time_ms)
             else:
                 self._abort(place)
 
-    def _arrive(self, place: int, time_ms: float) -> None:
+    def _receive(self) -> None:
+        """Arrivals by now, while a step runs."""
+        while self._arrivals and self._arrivals[0][0] <= self.now_ms:
+            self._arrive(*heapq.heappop(self._arrivals))
+
+    def _hand_over(self) -> None:
+        """What the front end on the shared core has finished enters the scheduler at its next step."""
+        assert self._core is not None
+        for time_ms, place in self._core.take_done():
+            self._at(time_ms, _ENTER, place)
+
+    def _arrive(self, time_ms: float, place: int) -> None:
         flight = self._flights[place]
         arrival = flight.arrival
         flight.arrival_ms = time_ms
@@ -186,7 +238,10 @@ class Engine:
             self._end(place, "unservable")
             return
         flight.request = request
-        self._at(self._entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
+        if self._core is None:
+            self._at(self._entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
+        else:
+            self._core.accept(place, arrival.prompt_tokens, self._frontend.work_ms(arrival.prompt_tokens))
         if arrival.patience_ms is not None:
             self._at(time_ms + arrival.patience_ms, _ABORT, place)
 
@@ -234,7 +289,7 @@ class Engine:
                 self._flights[child].arrival_ms = arrival_ms
                 self._end(child, "parent_failed")
             else:
-                self._at(arrival_ms, _ARRIVE, child)
+                heapq.heappush(self._arrivals, (arrival_ms, child))
         self._on_end()
 
     def _see_tokens(self, flight: Flight) -> None:

@@ -63,7 +63,7 @@ class Observations:
 
 def observe(records: Sequence[Record], simulation: Simulation, *, placement: FrontendPlacement) -> Observations:
     """Pair what was seen of ``records`` with the steps of their ``simulation``; requests are numbered by place."""
-    cumulative = simulation.timeline.cumulative()
+    cumulative = simulation.timeline.cumulative(len(TERMS))
     waits = _waits(simulation, cumulative, placement)
     sessions: dict[str, int] = {}
     seen: list[Floats] = []
@@ -77,7 +77,7 @@ def observe(records: Sequence[Record], simulation: Simulation, *, placement: Fro
             continue
         session = sessions.setdefault(record.session_id or record.request_id, len(sessions))
         after = cumulative[np.asarray(flight.token_steps)[reads] + 1]
-        first = np.concatenate([after[0] - waits[place, :-2], waits[place, -2:]])
+        first = after[0] + waits[place]
         censored = record.ttft_ms is None
         seen.append(np.array([record.e2e_ms if record.ttft_ms is None else record.ttft_ms]))
         counts.append(first[None, :])
@@ -85,7 +85,7 @@ def observe(records: Sequence[Record], simulation: Simulation, *, placement: Fro
         gaps = len(reads) - 1
         if gaps > 0 and not censored:
             seen.append(np.asarray(record.itl_ms[:gaps]))
-            counts.append(np.pad(np.diff(after, axis=0), ((0, 0), (0, len(FRONTEND_TERMS)))))
+            counts.append(np.diff(after, axis=0))
             kinds.append((gaps, False, 0, place, session))
     return _assemble(seen, counts, kinds)
 
@@ -107,12 +107,16 @@ def _assemble(seen: list[Floats], counts: list[Floats], kinds: list[tuple[int, b
 
 
 def _waits(simulation: Simulation, cumulative: Floats, placement: FrontendPlacement) -> Floats:
-    """Per flight: the steps' terms up to its entry (to be taken off), and the front end's terms before its entry."""
-    flights = simulation.flights
+    """Per flight: what a TTFT has beside the steps up to its first token. Less those that ran before the request
+    entered, plus the front end's terms before that; on a shared core, both are in the rows since its arrival."""
+    flights, timeline = simulation.flights, simulation.timeline
+    arrivals = np.array([flight.arrival_ms for flight in flights])
+    if not len(timeline):
+        return np.zeros((len(flights), len(TERMS)))
+    if placement == "shared_core":
+        return -timeline.cumulative_at(arrivals, cumulative)
     entries = np.array([flight.arrival_ms if flight.entry_ms is None else flight.entry_ms for flight in flights])
-    waits = np.zeros((len(flights), len(TERMS)))
-    if len(simulation.timeline):
-        waits[:, : len(STEP_TERMS)] = simulation.timeline.cumulative_at(entries, cumulative)
+    waits = -timeline.cumulative_at(entries, cumulative)
     own = np.array([(1.0, float(flight.arrival.prompt_tokens)) for flight in flights]).reshape(-1, 2)
     waits[:, len(STEP_TERMS) :] = own if placement == "parallel" else _serial(flights, entries, own)
     return waits
@@ -127,7 +131,7 @@ def _serial(flights: Sequence[Flight], entries: Floats, own: Floats) -> Floats:
         if entry_ms > arrival_ms:
             jobs.append(max(arrival_ms, free_ms), entry_ms, tuple(own[place]))
             free_ms = entry_ms
-    cumulative = jobs.cumulative()
+    cumulative = jobs.cumulative(len(FRONTEND_TERMS))
     arrivals = np.array([flight.arrival_ms for flight in flights])
     return jobs.cumulative_at(entries, cumulative) - jobs.cumulative_at(arrivals, cumulative)
 

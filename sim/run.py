@@ -151,10 +151,10 @@ def _as_text(summary: Summary, output: Path) -> str:
     lines = [
         f"{output}: {summary.requests} requests, {summary.not_ok} not ok; {summary.steps} steps, "
         f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
-        f"{'TTFT ms':<10}{'n':>7}{'p50':>10}{'p90':>10}{'p99':>10}",
+        f"{'TTFT ms':<10}{'n':>8}{'p50':>14}{'p90':>14}{'p99':>14}",
     ]
     lines += [
-        f"{cohort.name:<10}{cohort.requests:>7}{cohort.p50_ms:>10.1f}{cohort.p90_ms:>10.1f}{cohort.p99_ms:>10.1f}"
+        f"{cohort.name:<10}{cohort.requests:>8}{cohort.p50_ms:>14.1f}{cohort.p90_ms:>14.1f}{cohort.p99_ms:>14.1f}"
         for cohort in summary.cohorts
     ]
     return "\n".join(lines)

@@ -3,13 +3,17 @@
 import numpy as np
 import numpy.typing as npt
 
-from sim.features import STEP_TERMS, StepRow
+from sim.features import StepRow
 
 Floats = npt.NDArray[np.float64]
 
 
 class Timeline:
-    """Steps in order of time; they never overlap, and between them the engine is idle."""
+    """Steps in order of time; they never overlap, and between them the engine is idle.
+
+    On a core shared with the front end, the latter's work while the engine is idle is in here too, as a step of none
+    of the engine's terms.
+    """
 
     __slots__ = ("ends_ms", "rows", "starts_ms")
 
@@ -27,11 +31,12 @@ class Timeline:
         self.ends_ms.append(end_ms)
         self.rows.append(row)
 
-    def cumulative(self) -> Floats:
-        """Sum of the rows of all steps before step k, for k = 0 … len; shape (len + 1, terms)."""
-        total = np.zeros((len(self) + 1, len(self.rows[0]) if self.rows else len(STEP_TERMS)))
+    def cumulative(self, width: int) -> Floats:
+        """Sum of the rows of all steps before step k, for k = 0 … len, padded to ``width``; shape (len + 1, width)."""
+        total = np.zeros((len(self) + 1, width))
         if self.rows:
-            np.cumsum(np.asarray(self.rows), axis=0, out=total[1:])
+            rows = np.asarray(self.rows)
+            np.cumsum(rows, axis=0, out=total[1:, : rows.shape[1]])
         return total
 
     def cumulative_at(self, times_ms: Floats, cumulative: Floats) -> Floats:

@@ -1,15 +1,18 @@
 """The virtual clock: literal times of small loads, and long ones against the run without any short cut."""
 
 import random
+from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config import EngineConfig
 from sim.engine import Engine, Simulation
-from sim.latency import FrontendModel, StepModel
+from sim.latency import FrontendModel, FrontendPlacement, StepModel
 from sim.model import Model, make_model
+from sim.observations import observe
 from sim.prediction import predicted_records
 from sim.workload import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId, encode_record
@@ -95,6 +98,20 @@ def test_a_serial_front_end_takes_one_request_at_a_time() -> None:
     assert [flight.entry_ms for flight in flights] == [7.0, 14.0, 21.0]
 
 
+def test_on_a_shared_core_the_front_end_and_the_steps_stretch_each_other() -> None:
+    model = make_model(STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, placement="shared_core"), CONFIG)
+    simulation = simulate([request("a", 0.0, 4, 3), request("b", 19.0, 8, 1)], model)
+    # a enters at 3, its prompt takes 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
+    # and the step ends 3 ms later, at 32. Then 10 + 2 + 8 ms for both.
+    a, b = simulation.flights
+    assert [flight.entry_ms for flight in (a, b)] == [3.0, 25.0]
+    assert (a.ttft_ms, a.itl_ms, b.ttft_ms) == (17.0, [15.0, 20.0], 33.0)
+    # The front end's share of each span: idle before a, in the step beside b.
+    assert simulation.timeline.rows[0][-2:] == (1.0, 4.0)
+    assert simulation.timeline.rows[2][-2:] == (1.0, 8.0)
+    assert simulation.timeline.rows[3][-2:] == (0.0, 0.0)
+
+
 def test_an_abort_comes_when_it_came() -> None:
     aborted = request("a", 0.0, 4, 0, status="client_abort", max_tokens=100, e2e_ms=50.0)
     seen = predict([aborted, request("b", 0.0, 4, 1)])
@@ -148,8 +165,15 @@ def outcome(simulation: Simulation) -> list[object]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), blocks=st.sampled_from([27, 40, 101]), block_size=st.sampled_from([4, 16]))
-def test_skipping_decodes_equals_taking_every_step(seed: int, blocks: int, block_size: int) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    blocks=st.sampled_from([27, 40, 101]),
+    block_size=st.sampled_from([4, 16]),
+    placement=st.sampled_from(get_args(FrontendPlacement)),
+)
+def test_skipping_decodes_equals_taking_every_step(
+    seed: int, blocks: int, block_size: int, placement: FrontendPlacement
+) -> None:
     config = EngineConfig(
         num_gpu_blocks=blocks,
         block_size=block_size,
@@ -160,11 +184,32 @@ def test_skipping_decodes_equals_taking_every_step(seed: int, blocks: int, block
     step = StepModel(
         t0_ms=4.3, per_prefill_token_ms=0.13, per_attention_token2_ms=1e-3, per_decode_ms=0.99, per_kv_token_ms=3e-3
     )
-    model = make_model(step, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    frontend = FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01, placement=placement)
+    model = make_model(step, frontend, config)
     load = random_load(seed, 25)
     quick = simulate(load, model, replay_sessions=True, seed=1)
     slow = simulate(load, model, replay_sessions=True, seed=1, fast_forward=False)
     assert outcome(quick) == outcome(slow)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), placement=st.sampled_from(get_args(FrontendPlacement)), ahead=st.booleans())
+def test_what_an_interval_is_made_of_adds_up_to_it(seed: int, placement: FrontendPlacement, ahead: bool) -> None:
+    """The fit's counts times the true parameters give back every simulated TTFT and gap."""
+    config = EngineConfig(
+        num_gpu_blocks=60, block_size=4, max_num_seqs=4, max_num_batched_tokens=24, async_scheduling=ahead
+    )
+    step = StepModel(
+        t0_ms=4.3, per_prefill_token_ms=0.13, per_attention_token2_ms=1e-3, per_decode_ms=0.99, per_kv_token_ms=3e-3
+    )
+    model = make_model(step, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.1, placement=placement), config)
+    load = [record for record in random_load(seed, 20) if record.status == "ok"]
+    simulation = simulate(load, model)
+    by_id = {record.request_id: record for record in predicted_records(simulation)}
+    seen = observe([by_id[record.request_id] for record in load], simulation, placement=placement)
+    parameters = np.array([*step.coefficients(), 1.7, 0.1])
+    assert len(seen.seen_ms) == sum(record.output_tokens or 0 for record in load)
+    assert seen.counts @ parameters == pytest.approx(seen.seen_ms, rel=1e-6, abs=1e-3)
 
 
 @settings(max_examples=20, deadline=None)

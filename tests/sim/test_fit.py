@@ -115,6 +115,13 @@ def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
     assert_recovered(truth, learn(truth, 5, frontend="serial").model)
 
 
+def test_a_front_end_on_the_engines_core_is_told_and_recovered(learn: Learn) -> None:
+    truth = msgspec.structs.replace(default_model(), frontend_placement="shared_core", noise=MILD)
+    found = learn(truth, 13, frontend=None).model
+    assert found.frontend_placement == "shared_core"
+    assert_recovered(truth, found)
+
+
 def test_an_extra_term_is_recovered_when_asked_for(learn: Learn) -> None:
     model = default_model()
     chunk = msgspec.structs.replace(model.parameters["t0_ms"], value=12.0, unit="ms/chunk")

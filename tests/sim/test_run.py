@@ -151,8 +151,9 @@ def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
         run(trace, "--block-size", "48")
     with pytest.raises(InputError, match="No such file"):
         main(["run", str(trace), "--model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
+    _, captured = load_trace(trace)
     unhashed = [
-        Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in load_trace(trace)[1]
+        Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured
     ]
     path = write(tmp_path / "unhashed.jsonl", unhashed, Meta(source="tap"))
     for flags in ((), ("--replay-sessions",)):
