@@ -191,6 +191,8 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request from body to last byte."""
+        engine = self._service.engine
+        arrival_ms = engine.clock_ms()
         body = await _read_body(receive)
         if body is None:
             return
@@ -207,7 +209,7 @@ class GenerationEndpoint:
             self._service, self._dialect, fields, prompts, generations, request_id=_request_id(scope)
         )
         for generation in generations:
-            self._service.engine.submit(generation)
+            engine.submit(generation, arrival_ms)
         watch = asyncio.create_task(self._watch(receive, generations))
         try:
             if fields.stream:

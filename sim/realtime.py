@@ -106,12 +106,17 @@ class RealTimeEngine:
             self._alarm.close()
             self.abort_all()
 
-    def submit(self, generation: Generation) -> None:
-        """Let a request arrive now. It reaches the scheduler after the front end's time."""
+    def submit(self, generation: Generation, arrival_ms: float | None = None) -> None:
+        """Let a request arrive, now or at an earlier ``arrival_ms`` of the engine's clock.
+
+        It reaches the scheduler after the front end's time, counted from its arrival: what the server really took to
+        read it is part of that time, not added to it.
+        """
         request = generation.request
         request.index = self._next_index
         self._next_index += 1
-        generation.arrival_ms = arrival_ms = self.clock_ms()
+        arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
+        generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
         heapq.heappush(self._arrivals, (self._entry_ms(arrival_ms, request.prompt_tokens), request.index))
         self._wake()
