@@ -48,7 +48,7 @@ class FitConfig:
     bootstrap: int = 400
     seed: int = 0
     cached: CachedSource = "factual"
-    frontend: FrontendPlacement | None = "parallel"
+    frontend: FrontendPlacement | None = None
     """None: try all, keep the best."""
     extra_terms: tuple[str, ...] = ()
     residuals: bool = False
@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frontend",
         choices=[*get_args(FrontendPlacement), "auto"],
-        default="parallel",
-        help="how the HTTP server's work meets the engine's; auto: whichever predicts best",
+        default="auto",
+        help="how the HTTP server's work meets the engine's (default auto: the simplest that predicts best)",
     )
     parser.add_argument(
         "--term", action="append", choices=EXTRA_STEP_TERMS, default=[], help="a step term beyond the default five"
@@ -125,7 +125,7 @@ def fit_traces(config: FitConfig) -> Fitted:
     captures, start = _prepare(loaded, variants[0], config.cached)
     with show_progress("iterations", MOST_ITERATIONS * len(variants)) as count:
         fits = [fit_variant(captures, variant, start, count) for variant in variants]
-    best = min(fits, key=lambda fit: fit.loss)
+    best = choose(fits)
     requests = requests_of(captures, best.seen, best.parameters)
     draws = bootstrap(best.seen, best.solution.weights, best.variant.free, config.bootstrap, config.seed)
     unidentified = find_unidentified(best.seen, best.variant.free, best.parameters, draws)
@@ -151,6 +151,12 @@ def fit_traces(config: FitConfig) -> Fitted:
         baselines=baseline_errors(requests),
     )
     return Fitted(model, unidentified, requests)
+
+
+def choose(fits: Sequence[Fit]) -> Fit:
+    """The first whose loss is within a hundredth of the least: they come simplest first."""
+    least = min(fit.loss for fit in fits)
+    return next(fit for fit in fits if fit.loss <= 1.01 * least)
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
@@ -225,7 +231,7 @@ def _diagnostics(
         "sessions": len(np.unique(seen.session)),
         "iterations": len(best.losses),
         "converged": best.converged,
-        "oscillated": best.oscillated,
+        "gap": round(best.gap, 6),
         "loss": round(best.loss, 6),
         "losses": [round(loss, 6) for loss in best.losses],
         "condition_number": round(best.solution.condition, 1),

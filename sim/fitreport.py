@@ -10,10 +10,11 @@ from sim.residuals import Requests, locate_misfit
 def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
     """The fit in a page."""
     facts = model.diagnostics
-    state = "converged" if facts["converged"] else "oscillated" if facts["oscillated"] else "not converged"
+    state = "converged" if facts["converged"] else "NOT converged"
     lines = [
-        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions; {state} after "
-        f"{facts['iterations']} iterations; condition number {facts['condition_number']:.0f}; {facts['variant']}",
+        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions; {facts['variant']}",
+        f"{state} after {facts['iterations']} iterations (gap {facts['gap']:.2%}); condition number "
+        f"{facts['condition_number']:.0f}",
     ]
     if len(facts["variants"]) > 1:
         lines += [f"  loss {loss:.4f}  {name}" for name, loss in facts["variants"].items()]

@@ -6,7 +6,6 @@ The loss is that of the simulation's own predictions, so an iterate is judged by
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -26,7 +25,8 @@ from tracefile.schema import Record
 CachedSource = Literal["factual", "simulated"]
 
 MOST_ITERATIONS = 15
-_CONVERGED = 1e-4
+FULL_STRIDES = 5
+_CONVERGED = 1e-3
 """Root mean square change of the predictions, relative, that counts as none."""
 
 
@@ -82,8 +82,9 @@ class Fit:
     losses: list[float]
     """Per iteration."""
     converged: bool
-    oscillated: bool
-    """The loss rose and fell: steps and parameters chase each other, and the best iterate was taken."""
+    gap: float
+    """How far the regression would still move the predictions (root mean square, relative). Large though converged:
+    steps and parameters chase each other, and this is the middle of where they went."""
 
 
 def simulate_captures(captures: Sequence[Capture], parameters: Floats, variant: Variant) -> list[Simulation]:
@@ -98,32 +99,38 @@ def simulate_captures(captures: Sequence[Capture], parameters: Floats, variant: 
 
 
 def fit_variant(captures: Sequence[Capture], variant: Variant, start: Floats, on_iteration: Callable[[], None]) -> Fit:
-    """Iterate to a fixed point from ``start``, half a step at a time once the loss no longer falls."""
-    parameters, stride = start, 1.0
+    """Iterate from ``start`` to a fixed point, in shorter and shorter strides once the first few have come near it.
+
+    An arrival next to a step's end falls on either side of it from one iteration to the next, so that full strides may
+    wander for ever; strides of 1/2, 1/3, … go to the middle of where they wander.
+    """
+    parameters = start
     losses: list[float] = []
     best: Fit | None = None
     converged = False
     while len(losses) < MOST_ITERATIONS and not converged:
         simulations = simulate_captures(captures, parameters, variant)
-        seen = Observations.join(
-            [
-                observe(capture.records, simulation, placement=variant.placement)
-                for capture, simulation in zip(captures, simulations, strict=True)
-            ],
-            [len(capture.records) for capture in captures],
-        )
+        seen = observe_captures(captures, simulations, variant)
         solution = solve(seen, variant.free, parameters)
         losses.append(relative_loss(seen, parameters))
         on_iteration()
-        converged = prediction_change(seen, parameters, solution.parameters) < _CONVERGED
-        if best is not None and losses[-1] > best.loss:
-            stride = max(stride / 2.0, 0.25)
+        stride = 1.0 / max(1, len(losses) - FULL_STRIDES + 1)
+        gap = prediction_change(seen, parameters, solution.parameters)
+        converged = stride * gap < _CONVERGED
         if best is None or converged or losses[-1] <= best.loss:
-            best = Fit(variant, parameters, seen, solution, simulations, losses[-1], [], converged, False)
+            best = Fit(variant, parameters, seen, solution, simulations, losses[-1], [], converged, gap)
         parameters = parameters + stride * (solution.parameters - parameters)
     assert best is not None
-    rises = sum(after > before * 1.0001 for before, after in pairwise(losses))
-    return replace(best, losses=losses, oscillated=rises > 1 and not converged)
+    return replace(best, losses=losses)
+
+
+def observe_captures(captures: Sequence[Capture], simulations: Sequence[Simulation], variant: Variant) -> Observations:
+    """What every interval of every capture is made of, in one table."""
+    parts = [
+        observe(capture.records, simulation, placement=variant.placement)
+        for capture, simulation in zip(captures, simulations, strict=True)
+    ]
+    return Observations.join(parts, [len(capture.records) for capture in captures])
 
 
 def split(parameters: Floats, placement: FrontendPlacement) -> tuple[StepModel, FrontendModel]:

@@ -57,6 +57,7 @@ def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
     """Capture the calibration load on a true engine and fit what was captured."""
 
     def capture_and_fit(truth: Model, seed: int, **options: object) -> Fitted:
+        options.setdefault("frontend", truth.frontend_placement)
         records = synthetic.capture(synthetic.calibration(seed), truth, seed=seed)
         path = write(tmp_path / f"capture-{len(list(tmp_path.iterdir()))}.jsonl", records, engine_of(truth))
         return fit_traces(FitConfig((path,), tmp_path / "model.json", {}, **options))  # type: ignore[arg-type]
@@ -112,7 +113,7 @@ def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
         noise=MILD,
     )
     assert truth.frontend == FrontendModel(f0_ms=7.0, f1_ms_per_prompt_token=0.0022, placement="serial")
-    assert_recovered(truth, learn(truth, 5, frontend="serial").model)
+    assert_recovered(truth, learn(truth, 5).model)
 
 
 def test_a_front_end_on_the_engines_core_is_told_and_recovered(learn: Learn) -> None:
@@ -138,7 +139,7 @@ def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic
         truth = msgspec.structs.replace(truth, engine=replace(truth.engine, async_scheduling=ahead), noise=MILD)
         records = synthetic.capture(synthetic.calibration(7, prompts=20, mixed=150), truth)
         path = write(tmp_path / f"{ahead}.jsonl", records, engine_of(truth, async_scheduling=None))
-        fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}))
+        fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
         assert len(fitted.model.diagnostics["variants"]) == 2
         assert fitted.model.engine.async_scheduling == ahead
 
@@ -172,7 +173,7 @@ def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: Modul
     ]
     truth = msgspec.structs.replace(default_model(), noise=MILD)
     path = write(tmp_path / "short.jsonl", synthetic.capture(records, truth), engine_of(truth))
-    fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}))
+    fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
     open_terms = {one.name: one for one in fitted.unidentified}
     assert "per_attention_token2_ms" in open_terms
     assert "longer" in open_terms["per_attention_token2_ms"].capture
@@ -204,7 +205,16 @@ def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsy
     path = write(tmp_path / "trace.jsonl.zst", synthetic.capture(synthetic.calibration(12), truth), None)
     parser = argparse.ArgumentParser()
     fit_command.add_arguments(parser)
-    flags = ["--kv-blocks", "4096", "--no-async-scheduling", "--residuals", "-o", str(tmp_path / "m.json")]
+    flags = [
+        "--kv-blocks",
+        "4096",
+        "--no-async-scheduling",
+        "--residuals",
+        "--frontend",
+        "serial",
+        "-o",
+        str(tmp_path / "m.json"),
+    ]
     assert fit_command.run(parser.parse_args([str(path), *flags])) == 0
     model = load_model(tmp_path / "m.json")
     assert model.fitted_on[0].name == "trace.jsonl.zst"
