@@ -1,6 +1,7 @@
 """The real-time engine in this process, as fast as it goes: what its virtual clock says, to the digit."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from sim.answer import Answer
 from sim.config import EngineConfig
 from sim.latency import FrontendModel, StepModel
 from sim.model import Model, make_model
+from sim.noise import Noise
 from sim.realtime import Generation, RealTimeEngine
 from sim.request import Request
 
@@ -166,3 +168,17 @@ def test_real_time_follows_the_same_virtual_clock() -> None:
         assert engine.clock_ms() >= one.token_ms[1]
 
     with_running(MODEL, use, speed=4.0)
+
+
+def test_the_fits_noise_stretches_steps_by_kind() -> None:
+    # Constant tables: prefills take twice, decodes three times what the model says, whatever is drawn.
+    levels = len(Noise().levels)
+    noise = Noise(ttft_log_ratio=((math.log(2.0),) * levels,), itl_log_ratio=(math.log(3.0),) * levels)
+
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(lambda: one.outcome is not None)
+        assert one.token_ms == [pytest.approx(12.0 + 2 * 8.0), pytest.approx(28.0 + 3 * 15.0)]
+
+    with_running(msgspec.structs.replace(MODEL, noise=noise), use)
