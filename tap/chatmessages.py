@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 _CONTENT_LOOP = re.compile(
-    r"""\bfor\s+\w+\s+in\s+(?:\w+\.content|\w+\[\s*['"]content['"]\s*\]|content)\b""",
+    r"""\bfor\s+\w+\s+in\s+(?:\w+\.content\b|\w+\[\s*['"]content['"]\s*\]|content\b)""",
 )
 """A template that walks over a message's content expects parts; any other expects a string."""
 
@@ -28,16 +29,33 @@ class UntokenizableError(Exception):
         self.reason = reason
 
 
+@lru_cache(maxsize=32)
 def walks_content(template: str) -> bool:
     """Whether the template takes a message's content as a list of parts."""
     return _CONTENT_LOOP.search(template) is not None
 
 
-def template_messages(messages: object, *, as_parts: bool) -> list[dict[str, Any]]:
-    """The request's ``messages`` in the form a template expects; raises UntokenizableError on anything but text."""
+def template_messages(messages: object, template: str = "") -> list[dict[str, Any]]:
+    """The request's ``messages`` in the form that ``template`` expects; raises UntokenizableError on all but text."""
     if not isinstance(messages, list) or not messages:
         raise UntokenizableError("no_messages")
-    return [_message(message, as_parts) for message in messages]
+    shaped = [_message(message, walks_content(template)) for message in messages]
+    knows_developers = "'developer'" in template or '"developer"' in template
+    if knows_developers or not any(message["role"] == "developer" for message in shaped):
+        return shaped
+    return _system_first(
+        [{**message, "role": "system"} if message["role"] == "developer" else message for message in shaped]
+    )
+
+
+def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With every system message in one at the start, unless they are already."""
+    systems = [message for message in messages if message["role"] == "system"]
+    if systems == messages[:1]:
+        return messages
+    texts = ["\n".join(_texts(message["content"])) for message in systems]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in messages if message["role"] != "system")]
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:

@@ -136,4 +136,4 @@ def single_prompt(shape: RequestShape) -> str | Sequence[int] | None:
 
 def chat_text(body: Mapping[str, Any]) -> str:
     """A chat request's prompt as one text that the next turn's begins with."""
-    return plain_text(template_messages(body.get("messages"), as_parts=False), template_tools(body.get("tools")))
+    return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

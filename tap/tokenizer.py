@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tap.chatmessages import UntokenizableError, template_messages, template_tools, walks_content
+from tap.chatmessages import UntokenizableError, template_messages, template_tools
 from tracefile.errors import InputError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -56,7 +56,6 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._encode: Callable[..., Any] = tokenizer
         self._tokenizer = tokenizer
-        self._parts: dict[str, bool] = {}
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The ids of a text as it stands."""
@@ -71,7 +70,7 @@ class TransformersTokenizer:
         """The chat request's prompt as text."""
         tools = template_tools(body.get("tools"))
         template = self._template(body, tools)
-        messages = template_messages(body.get("messages"), as_parts=self._walks_content(template))
+        messages = template_messages(body.get("messages"), template)
         try:
             rendered = self._tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=template, tokenize=False, **_template_arguments(body)
@@ -89,13 +88,6 @@ class TransformersTokenizer:
         except ValueError:
             raise UntokenizableError("no_chat_template") from None
         return str(template)
-
-    def _walks_content(self, template: str) -> bool:
-        if template not in self._parts:
-            if len(self._parts) >= 32:
-                self._parts.clear()
-            self._parts[template] = walks_content(template)
-        return self._parts[template]
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
