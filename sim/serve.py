@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from sim.api import Service, make_app
+from sim.api import make_app
 from sim.features import TERMS
 from sim.model import Model, Parameter, default_model, engine_with, load_model
 from sim.realtime import RealTimeEngine
+from sim.service import Service
 from sim.tokenizer import TokenizerVocabulary
 from sim.vocabulary import PieceVocabulary, Vocabulary
 from tracefile import HashKey

@@ -19,7 +19,7 @@ MAY_IMPORT = {
 }
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
-SIM_SERVER = {"serve.py", "realtime.py", "api.py", "alarm.py"}
+SIM_SERVER = {"serve.py", "realtime.py", "api.py", "reply.py", "alarm.py"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -59,7 +59,5 @@ def test_every_part_is_packaged() -> None:
     import tomllib
 
     packaged = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    present = {
-        str(path.parent.relative_to(ROOT)).replace("/", ".") for part in MAY_IMPORT for path in sources(part)
-    }
+    present = {str(path.parent.relative_to(ROOT)).replace("/", ".") for part in MAY_IMPORT for path in sources(part)}
     assert present <= packaged
