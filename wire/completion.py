@@ -150,7 +150,10 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         completion.prompt_token_ids = event.prompt_token_ids
     if event.usage is not None:
         take_usage(completion, event.usage)
-    return sum(take_choice(completion, choice, texts) for choice in event.choices or ())
+    tokens = 0
+    for choice in event.choices or ():
+        tokens += take_choice(completion, choice, texts)
+    return tokens
 
 
 def take_usage(completion: Completion, usage: Usage) -> None:
@@ -171,7 +174,9 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
         if choice.prompt_token_ids is not None:
             completion.prompt_token_ids = choice.prompt_token_ids
         if choice.token_ids is not None:
-            completion.token_ids = (completion.token_ids or []) + choice.token_ids
+            if completion.token_ids is None:
+                completion.token_ids = []
+            completion.token_ids += choice.token_ids
     if choice.token_ids is not None:
         return len(choice.token_ids)
     return 1 if text or (message is not None and has_unspoken(message)) else 0

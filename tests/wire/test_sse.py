@@ -42,3 +42,19 @@ def test_an_event_is_given_by_the_read_that_ends_it() -> None:
     assert stream.feed(b"\n") == []
     assert stream.feed(b"data: b\n\ndata: c\n") == [b"b"]
     assert stream.feed(b"\n") == [b"c"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "events"),
+    [
+        # A read that looks like one whole event, and is not one, or not only that.
+        ([b"data: a\n\n", b"data: b\r\n\n", b"data: c\n\n"], [b"a", b"b", b"c"]),
+        ([b"data: a\n\n", b"data: b\rdata: c\n\n"], [b"a", b"b\nc"]),
+        ([b"data: a\n\n", b"data: b\n", b"data: c\n\n", b"data: d\n\n"], [b"a", b"b\nc", b"d"]),
+        ([b"data: a\r\n\r", b"\n", b"data: b\n\n"], [b"a", b"b"]),
+        ([b"\xef\xbb", b"\xbfdata: a\n\n", b"data: b\n\n"], [b"a", b"b"]),
+        ([b"\xef\xbb\xbfdata: a\n\n"], [b"a"]),
+    ],
+)
+def test_the_short_way_gives_what_the_long_one_does(pieces: list[bytes], events: list[bytes]) -> None:
+    assert read(pieces) == events
