@@ -4,6 +4,7 @@ Everything is decided by the arrivals, the settings, the model and the seed; the
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from sim.timeline import Timeline
 from sim.workload import Arrival
 
 _ENTER, _ABORT = 0, 1
+LEAST_SHARE = 0.1
+"""A step that was seen to end takes this share of the model's time at least."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,12 @@ class Simulation:
 
 
 class Engine:
-    """One run. ``seed`` None: no draws, the noise's medians. ``pool``: one that decides hits in its own way."""
+    """One run.
+
+    ``seed`` None: no draws, the noise's medians. ``pool``: one that decides hits in its own way. ``seen_ms``: per
+    arrival, when each of its tokens was seen in fact (NaN: not known); a step that samples such tokens ends when they
+    were, so that the run keeps to what happened and the model fills in the rest.
+    """
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class Engine:
         *,
         seed: int | None = None,
         pool: BlockPool | None = None,
+        seen_ms: Sequence[Sequence[float]] | None = None,
         fast_forward: bool = True,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,7 +87,8 @@ class Engine:
         self._noise: Noise = model.noise
         self._seed = seed
         self._on_end = on_end
-        self._skips = fast_forward and not config.async_scheduling
+        self._seen_ms = seen_ms
+        self._skips = fast_forward and not config.async_scheduling and seen_ms is None
         self._composes_ahead = config.async_scheduling
         self._flights = [Flight(arrival, arrival.arrival_ms) for arrival in arrivals]
         self._children: dict[int, list[int]] = {}
@@ -119,9 +129,9 @@ class Engine:
 
     def _run_step(self, step: Step) -> None:
         """Move the clock over ``step``; its tokens appear at its end."""
-        self._advance(step_row(step))
-        last = len(self.timeline) - 1
         sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
+        self._advance(step_row(step), self._seen_end(sampled))
+        last = len(self.timeline) - 1
         finished = self.scheduler.finish_step(step)
         for request in sampled:
             self._flights[request.index].token_steps.append(last)
@@ -140,22 +150,37 @@ class Engine:
         self.now_ms = max(self.now_ms, next_ms)
         return next_ms < float("inf")
 
-    def _advance(self, row: StepRow) -> None:
-        """Move the clock over a step of ``row``, and the front end with it if they share a core."""
+    def _seen_end(self, sampled: Sequence[Request]) -> float | None:
+        """When the step that samples these requests' next tokens ended in fact; None: the trace does not tell."""
+        if self._seen_ms is None:
+            return None
+        times_ms = sorted(
+            seen_ms[request.num_generated]
+            for request in sampled
+            if request.num_generated < len(seen_ms := self._seen_ms[request.index])
+            and not math.isnan(seen_ms[request.num_generated])
+        )
+        return times_ms[len(times_ms) // 2] if times_ms else None
+
+    def _advance(self, row: StepRow, end_ms: float | None = None) -> None:
+        """Move the clock over a step of ``row``, or to its end as seen, and the front end with it on a shared core."""
         start_ms, step_ms = self.now_ms, self._step_model.row_ms(row)
-        if self._core is None:
-            self.now_ms = start_ms + step_ms
+        if end_ms is not None:
+            # A run that is late catches up, but a step cannot take no time.
+            end_ms, step_ms = max(end_ms, start_ms + LEAST_SHARE * step_ms), float("inf")
+        if self._core is not None:
+            row = (*row, *self._share_core(step_ms, float("inf") if end_ms is None else end_ms))
         else:
-            row = (*row, *self._share_core(step_ms))
+            self.now_ms = start_ms + step_ms if end_ms is None else end_ms
         self.timeline.append(start_ms, self.now_ms, row)
 
-    def _share_core(self, left_ms: float) -> StepRow:
-        """Move the clock over ``left_ms`` of the engine's work beside the front end's; what the latter did."""
+    def _share_core(self, left_ms: float, end_ms: float) -> StepRow:
+        """Run ``left_ms`` of the engine's work beside the front end's, or until ``end_ms``; what the latter did."""
         assert self._core is not None
         requests = tokens = 0.0
-        while left_ms > 0.0:
+        while left_ms > 0.0 and self.now_ms < end_ms:
             self._receive()
-            until_ms = self._arrivals[0][0] if self._arrivals else float("inf")
+            until_ms = min(end_ms, self._arrivals[0][0]) if self._arrivals else end_ms
             self.now_ms, left_ms, (more_requests, more_tokens) = self._core.run_beside(self.now_ms, left_ms, until_ms)
             requests, tokens = requests + more_requests, tokens + more_tokens
         self._hand_over()

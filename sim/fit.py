@@ -126,14 +126,14 @@ def fit_traces(config: FitConfig) -> Fitted:
     with show_progress("iterations", MOST_ITERATIONS * len(variants)) as count:
         fits = [fit_variant(captures, variant, start, count) for variant in variants]
     best = choose(fits)
-    requests = requests_of(captures, best.seen, best.parameters)
+    requests = requests_of(captures, best.forecast, best.parameters)
     draws = bootstrap(best.seen, best.solution.weights, best.variant.free, config.bootstrap, config.seed)
     unidentified = find_unidentified(best.seen, best.variant.free, best.parameters, draws)
     model = Model(
         parameters=_parameters(best, draws, unidentified),
         engine=best.variant.config,
         frontend_placement=best.variant.placement,
-        noise=estimate_noise(requests, best.seen, best.parameters),
+        noise=estimate_noise(requests_of(captures, best.seen, best.parameters), best.seen, best.parameters),
         model_name=model_name([meta for meta, _ in loaded.values()]),
         fitted_on=[
             FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.records))

@@ -1,7 +1,9 @@
 """The fit's loop: which steps a request went through depends on how long steps take, and the other way round.
 
 Simulate with the current parameters, count what each interval is made of, solve for the parameters, go there, repeat.
-The loss is that of the simulation's own predictions, so an iterate is judged by what it would forecast.
+The simulation keeps to what was seen: a step that samples a token ends when that token was read. Left to itself, it
+would drift from the capture wherever requests queue, each error making the next, and under load the loop would chase
+its own tail. The model is left with what no token tells: chunks in the middle of prompts, and when requests enter.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +13,12 @@ from typing import Literal
 import numpy as np
 
 from sim.config import EngineConfig
-from sim.engine import Engine, Simulation
+from sim.engine import Engine
 from sim.factual import factual_pool
 from sim.features import DEFAULT_STEP_TERMS, FRONTEND_TERMS, STEP_TERMS, TERMS
 from sim.latency import FrontendModel, FrontendPlacement, StepModel
 from sim.model import make_model
-from sim.observations import Observations, observe
+from sim.observations import Observations, observe, seen_tokens
 from sim.regression import Solution, solve
 from sim.timeline import Floats
 from sim.workload import Arrival
@@ -73,12 +75,13 @@ class Fit:
     parameters: Floats
     """In the order of ``TERMS``."""
     seen: Observations
-    """What the captures' intervals are made of, simulated with ``parameters``."""
+    """What the captures' intervals are made of, in a run that keeps to the token times seen."""
+    forecast: Observations
+    """The same, in a run of its own with ``parameters``: what ``sim run`` would have predicted."""
     solution: Solution
     """Of the regression on ``seen``."""
-    simulations: list[Simulation]
     loss: float
-    """Mean over the two groups of the mean Huber-like relative error, of the simulation's own predictions."""
+    """Mean |log(seen / predicted)| of TTFTs and of gaps, at most 1 each, averaged."""
     losses: list[float]
     """Per iteration."""
     converged: bool
@@ -87,15 +90,22 @@ class Fit:
     steps and parameters chase each other, and this is the middle of where they went."""
 
 
-def simulate_captures(captures: Sequence[Capture], parameters: Floats, variant: Variant) -> list[Simulation]:
-    """Each capture once, at its recorded arrivals, without noise, hits as its ``cached_tokens`` say."""
+def simulate_captures(
+    captures: Sequence[Capture], parameters: Floats, variant: Variant, *, forced: bool
+) -> Observations:
+    """Each capture once, at its recorded arrivals, without noise, hits as its ``cached_tokens`` say.
+
+    ``forced``: steps end when their tokens were seen.
+    """
     step, frontend = split(parameters, variant.placement)
     model = make_model(step, frontend, variant.config)
-    simulations = []
+    parts = []
     for capture in captures:
         arrivals, pool = factual_pool(capture.arrivals, variant.config.block_size, capture.cached_tokens)
-        simulations.append(Engine(arrivals, variant.config, model, pool=pool).run())
-    return simulations
+        seen_ms = [seen_tokens(record) for record in capture.records] if forced else None
+        simulation = Engine(arrivals, variant.config, model, pool=pool, seen_ms=seen_ms).run()
+        parts.append(observe(capture.records, simulation, placement=variant.placement))
+    return Observations.join(parts, [len(capture.records) for capture in captures])
 
 
 def fit_variant(captures: Sequence[Capture], variant: Variant, start: Floats, on_iteration: Callable[[], None]) -> Fit:
@@ -109,8 +119,7 @@ def fit_variant(captures: Sequence[Capture], variant: Variant, start: Floats, on
     best: Fit | None = None
     converged = False
     while len(losses) < MOST_ITERATIONS and not converged:
-        simulations = simulate_captures(captures, parameters, variant)
-        seen = observe_captures(captures, simulations, variant)
+        seen = simulate_captures(captures, parameters, variant, forced=True)
         solution = solve(seen, variant.free, parameters)
         losses.append(relative_loss(seen, parameters))
         on_iteration()
@@ -118,19 +127,11 @@ def fit_variant(captures: Sequence[Capture], variant: Variant, start: Floats, on
         gap = prediction_change(seen, parameters, solution.parameters)
         converged = stride * gap < _CONVERGED
         if best is None or converged or losses[-1] <= best.loss:
-            best = Fit(variant, parameters, seen, solution, simulations, losses[-1], [], converged, gap)
+            best = Fit(variant, parameters, seen, seen, solution, losses[-1], [], converged, gap)
         parameters = parameters + stride * (solution.parameters - parameters)
     assert best is not None
-    return replace(best, losses=losses)
-
-
-def observe_captures(captures: Sequence[Capture], simulations: Sequence[Simulation], variant: Variant) -> Observations:
-    """What every interval of every capture is made of, in one table."""
-    parts = [
-        observe(capture.records, simulation, placement=variant.placement)
-        for capture, simulation in zip(captures, simulations, strict=True)
-    ]
-    return Observations.join(parts, [len(capture.records) for capture in captures])
+    forecast = simulate_captures(captures, best.parameters, variant, forced=False)
+    return replace(best, losses=losses, forecast=forecast)
 
 
 def split(parameters: Floats, placement: FrontendPlacement) -> tuple[StepModel, FrontendModel]:

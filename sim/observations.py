@@ -61,6 +61,19 @@ class Observations:
         )
 
 
+def seen_tokens(record: Record) -> list[float]:
+    """When each token of ``record`` was seen, on the trace's clock; NaN for one that came in a read with later ones."""
+    if record.arrival_ms is None or record.ttft_ms is None:
+        return []
+    reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])
+    later = sum(record.itl_tokens)
+    sizes = [max(1, (record.output_tokens or later + 1) - later), *record.itl_tokens]
+    times: list[float] = []
+    for size, read_ms in zip(sizes, reads_ms.tolist(), strict=True):
+        times += [float("nan")] * (size - 1) + [read_ms] * min(size, 1)
+    return times
+
+
 def observe(records: Sequence[Record], simulation: Simulation, *, placement: FrontendPlacement) -> Observations:
     """Pair what was seen of ``records`` with the steps of their ``simulation``; requests are numbered by place."""
     cumulative = simulation.timeline.cumulative(len(TERMS))

@@ -1,9 +1,11 @@
 """Synthetic calibration captures, of engines whose parameters are known. Loaded by the fixture ``synthetic``."""
 
+import math
 import random
+from typing import Any
 
-from sim.config import EngineConfig
 from sim.engine import Engine
+from sim.features import StepRow
 from sim.model import Model
 from sim.prediction import predicted_records
 from sim.workload import plan_arrivals
@@ -63,10 +65,23 @@ def calibration(seed: int, prompts: int = 40, mixed: int = 80) -> list[Record]:
     return records
 
 
-def capture(
-    records: list[Record], model: Model, config: EngineConfig | None = None, seed: int | None = 0
-) -> list[Record]:
-    """What a tap before an engine of exactly this model would have recorded."""
-    config = config or model.engine
-    arrivals = plan_arrivals(Meta(block_size=BLOCK_SIZE), records, config.block_size)
-    return predicted_records(Engine(arrivals, config, model, seed=seed).run())
+class UnevenEngine(Engine):
+    """An engine whose steps are now longer, now shorter than the model says: by a log-normal factor each."""
+
+    def __init__(self, *arguments: Any, spread: float, seed: int, **options: Any) -> None:
+        super().__init__(*arguments, fast_forward=False, **options)
+        self._random = random.Random(seed)
+        self._spread = spread
+
+    def _advance(self, row: StepRow, end_ms: float | None = None) -> None:
+        assert end_ms is None
+        start_ms = self.now_ms
+        super()._advance(row)
+        duration_ms = (self.now_ms - start_ms) * math.exp(self._random.gauss(0.0, self._spread))
+        self.now_ms = self.timeline.ends_ms[-1] = start_ms + duration_ms
+
+
+def capture(records: list[Record], model: Model, seed: int = 0, spread: float = 0.05) -> list[Record]:
+    """What a tap before an engine of exactly this model would have recorded, but for the ``spread`` of its steps."""
+    arrivals = plan_arrivals(Meta(block_size=BLOCK_SIZE), records, model.engine.block_size)
+    return predicted_records(UnevenEngine(arrivals, model.engine, model, spread=spread, seed=seed).run())

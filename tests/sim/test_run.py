@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def trace(tmp_path: Path, model: Model, synthetic: ModuleType) -> Path:
-    records = synthetic.capture(synthetic.calibration(1, prompts=15, mixed=20), model, seed=9)
+    records = synthetic.capture(synthetic.calibration(1, prompts=15, mixed=20), model)
     return write(tmp_path / "trace.jsonl", records)
 
 
@@ -152,9 +152,7 @@ def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         main(["run", str(trace), "--model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
     _, captured = load_trace(trace)
-    unhashed = [
-        Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured
-    ]
+    unhashed = [Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured]
     path = write(tmp_path / "unhashed.jsonl", unhashed, Meta(source="tap"))
     for flags in ((), ("--replay-sessions",)):
         with pytest.raises(InputError, match=r"no block hashes|block_hashes"):
