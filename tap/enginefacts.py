@@ -48,7 +48,8 @@ async def reach_upstream(pool: ConnectionPool, origin: Origin, wait_s: float) ->
 
 async def learn_engine_facts(origin: Origin) -> EngineFacts:
     """Ask ``/version``, ``/metrics`` and ``/v1/models``; whatever does not answer in time is not learnt."""
-    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+    tls = origin.ssl_context() or False  # False: plain http, for which httpx would still load every authority
+    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False, verify=tls) as client:
         version, metrics, models = await asyncio.gather(
             *(_get(client, f"{origin}{path}") for path in ("/version", "/metrics", "/v1/models"))
         )

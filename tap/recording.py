@@ -215,6 +215,9 @@ def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
     if record.prompt_tokens is None and prompt.token_count is not None:
         record.prompt_tokens = prompt.token_count
         record.tokens_source = "tokenizer"
+    elif record.prompt_tokens is None and prompt.token_estimate is not None:
+        record.prompt_tokens = prompt.token_estimate
+        record.tokens_source = "estimate"
     if prompt.hashes is None or record.prompt_tokens is None:
         return
     full_blocks = record.prompt_tokens // block_size

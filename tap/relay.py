@@ -21,10 +21,6 @@ from wire.pool import ConnectError, ConnectionPool
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
 
-RECORDED_PATHS: dict[bytes, Endpoint] = {
-    b"/v1/completions": "/v1/completions",
-    b"/v1/chat/completions": "/v1/chat/completions",
-}
 MAX_IDLE_NS = 3_000_000_000
 """Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
 crosses that close on the wire would be lost."""
@@ -45,6 +41,7 @@ class Upstream:
         self.ending = False
         """The tap is cutting what is left."""
         self._pool = pool
+        self._base_path = origin.base_path.encode()
         self._idle_since_ns: dict[ServerConnection, int] = {}
 
     def take_idle(self) -> ServerConnection | None:
@@ -78,7 +75,7 @@ class Upstream:
 
     def new_copy(self, head: RequestHead) -> SideCopy | None:
         """The side copy of a request that is to be recorded; null for any other."""
-        endpoint = RECORDED_PATHS.get(head.target.partition(b"?")[0]) if head.method == b"POST" else None
+        endpoint = recorded_endpoint(self._base_path + head.target) if head.method == b"POST" else None
         if endpoint is None:
             return None
         self.in_flight += 1
@@ -264,6 +261,14 @@ class Relay:
             self._upstream.in_flight -= 1
             self._upstream.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
             self._copy = None
+
+
+def recorded_endpoint(target: bytes) -> Endpoint | None:
+    """Which API a POST to this target speaks; null: none that is recorded. What a gateway puts before it is let go."""
+    path = target.partition(b"?")[0]
+    if path.endswith(b"/chat/completions"):
+        return "/v1/chat/completions"
+    return "/v1/completions" if path.endswith(b"/completions") else None
 
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,7 @@ class ScriptedUpstream:
     port: int = 0
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
         tasks: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +99,7 @@ class ScriptedUpstream:
                 self.gone.set()
                 writer.close()
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 26)
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 26, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield
@@ -233,8 +234,9 @@ class Lab:
         assert relays.in_flight == 0
 
     def config(self, upstream_port: int, **settings: Any) -> TapConfig:
+        base_path = settings.pop("base_path", "")
         defaults: dict[str, Any] = {
-            "upstream": Origin("http", "127.0.0.1", upstream_port),
+            "upstream": Origin("http", "127.0.0.1", upstream_port, base_path),
             "listen": ("127.0.0.1", 0),
             "trace": str(self.trace),
             "tokenizer": "ids",

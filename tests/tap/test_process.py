@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tracefile import load_trace
 
@@ -92,7 +94,7 @@ async def tap_command(
     )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream http://", first_line)
+    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
     if found is None:
         _, errors = await process.communicate()
         raise AssertionError(f"no start: {first_line}{errors.decode()}")
@@ -210,6 +212,41 @@ def test_serving_outlives_a_killed_recorder_which_is_restarted_once(lab: Any) ->
     assert summary["recorded"] <= 3 + len(load_trace(lab.folder / "captured.2.jsonl")[1])
 
 
+def test_a_killed_tap_loses_nothing_that_its_recorder_was_given(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port) as tap:
+            for _ in range(5):
+                await tap.post("/v1/completions", COMPLETION)
+            await asyncio.sleep(0.1)
+            recorder = tap.recorder_pid()
+            tap.process.kill()
+            await until(lambda: ended(recorder))
+
+    asyncio.run(scenario())
+    assert len(lab.records) == 5
+
+
+def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(lab.folder / "authority.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+
+    async def scenario() -> None:
+        async with upstream_of(lab, answer, tls=context) as port:
+            url = f"https://localhost:{port}"
+            flags = ("--upstream", url, "--listen", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids")
+            distrusting = await asyncio.to_thread(run_tap, lab.folder, *flags)
+            assert (distrusting.returncode, "tls_failed" in distrusting.stderr) == (2, True)
+            monkeypatch.setenv("SSL_CERT_FILE", str(lab.folder / "authority.pem"))
+            async with tap_command(lab.folder, port, "--upstream", url) as tap:
+                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+                await tap.end()
+
+    asyncio.run(scenario())
+    assert len(lab.records) == 1
+
+
 def test_serving_goes_on_when_the_disk_is_full_and_every_loss_is_counted(lab: Any) -> None:
     async def scenario() -> None:
         async with upstream_of(lab, answer) as port, tap_command(lab.folder, port, limit=4096) as tap:
@@ -274,6 +311,7 @@ def test_nothing_of_what_was_said_is_in_any_file_or_output(lab: Any) -> None:
             await tap.post("/v1/chat/completions", chat, headers)
             await tap.post(f"/v1/completions?fail={marks['query']}", {"prompt": marks["prompt"]}, headers)
             await tap.post("/v1/completions", f"{marks['prompt']} is no object", headers)
+            await until(lambda: lab.trace.read_bytes().count(b"\n") == 5)
             os.kill(tap.recorder_pid(), signal.SIGKILL)
             await tap.post(
                 "/v1/chat/completions", {"messages": marks["chat"], "model": {"a": marks["prompt"]}}, headers
@@ -319,10 +357,10 @@ def test_engine_facts_are_in_the_header(lab: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def upstream_of(lab: Any, script: Any) -> AsyncIterator[int]:
+async def upstream_of(lab: Any, script: Any, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """A scripted upstream alone; gives its port."""
     upstream = lab.upstream(script)
-    async with upstream.serving():
+    async with upstream.serving(tls):
         yield upstream.port
 
 

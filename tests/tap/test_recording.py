@@ -286,6 +286,13 @@ def test_bytes_share_a_prefix_whatever_the_lengths_and_number_what_the_engine_co
     assert second.turn == 2, "and so the chain tells the session"
 
 
+def test_bytes_without_usage_are_counted_by_estimate(lab: Any) -> None:
+    script = answering(lambda body: {"choices": [{"index": 0, "text": "t", "finish_reason": "stop"}]})
+    record = record_one(lab, "/v1/completions", {"prompt": "x" * 100}, script, tokenizer="bytes")
+    assert (record.prompt_tokens, record.tokens_source, len(record.block_hashes)) == (25, "estimate", 6)
+    assert record.hashable_blocks is None
+
+
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with the DeepSeek vocabulary and a chat template with tools."""

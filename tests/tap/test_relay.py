@@ -244,6 +244,43 @@ def test_a_response_that_only_the_close_ends_is_not_ended_cleanly_when_it_was_cu
     asyncio.run(scenario())
 
 
+def test_a_response_without_a_length_ends_with_the_connection_for_the_client_too(lab: Any) -> None:
+    async def script(request: Any) -> None:
+        request.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\n")
+        await asyncio.sleep(0.01)
+        request.write(b"data: [DONE]\n\n")
+        await request.writer.drain()
+        request.writer.close()
+
+    async def scenario() -> None:
+        async with lab.tap(script) as (tap, _):
+            reader, writer = await tap.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}")
+            raw = await reader.read()
+            assert raw.endswith(b"\r\nConnection: close\r\n\r\ndata: {}\n\ndata: [DONE]\n\n")
+            writer.close()
+
+    asyncio.run(scenario())
+    assert lab.records[0].status == "ok"
+
+
+def test_a_base_path_and_a_gateways_prefix_are_kept_and_the_endpoint_is_known(lab: Any) -> None:
+    async def script(request: Any) -> None:
+        request.write_json({"choices": [], "usage": usage(1, 1)})
+
+    async def scenario() -> None:
+        async with lab.tap(script, base_path="/gate/v1") as (tap, upstream):
+            await tap.post("/chat/completions?api-version=1", {"messages": []})
+            await tap.post("/completions", {"prompt": [1]})
+            await tap.post("/embeddings", {"input": "x"})
+            assert [request.target for request in upstream.requests] == [
+                b"/gate/v1/chat/completions?api-version=1", b"/gate/v1/completions", b"/gate/v1/embeddings"
+            ]  # fmt: skip
+
+    asyncio.run(scenario())
+    assert [record.endpoint for record in lab.records] == ["/v1/chat/completions", "/v1/completions"]
+
+
 def test_an_upstream_that_closes_before_answering_is_a_closed_connection_and_not_retried(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.writer.transport.abort()
