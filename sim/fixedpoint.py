@@ -43,6 +43,8 @@ class Capture:
     """Per record: as reported; where it is not, as a simulated pool has it."""
     simulated_cached: list[int]
     """As a pool simulated from a cold start has it, in the same order."""
+    factual: bool = True
+    """Each request hits its ``cached_tokens``. False: what the simulated pool holds at the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Fit:
 def simulate_captures(
     captures: Sequence[Capture], parameters: Floats, variant: Variant, *, forced: bool
 ) -> Observations:
-    """Each capture once, at its recorded arrivals, without noise, hits as its ``cached_tokens`` say.
+    """Each capture once, at its recorded arrivals, without noise.
 
     ``forced``: steps end when their tokens were seen.
     """
@@ -101,7 +103,9 @@ def simulate_captures(
     model = make_model(step, frontend, variant.config)
     parts = []
     for capture in captures:
-        arrivals, pool = factual_pool(capture.arrivals, variant.config.block_size, capture.cached_tokens)
+        arrivals, pool = capture.arrivals, None
+        if capture.factual:
+            arrivals, pool = factual_pool(arrivals, variant.config.block_size, capture.cached_tokens)
         seen_ms = [seen_tokens(record) for record in capture.records] if forced else None
         simulation = Engine(arrivals, variant.config, model, pool=pool, seen_ms=seen_ms).run()
         parts.append(observe(capture.records, simulation, placement=variant.placement))
@@ -186,4 +190,4 @@ def prepare_capture(
     simulated = [0 if flight.request is None else flight.request.cached_tokens or 0 for flight in simulation.flights]
     reported = [record.cached_tokens if source == "factual" else None for record in records]
     cached = [own if said is None else said for own, said in zip(simulated, reported, strict=True)]
-    return Capture(records, arrivals, cached, simulated)
+    return Capture(records, arrivals, cached, simulated, factual=source == "factual")

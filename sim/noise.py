@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from scipy.special import ndtri
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from tracefile.errors import InputError
 
@@ -87,7 +86,7 @@ class RequestNoise:
 
     def ttft_factor(self, uncached_tokens: int) -> float:
         """What to multiply the predicted TTFT with."""
-        u = np.array([0.5 if self._key is None else norm.cdf(self._ttft_z)])
+        u = np.array([0.5 if self._key is None else ndtr(self._ttft_z)])
         return float(self._noise.ttft_factors(np.array([float(uncached_tokens)]), u)[0])
 
     def itl_factors(self, count: int) -> Floats:
@@ -99,7 +98,7 @@ class RequestNoise:
         shared = with_ttft * self._ttft_z + math.sqrt(1.0 - with_ttft * with_ttft) * own
         within = self._noise.itl_request_correlation
         z = math.sqrt(within) * shared + math.sqrt(1.0 - within) * _normals(self._key, _FIRST_TOKEN, count)
-        return self._noise.itl_factors(np.asarray(norm.cdf(z)))
+        return self._noise.itl_factors(np.asarray(ndtr(z)))
 
 
 def _request_key(seed: int, request_id: str) -> int:

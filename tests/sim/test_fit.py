@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from sim import fit as fit_command
 from sim.baselines import baseline_errors
 from sim.fit import FitConfig, Fitted, fit_traces
+from sim.fixedpoint import CachedSource
 from sim.latency import FrontendModel, StepModel
 from sim.model import Model, default_model, load_model
 from sim.noise import LEVELS
@@ -77,6 +79,23 @@ def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
     errors = {row["cohort"]: row for row in fitted.model.diagnostics["errors"]}
     assert errors["all"]["median_abs"] < 0.03
     assert all(errors["all"]["median_abs"] < base.median_abs_error for base in fitted.model.baselines.values())
+
+
+def test_preemptions_are_simulated_when_asked_for(tmp_path: Path, synthetic: ModuleType) -> None:
+    """A pool of 600 blocks under a burst: prompts wait for room and answers are preempted, which factual hits miss."""
+    truth = msgspec.structs.replace(default_model(), engine=replace(default_model().engine, num_gpu_blocks=600))
+    load = synthetic.calibration(21, prompts=25, mixed=120)
+    for record in load:
+        if record.request_id.startswith("mixed"):
+            record.arrival_ms = 125_000.0 + ((record.arrival_ms or 0.0) - 125_000.0) / 5
+    path = write(tmp_path / "tight.jsonl", synthetic.capture(load, truth), engine_of(truth))
+    fits = {
+        cached: fit_traces(FitConfig((path,), tmp_path / "m.json", {}, frontend="parallel", cached=cached)).model
+        for cached in get_args(CachedSource)
+    }
+    assert fits["simulated"].diagnostics["loss"] < 0.7 * fits["factual"].diagnostics["loss"]
+    for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms"):
+        assert fits["simulated"].parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.1), name
 
 
 def test_an_exact_engine_is_recovered_exactly(learn: Learn) -> None:
