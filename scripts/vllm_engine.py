@@ -123,12 +123,18 @@ def make_model(shape: ModelShape) -> None:
     (shape.directory / "config.json").write_text(json.dumps(config, indent=1))
 
 
+def fastest_dtype() -> str:
+    """bfloat16 where the processor multiplies it; elsewhere it is emulated, and float32 prefills twice as fast."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags else "float32"
+
+
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
     """The command line of vLLM's server; ``vllm serve`` itself wants a package of another name."""
     return [
         *(str(engine_python()), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(shape.directory), "--served-model-name", "tiny"),
-        *("--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager"),
+        *("--load-format", "dummy", "--dtype", fastest_dtype(), "--enforce-eager"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--block-size", str(BLOCK_SIZE), "--max-model-len", "16384"),
         *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048"),
