@@ -20,6 +20,7 @@ from sim.fixedpoint import (
     Variant,
     first_guess,
     fit_variant,
+    pool_hits,
     prepare_capture,
 )
 from sim.flags import add_engine_flags, engine_overrides
@@ -180,7 +181,7 @@ def _prepare(
         for path, (meta, records) in loaded.items()
     }
     as_reported = [
-        Capture(records, planned[path], [record.cached_tokens or 0 for record in records], [])
+        Capture(records, planned[path], [record.cached_tokens or 0 for record in records])
         for path, (_, records) in loaded.items()
     ]
     start = first_guess(as_reported)
@@ -240,7 +241,7 @@ def _diagnostics(
         "variant": best.variant.name,
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
         "cached_tokens_from": config.cached,
-        "cached_agreement": _cached_agreement(captures),
+        "cached_agreement": _cached_agreement(captures, best),
         "assumed_settings": settings.assumed,
         "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
         "errors": [asdict(errors) for errors in cohort_errors(requests)],
@@ -248,12 +249,12 @@ def _diagnostics(
     }
 
 
-def _cached_agreement(captures: Sequence[Capture]) -> float | None:
+def _cached_agreement(captures: Sequence[Capture], best: Fit) -> float | None:
     """Share of the requests that report cached tokens for which a pool simulated from a cold start has as many."""
     pairs = [
         (record.cached_tokens, simulated)
         for capture in captures
-        for record, simulated in zip(capture.records, capture.simulated_cached, strict=True)
+        for record, simulated in zip(capture.records, pool_hits(capture, best.parameters, best.variant), strict=True)
         if record.cached_tokens is not None
     ]
     return round(sum(one == other for one, other in pairs) / len(pairs), 4) if pairs else None

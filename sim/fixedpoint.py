@@ -41,8 +41,6 @@ class Capture:
     arrivals: list[Arrival]
     cached_tokens: list[int]
     """Per record: as reported; where it is not, as a simulated pool has it."""
-    simulated_cached: list[int]
-    """As a pool simulated from a cold start has it, in the same order."""
     factual: bool = True
     """Each request hits its ``cached_tokens``. False: what the simulated pool holds at the time."""
 
@@ -184,10 +182,16 @@ def prepare_capture(
     records: list[Record], arrivals: list[Arrival], variant: Variant, start: Floats, source: CachedSource
 ) -> Capture:
     """Settle each record's cached tokens: as reported, or by a pool simulated once from a cold start."""
-    step, frontend = split(start, variant.placement)
-    model = make_model(step, frontend, variant.config)
-    simulation = Engine(arrivals, variant.config, model).run()
-    simulated = [0 if flight.request is None else flight.request.cached_tokens or 0 for flight in simulation.flights]
+    simulated = pool_hits(Capture(records, arrivals, [], factual=False), start, variant)
     reported = [record.cached_tokens if source == "factual" else None for record in records]
     cached = [own if said is None else said for own, said in zip(simulated, reported, strict=True)]
-    return Capture(records, arrivals, cached, simulated, factual=source == "factual")
+    return Capture(records, arrivals, cached, factual=source == "factual")
+
+
+def pool_hits(capture: Capture, parameters: Floats, variant: Variant) -> list[int]:
+    """Cached tokens per record as a pool has them that was empty when the capture began."""
+    step, frontend = split(parameters, variant.placement)
+    model = make_model(step, frontend, variant.config)
+    seen_ms = [seen_tokens(record) for record in capture.records]
+    simulation = Engine(capture.arrivals, variant.config, model, seen_ms=seen_ms).run()
+    return [0 if flight.request is None else flight.request.cached_tokens or 0 for flight in simulation.flights]
