@@ -177,7 +177,13 @@ def _prepare(
 ) -> tuple[list[Capture], Floats]:
     """The captures, ready to simulate, and where to start."""
     planned = {
-        path: plan_arrivals(meta, records, variant.config.block_size, path=path)
+        path: plan_arrivals(
+            meta,
+            records,
+            variant.config.block_size,
+            path=path,
+            cold_prompts=cached == "factual" and _hits_without_hashes(path, records),
+        )
         for path, (meta, records) in loaded.items()
     }
     as_reported = [
@@ -195,6 +201,15 @@ def _prepare(
     gaps = sum(len(record.itl_ms) for capture in captures for record in capture.records)
     require_enough(np.array(usable), gaps)
     return captures, start
+
+
+def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
+    """Whether a trace has no block hashes but says what was cached, which is enough. Raises InputError if neither."""
+    if any(record.block_hashes is not None for record in records):
+        return False
+    if all(record.cached_tokens is None for record in records):
+        raise InputError(f"{path}: neither block_hashes nor cached_tokens in any record; expected one of them")
+    return True
 
 
 def _parameters(fit: Fit, draws: Floats, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
@@ -250,11 +265,12 @@ def _diagnostics(
 
 
 def _cached_agreement(captures: Sequence[Capture], best: Fit) -> float | None:
-    """Share of the requests that report cached tokens for which a pool simulated from a cold start has as many."""
+    """Share of the requests that report cached tokens and hashes for which a pool simulated from a cold
+    start has as many."""
     pairs = [
         (record.cached_tokens, simulated)
         for capture in captures
         for record, simulated in zip(capture.records, pool_hits(capture, best.parameters, best.variant), strict=True)
-        if record.cached_tokens is not None
+        if record.cached_tokens is not None and record.block_hashes is not None
     ]
     return round(sum(one == other for one, other in pairs) / len(pairs), 4) if pairs else None

@@ -206,6 +206,26 @@ def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: Modul
     assert not fitted.model.parameters["per_attention_token2_ms"].identified
 
 
+def test_cached_tokens_do_without_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
+    truth = default_model()
+    hashed = synthetic.capture(synthetic.calibration(14), truth)
+    bare = [msgspec.structs.replace(one, block_hashes=None, output_block_hashes=None) for one in hashed]
+    models = [
+        fit_traces(
+            FitConfig(
+                (write(tmp_path / name, records, engine_of(truth)),), tmp_path / "m.json", {}, frontend="parallel"
+            )
+        ).model
+        for name, records in (("hashed.jsonl", hashed), ("bare.jsonl", bare))
+    ]
+    assert models[0].parameters == models[1].parameters
+    assert models[1].diagnostics["cached_agreement"] is None
+    blind = [msgspec.structs.replace(one, cached_tokens=None) for one in bare]
+    path = write(tmp_path / "blind.jsonl", blind, engine_of(truth))
+    with pytest.raises(InputError, match="neither block_hashes nor cached_tokens"):
+        fit_traces(FitConfig((path,), tmp_path / "m.json", {}))
+
+
 def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
     truth = default_model()
     records = synthetic.capture(synthetic.calibration(11), truth)
