@@ -24,7 +24,7 @@ class Fidelity(msgspec.Struct):
     without_hashes: int = 0
     """Sent with nothing shared because the capture has no hashes for them."""
     without_ids: int = 0
-    """Whose generated ids the engine did not return: their answers cannot be spliced."""
+    """Whose answers filled blocks, but whose generated ids the engine did not return: they cannot be spliced."""
     not_sent: int = 0
     """Requests behind a turn that failed in this replay."""
     spliced_blocks: int = 0

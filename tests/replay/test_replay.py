@@ -1,0 +1,264 @@
+"""``replay`` as a user runs it, against scripted engines over real sockets."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main as loadgen
+from replay.__main__ import main
+from tracefile import BlockHash, HashInfo, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
+
+SESSIONS = shlex.split(
+    "--pattern multiturn --turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
+    " --output-tokens 3:40 --think-s 0.005:0.02 --seed 4"
+)
+
+
+@pytest.fixture
+def captured(engine: Any, tmp_path: Path) -> Path:
+    """A session load on the first engine, as a client recorded it."""
+    trace = tmp_path / "captured.jsonl"
+    assert loadgen(["--url", engine.url, "--trace", str(trace), *SESSIONS]) == 0
+    return trace
+
+
+def replay(engine: Any, source: Path, trace: Path, *flags: str) -> int:
+    return main([str(source), "--url", engine.url, "--trace", str(trace), *flags])
+
+
+def by_id(path: Path) -> dict[RequestId, Record]:
+    return {record.request_id: record for record in load_trace(path)[1]}
+
+
+def cached(path: Path) -> dict[RequestId, int | None]:
+    return {request_id: record.cached_tokens for request_id, record in by_id(path).items()}
+
+
+def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    out = tmp_path / "replayed.jsonl"
+    assert replay(other_engine, captured, out, "--replay-sessions", "--json", str(tmp_path / "s.json")) == 0
+    assert cached(out) == cached(captured)
+    before, after = by_id(captured), by_id(out)
+    for request_id, record in after.items():
+        source = before[request_id]
+        for name in ("session_id", "parent_id", "turn", "prompt_tokens", "output_tokens", "block_hashes"):
+            assert getattr(record, name) == getattr(source, name)
+        assert record.output_block_hashes == source.output_block_hashes
+        assert record.scheduled_ms is not None
+        assert (record.think_ms is None) == (source.think_ms is None)
+    fidelity = json.loads((tmp_path / "s.json").read_text())["fidelity"]
+    assert fidelity["prompt_exact"] == fidelity["output_exact"] == fidelity["cached_exact"] == 18
+    assert fidelity["spliced_blocks"] > 0
+    assert fidelity["missed_blocks"] == 0
+    meta = load_trace(out)[0]
+    assert (meta.source, meta.block_size, meta.hash) == ("replay", 16, load_trace(captured)[0].hash)
+    assert meta.workload is not None
+    assert meta.workload.pattern == "replay-sessions"
+    assert meta.workload.source_digest == trace_digest(captured)
+    assert meta.workload.nonce
+
+
+def test_a_replay_can_be_replayed(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    once, twice = tmp_path / "once.jsonl", tmp_path / "twice.jsonl"
+    assert replay(other_engine, captured, once, "--replay-sessions") == 0
+    other_engine.cache.clear()
+    assert replay(other_engine, once, twice, "--replay-sessions") == 0
+    assert cached(twice) == cached(captured)
+
+
+def test_without_ids_decode_filled_blocks_are_missed_and_it_is_said(
+    captured: Path, other_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_engine.returns_ids = False
+    out = tmp_path / "out.jsonl"
+    assert replay(other_engine, captured, out, "--replay-sessions") == 0
+    filled = sum(bool(record.output_block_hashes) for record in by_id(captured).values())
+    assert f"the engine returned no token ids for {filled} answers" in capsys.readouterr().out
+    fewer = [(cached(out)[request_id] or 0) - (tokens or 0) for request_id, tokens in cached(captured).items()]
+    assert max(fewer) == 0 > min(fewer)
+
+
+def test_cold_prompts_hit_nothing_twice_in_a_row(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert replay(other_engine, captured, tmp_path / name, "--replay-sessions", "--cold-prompts") == 0
+        assert set(cached(tmp_path / name).values()) == {0}
+    hashes = Counter(block for record in by_id(tmp_path / "a").values() for block in record.block_hashes or [])
+    assert set(hashes.values()) == {1}
+    workload = load_trace(tmp_path / "a")[0].workload
+    assert workload is not None
+    assert workload.cold_prompts
+
+
+def test_cold_prompts_that_hit_are_told(
+    captured: Path, other_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):  # the same nonce: the second run is the first one again
+        assert replay(other_engine, captured, tmp_path / name, "--cold-prompts", "--nonce", "same") == 0
+    assert "not cold: 18 requests of 18 hit" in capsys.readouterr().out
+
+
+def test_open_loop_keeps_the_recorded_times(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    assert replay(other_engine, captured, tmp_path / "a", "--speedup", "2") == 0
+    before, after = by_id(captured), by_id(tmp_path / "a")
+    first = min(record.arrival_ms or 0.0 for record in before.values())
+    for request_id, record in after.items():
+        assert record.scheduled_ms == pytest.approx(((before[request_id].arrival_ms or 0.0) - first) / 2, abs=0.01)
+    assert min(record.scheduled_ms or 0.0 for record in after.values()) == 0.0
+
+
+def test_one_nonce_is_one_load(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    digests, prompts = [], []
+    for name, nonce in {"a": "n", "b": "n", "c": "m"}.items():
+        other_engine.seen.clear()
+        assert replay(other_engine, captured, tmp_path / name, "--nonce", nonce, "--limit", "1") == 0
+        workload = load_trace(tmp_path / name)[0].workload
+        assert workload is not None
+        digests.append(workload.digest)
+        prompts.append([body["prompt"] for body in other_engine.seen])
+    assert digests[0] == digests[1] != digests[2]
+    assert prompts[0] == prompts[1] != prompts[2]
+
+
+def test_reset_cache_resets_and_looks(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    assert replay(other_engine, captured, tmp_path / "a", "--nonce", "n", "--replay-sessions") == 0
+    assert replay(other_engine, captured, tmp_path / "b", "--nonce", "n", "--replay-sessions", "--reset-cache") == 0
+    assert cached(tmp_path / "b") == cached(tmp_path / "a") == cached(captured)
+    other_engine.reset_works = False
+    with pytest.raises(InputError, match="--reset-cache: 32 tokens still cached"):
+        replay(other_engine, captured, tmp_path / "c", "--reset-cache")
+    other_engine.has_reset = False
+    with pytest.raises(InputError, match="POST /reset_prefix_cache gave HTTP 404"):
+        replay(other_engine, captured, tmp_path / "c", "--reset-cache")
+
+
+def written(path: Path, records: Sequence[Record], block_size: int | None = 4) -> Path:
+    with TraceWriter(path, Meta(source="tap", block_size=block_size, hash=HashInfo(algorithm="xxh3_64"))) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def request(name: str, **fields: Any) -> Record:
+    shape: dict[str, Any] = {"prompt_tokens": 9, "output_tokens": 2, "e2e_ms": 5.0}
+    hashes = [BlockHash(1), BlockHash(2)]
+    return Record(request_id=RequestId(name), **{"arrival_ms": 0.0, "block_hashes": hashes, **shape, **fields})
+
+
+def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any, tmp_path: Path) -> None:
+    records = [
+        request("refused", status="error", http_status=429, error="http_429", output_tokens=None),
+        request("unreached", status="error", error="connect_refused", output_tokens=None),
+        # Three reads, of 1, 1 and 2 tokens, then the client went away.
+        request(
+            "aborted", status="client_abort", output_tokens=None, ttft_ms=1.0, itl_ms=[1.0, 1.0], itl_tokens=[1, 2]
+        ),
+        request("queued", status="timeout", output_tokens=None),
+        # Follows a request that is left out: there is nothing to wait for.
+        request("child", parent_id="refused", arrival_ms=30.0),
+    ]
+    source = written(tmp_path / "s", records)
+    assert replay(other_engine, source, tmp_path / "t", "--replay-sessions") == 0
+    assert {name: record.output_tokens for name, record in by_id(tmp_path / "t").items()} == {
+        "aborted": 4,
+        "queued": 1,
+        "child": 2,
+    }
+    assert by_id(tmp_path / "t")[RequestId("child")].scheduled_ms == 30.0
+
+
+def test_branches_leave_after_their_parent_and_an_overlapping_child_after_its_grandparent(
+    other_engine: Any, tmp_path: Path
+) -> None:
+    records = [
+        request("root"),
+        request("left", parent_id="root", arrival_ms=15.0),
+        request("right", parent_id="root", arrival_ms=25.0, e2e_ms=50.0),
+        # It came while its parent was still running, so it had not waited for it.
+        request("early", parent_id="right", arrival_ms=45.0),
+    ]
+    source = written(tmp_path / "s", records)
+    assert replay(other_engine, source, tmp_path / "t", "--replay-sessions") == 0
+    after = by_id(tmp_path / "t")
+    root_end_ms = after[RequestId("root")].end_ms()
+    assert root_end_ms is not None
+    for name, think_ms in {"left": 10.0, "right": 20.0, "early": 40.0}.items():
+        assert after[RequestId(name)].scheduled_ms == pytest.approx(root_end_ms + think_ms, abs=0.01)
+
+
+def test_a_failed_turn_ends_its_session_and_what_is_not_sent_is_counted(
+    captured: Path, other_engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_engine.statuses = {0: 503}
+    assert replay(other_engine, captured, tmp_path / "t", "--replay-sessions") == 0
+    assert "2 requests were not sent" in capsys.readouterr().out
+    assert len(by_id(tmp_path / "t")) == 16
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([request("a"), request("a")], ":3: request_id: as on line 2"),
+        ([request("a", prompt_tokens=7)], ":2: block_hashes: 2 blocks of 4 tokens; expected at most 1"),
+        ([request("a", prompt_tokens=-1)], ":2: prompt_tokens: -1"),
+        ([request("a", parent_id="b"), request("b", parent_id="a")], "parent_id: a cycle"),
+        ([request("a", status="error", http_status=500, output_tokens=None)], "no request that can be sent"),
+        ([request("a", block_hashes=None)], "block_hashes: none"),
+        ([], "no request that can be sent"),
+    ],
+)
+def test_bad_traces_are_named(other_engine: Any, tmp_path: Path, records: list[Record], message: str) -> None:
+    source = written(tmp_path / "s", records)
+    with pytest.raises(InputError) as error:
+        replay(other_engine, source, tmp_path / "t", "--replay-sessions")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert other_engine.seen == []
+
+
+def test_without_hashes_only_a_cold_replay_is_honest(other_engine: Any, tmp_path: Path) -> None:
+    source = written(tmp_path / "s", [request("a", block_hashes=None)], block_size=None)
+    with pytest.raises(InputError, match="or --cold-prompts to share nothing"):
+        replay(other_engine, source, tmp_path / "t")
+    with pytest.raises(InputError, match="for --replay-sessions"):
+        replay(other_engine, source, tmp_path / "t", "--replay-sessions")
+    assert replay(other_engine, source, tmp_path / "t", "--cold-prompts") == 0
+    assert [len(body["prompt"]) for body in other_engine.seen] == [9]
+
+
+def run_command(*command: str | Path) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "replay", *map(str, command)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    other_engine.stalls = True
+    running = run_command(captured, "--url", other_engine.url, "--trace", tmp_path / "t")
+    while len(other_engine.seen) < 3:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=20)
+    assert running.returncode == 130, err
+    assert "cut short (SIGINT)" in out
+    assert {record.status for record in by_id(tmp_path / "t").values()} == {"client_abort"}
+
+
+@pytest.mark.parametrize("source", ["missing.jsonl", "not-a-trace"])
+def test_bad_input_is_one_line_and_2(tmp_path: Path, source: str) -> None:
+    (tmp_path / "not-a-trace").write_text("hello\n")
+    running = run_command(tmp_path / source, "--url", "http://127.0.0.1:1", "--trace", tmp_path / "t")
+    out, err = running.communicate(timeout=20)
+    assert (running.returncode, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("replay: error: ")
+    assert source in err
