@@ -1,5 +1,6 @@
 """A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,12 +78,13 @@ def short_name(value: object) -> str | None:
 
 
 def token_ids(value: object) -> Sequence[int] | None:
-    """``value`` if it is a non-empty list of token ids (u32)."""
+    """``value`` as token ids if it is a non-empty list of them (u32)."""
     if not isinstance(value, list) or not value:
         return None
-    if not all(type(item) is int and 0 <= item < 1 << 32 for item in value):
+    try:
+        return array("I", value)
+    except (TypeError, OverflowError):
         return None
-    return value
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap.byteblocks import ByteBlocks
@@ -86,6 +86,7 @@ class WatchedBlocks(ByteBlocks):
 PROMPTS = st.lists(st.tuples(st.text("ab", min_size=1, max_size=200), st.integers(1, 120)), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(PROMPTS)
 def test_a_hash_stands_for_the_bytes_up_to_its_blocks_end(prompts: list[tuple[str, int]]) -> None:
     known = WatchedBlocks()

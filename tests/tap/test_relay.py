@@ -378,6 +378,77 @@ def test_a_slow_client_stops_the_upstream_not_the_memory(lab: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_body_streams_on_and_a_slow_upstream_stops_the_client_not_the_memory(lab: Any) -> None:
+    piece = b"x" * 65536
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def upstream_conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(piece))
+        begun.set()
+        await go_on.wait()
+        await reader.readexactly(1023 * len(piece))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(upstream_conversation, "127.0.0.1", 0)
+        async with server, lab.tap(server.sockets[0].getsockname()[1]) as (tap, _):
+            reader, writer = await tap.connect()
+            written = 0
+            length = 1024 * len(piece)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % length)
+
+            async def upload() -> None:
+                nonlocal written
+                for _ in range(1024):
+                    writer.write(piece)
+                    await writer.drain()
+                    written += len(piece)
+
+            uploading = asyncio.create_task(upload())
+            await begun.wait()  # the upstream reads the beginning while the client still writes
+            before = -1
+            while written != before:
+                before = written
+                await asyncio.sleep(0.1)
+            assert written < 32 << 20
+            go_on.set()
+            await uploading
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+
+    asyncio.run(scenario())
+    assert lab.counts.unhashed == {"request_larger_than_the_copy": 1}
+
+
+def test_a_client_that_leaves_in_mid_upload_aborts_the_upstream(lab: Any) -> None:
+    gone = asyncio.Event()
+
+    async def upstream_conversation(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read() == b'{"pro'
+        gone.set()
+        writer.close()
+        await writer.wait_closed()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(upstream_conversation, "127.0.0.1", 0)
+        async with server, lab.tap(server.sockets[0].getsockname()[1]) as (tap, _):
+            _, writer = await tap.connect()
+            writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 99\r\n\r\n{"pro')
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.close()
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert (record.status, record.http_status) == ("client_abort", None)
+
+
 def test_websocket_is_a_clear_501_and_other_upgrades_are_declined_silently(lab: Any) -> None:
     async def script(request: Any) -> None:
         assert not request.values(b"upgrade")
