@@ -75,7 +75,7 @@ class Engine:
         pool: BlockPool | None = None,
         seen_ms: Sequence[Sequence[float]] | None = None,
         fast_forward: bool = True,
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.scheduler = Scheduler(config)
         if pool is not None:

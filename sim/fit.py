@@ -27,13 +27,13 @@ from sim.flags import add_engine_flags, engine_overrides
 from sim.identification import Unidentified, find_unidentified, require_enough
 from sim.latency import FrontendPlacement
 from sim.model import FitTrace, Model, Parameter, save_model
-from sim.progress import show_progress
 from sim.regression import bootstrap
 from sim.residuals import Requests, cohort_errors, estimate_noise, requests_of
 from sim.settings import Settings, model_name, settle
 from sim.timeline import Floats
 from sim.workload import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.progress import counted
 
 INTERVAL = (0.025, 0.975)
 
@@ -124,8 +124,8 @@ def fit_traces(config: FitConfig) -> Fitted:
         print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     variants = _variants(config, settings)
     captures, start = _prepare(loaded, variants[0], config.cached)
-    with show_progress("iterations", MOST_ITERATIONS * len(variants)) as count:
-        fits = [fit_variant(captures, variant, start, count) for variant in variants]
+    iterations = counted(range(MOST_ITERATIONS * len(variants)), "iterations")
+    fits = [fit_variant(captures, variant, start, lambda: next(iterations, None)) for variant in variants]
     best = choose(fits)
     requests = requests_of(captures, best.forecast, best.parameters)
     draws = bootstrap(best.seen, best.solution.weights, best.variant.free, config.bootstrap, config.seed)

@@ -110,7 +110,9 @@ def simulate_captures(
     return Observations.join(parts, [len(capture.records) for capture in captures])
 
 
-def fit_variant(captures: Sequence[Capture], variant: Variant, start: Floats, on_iteration: Callable[[], None]) -> Fit:
+def fit_variant(
+    captures: Sequence[Capture], variant: Variant, start: Floats, on_iteration: Callable[[], object]
+) -> Fit:
     """Iterate from ``start`` to a fixed point, in shorter and shorter strides once the first few have come near it.
 
     An arrival next to a step's end falls on either side of it from one iteration to the next, so that full strides may
