@@ -28,6 +28,7 @@ from wire.url import Origin
 MAX_IDLE_CONNECTIONS = 1024
 REPORT_INTERVAL_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
+TRUSTED_SHARE = 0.99
 
 
 async def serve(config: TapConfig) -> None:
@@ -65,6 +66,7 @@ async def recording(setup: RecorderSetup, budget: CopyBudget) -> AsyncIterator[R
         await link.finish(FLUSH_TIMEOUT_S)
         counts = link.counts()
         print(f"tap: {summary(counts)}; trace: {', '.join(link.traces)}", flush=True)
+        _warn_of_other_tokens(counts)
         _keep_summary(setup.trace, counts, link.traces)
 
 
@@ -174,6 +176,12 @@ async def _report_regularly(link: RecorderLink) -> None:
 def _announce(config: TapConfig, port: int) -> None:
     address = Origin("http", config.listen[0], port)
     print(f"tap: listening on {address}, recording to {config.trace}, upstream {config.upstream}", flush=True)
+
+
+def _warn_of_other_tokens(counts: Counts) -> None:
+    """Hashes of ids that are not the engine's say nothing of its cache; the counts are how that shows."""
+    if counts.prompt_counts_matched < TRUSTED_SHARE * counts.prompt_counts_checked:
+        _say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
 
 
 def _keep_summary(trace: str, counts: Counts, traces: list[str]) -> None:

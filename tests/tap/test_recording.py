@@ -307,7 +307,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_vocabulary
-def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path) -> None:
+def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against the vocabulary file read by another library (tokenizers) and the template's text written out by hand."""
     import tokenizers
 
@@ -366,6 +366,9 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path) -> No
     assert mismatch.extra["prompt_tokens_by_tokenizer"] == 2
     assert mismatch.output_block_hashes is None
     assert (lab.counts.prompt_counts_matched, lab.counts.prompt_counts_checked) == (2, 3)
+    printed = capsys.readouterr()
+    assert "prompt ids number what the engine reports in 66.7% of 3" in printed.out
+    assert "is this its tokenizer" in printed.err
 
 
 @needs_vocabulary
