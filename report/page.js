@@ -37,8 +37,7 @@
   }
 
   const config = {
-    displaylogo: false, responsive: true, showLink: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-    toImageButtonOptions: { format: "svg", filename: "kvtape-report" },
+    displaylogo: false, displayModeBar: false, responsive: true, showLink: false,
   };
 
   function draw() {
@@ -60,7 +59,11 @@
 
   for (const group of document.querySelectorAll(".toggles")) {
     const figure = figures[group.dataset.for];
-    for (const button of group.querySelectorAll("button")) {
+    group.querySelector(".save").addEventListener("click", () => {
+      const place = document.getElementById(group.dataset.for);
+      Plotly.downloadImage(place, { format: "svg", filename: `kvtape-${group.dataset.for}`, width: 1000, height: 420 });
+    });
+    for (const button of group.querySelectorAll("[data-axis]")) {
       const which = button.dataset.axis;
       const say = () => { button.textContent = `${which[0]}: ${figure.layout[which].type === "log" ? "log" : "linear"}`; };
       button.addEventListener("click", () => { flip(figure, which); say(); draw(); });

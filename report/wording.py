@@ -53,5 +53,5 @@ def share(value: float | None) -> str:
         return "–"
     if 0.9995 <= value < 1.0:
         return "99.9 %"
-    digits = 0 if value in (0.0, 1.0) else 1
-    return f"{value * 100:.{digits}f} %"
+    digits = 0 if value in (0.0, 1.0) or value >= 10 else 1
+    return f"{value * 100:,.{digits}f} %"
