@@ -45,8 +45,8 @@ SIM_LOADS = Loads(
 # The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
 VLLM_LOADS = Loads(
     calibrations=(
-        "--pattern multiturn --turns 2 --rate 0.3 --duration 110 --seed 11"
-        " --prompt-tokens 64:5500 --output-tokens 8:32",
+        "--pattern multiturn --turns 2 --parallel 1 --number 40 --seed 11 --think-s 0.3"
+        " --prompt-tokens 64:5500 --output-tokens 8:48",
         "--pattern poisson --rate 1.5 --duration 60 --seed 12"
         " --prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:1500 --output-tokens 8:64",
     ),

@@ -37,6 +37,11 @@ class Chains:
         self._factor = self.block_size // self._fine
         self._next_private = FIRST_PRIVATE
 
+    @property
+    def as_recorded(self) -> bool:
+        """Whether the engine's blocks are the trace's."""
+        return self._factor == 1
+
     def private(self, count: int) -> list[int]:
         """``count`` keys that nothing else has."""
         first = self._next_private

@@ -16,6 +16,7 @@ from sim.chain import Chains, hashed_records, is_private, tokens_computed
 from sim.config import FreeRule
 from sim.pool import BlockPool
 from tracefile.errors import InputError
+from tracefile.importers.mooncake import PARTIAL_BLOCK
 from tracefile.reading import open_trace
 from tracefile.schema import Record
 
@@ -152,7 +153,8 @@ def count_endless_hits(records: Iterable[Record], chains: Chains) -> HitCounts:
 def count_object_hits(records: Iterable[Record], chains: Chains, capacity: int | None) -> HitCounts:
     """Hits of a plain LRU that knows no prefixes and no outputs: the prompt's blocks as single objects, in order.
 
-    A started last block is an object too, one of its own: that is how studies of published traces count.
+    A started last block is an object too, as studies of published traces count: under its published id where the trace
+    keeps it, else one of its own.
     """
     counts = HitCounts(block_size=chains.block_size, blocks=capacity)
     objects = ObjectLru(capacity)
@@ -160,7 +162,8 @@ def count_object_hits(records: Iterable[Record], chains: Chains, capacity: int |
         counts.requests += 1
         keys = chains.prompt(record)
         if (record.prompt_tokens or 0) % chains.block_size:
-            keys += chains.private(1)
+            published = record.extra.get(PARTIAL_BLOCK) if chains.as_recorded else None
+            keys += chains.private(1) if published is None else [published]
         counts.count(record, objects.access(keys))
     counts.evicted_blocks = objects.evicted
     return counts

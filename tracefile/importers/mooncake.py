@@ -2,7 +2,8 @@
 
 Source: the FAST'25 release of kvcache-ai/Mooncake, a line ``{"timestamp", "input_length", "output_length",
 "hash_ids"}`` each. The ids stand for chained blocks (equal ids: equal prefixes), one for every started block: the
-last may be partial, and a partial block is never a hit, so only the full ones become ``block_hashes``.
+last may be partial, and a partial block is never a hit, so only the full ones become ``block_hashes``. The id of a
+partial one is kept in ``extra`` under ``PARTIAL_BLOCK``, so that nothing published is lost.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from tracefile.errors import InputError
 from tracefile.schema import BlockHash, HashInfo, Meta, Record, RequestId
 
 BLOCK_SIZE = 512
+PARTIAL_BLOCK = "partial_block_hash"
+"""Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True):
@@ -48,6 +51,7 @@ class MooncakeDecoder:
                 f"{where}: hash_ids: {len(found.hash_ids)} ids; expected {full_blocks}, one for every full block"
             )
         self._count += 1
+        partial = found.hash_ids[full_blocks : full_blocks + 1]
         return Record(
             request_id=RequestId(f"mooncake-{self._count}"),
             arrival_ms=found.timestamp,
@@ -55,4 +59,5 @@ class MooncakeDecoder:
             output_tokens=found.output_length,
             tokens_source="tokenizer",
             block_hashes=[BlockHash(block_id) for block_id in found.hash_ids[:full_blocks]],
+            extra={PARTIAL_BLOCK: partial[0]} if partial else {},
         )
