@@ -1,6 +1,7 @@
 """Servers for tests over real sockets: the embedded engine as its own process, on a port of the system's choice."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -9,6 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
+
+# A slow machine is no finding, and CI must say the same of the same commit; a developer's run explores.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if "CI" in os.environ else "explore")
 
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 
