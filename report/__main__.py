@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json", nargs="?", const=STDOUT, metavar="FILE", help="write the result as JSON; without FILE to stdout"
     )
     sub.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
-    sub.add_argument("--bootstrap", type=int, default=1000, metavar="N", help="draws for intervals (default 1000)")
+    sub.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
     sub.add_argument(
         "--gate",
         action="append",

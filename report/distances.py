@@ -53,7 +53,9 @@ def logrank_p(truth: Waits, other: Waits) -> float | None:
     """
     if not truth.count(EVENT) or not other.count(EVENT):
         return None
-    result = stats.logrank(_censored_data(truth), _censored_data(other))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Where all waits tie there is no variance to test against: scipy divides 0 by 0.
+        result = stats.logrank(_censored_data(truth), _censored_data(other))
     return float(result.pvalue) if np.isfinite(result.pvalue) else None
 
 

@@ -7,7 +7,7 @@ bootstrap is nothing but a reweighting of one sorted sample.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -101,15 +101,15 @@ def token_gaps(run: Run, rows: IntArray) -> Waits:
     return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.itl_owner[tells])
 
 
-def incidence(waits: Waits, weights: npt.NDArray[np.generic] | None = None) -> FloatArray:
+def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None) -> FloatArray:
     """Share that had what it waited for by each of the n sorted times; ``1 − incidence`` is the survival curve.
 
     ``weights`` of shape (replicates, n) or (n,) say how often each wait counts; none: once. The result has their
     shape. With failures it does not reach 1: a failed request never gets its token (Aalen–Johansen). Times that
     tie need no grouping, the product over them telescopes.
     """
-    w = np.ones(len(waits)) if weights is None else weights.astype(np.float64)
-    so_far = np.cumsum(w, axis=-1)
+    w: npt.NDArray[Any] = np.ones(len(waits)) if weights is None else weights
+    so_far = np.cumsum(w, axis=-1, dtype=np.float64)
     total = so_far[..., -1:]
     with np.errstate(divide="ignore", invalid="ignore"):
         if waits.count(EVENT) == len(waits):
@@ -117,6 +117,8 @@ def incidence(waits: Waits, weights: npt.NDArray[np.generic] | None = None) -> F
         at_risk = total - (so_far - w)
         left = np.where((at_risk > 0) & (waits.end != CENSORED), w / at_risk, 0.0)
         waiting = np.cumprod(1.0 - left, axis=-1)
+        if not waits.count(FAILED):
+            return np.asarray(1.0 - waiting)
         before = np.concatenate([np.ones_like(total), waiting[..., :-1]], axis=-1)
         mass = np.where(waits.end == EVENT, before * left, 0.0)
     return np.asarray(np.cumsum(mass, axis=-1))
