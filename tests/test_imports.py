@@ -17,10 +17,9 @@ MAY_IMPORT = {
     "sim": {"tracefile"},
     "report": {"tracefile"},
 }
-# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server. (How
-# often it says how far it is follows the clock; what it computes does not.)
+# The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
-CLOCKED = {"progress.py", "serve.py", "realtime.py", "api.py", "reply.py", "alarm.py"}
+SIM_SERVER = {"serve.py", "realtime.py", "api.py", "reply.py", "alarm.py"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -50,7 +49,7 @@ def test_a_part_imports_only_what_the_architecture_allows(package: str) -> None:
 
 def test_the_simulator_has_no_network_no_event_loop_and_no_clock() -> None:
     for path in sources("sim"):
-        if path.name in CLOCKED:
+        if path.name in SIM_SERVER:
             continue
         roots = {module.partition(".")[0] for module in imported_modules(path)}
         assert not roots & CLOCKLESS, f"{path.relative_to(ROOT)} imports {sorted(roots & CLOCKLESS)}"
