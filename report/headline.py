@@ -41,14 +41,15 @@ def _error_sentence(label: str, pair: Pair, min_cell: int) -> str:
     ttft = pair.cohorts[name].ttft
     if not ttft.judged:
         return _too_few(label, pair, ttft, min_cell)
-    errors = [quantile.error for quantile in (getattr(ttft, level) for level in _NAMED) if quantile is not None]
-    within = f"within {share(max(errors))} of" if errors else "not comparable by quantiles with"
+    errors = {level: found.error for level in _NAMED if (found := getattr(ttft, level)) is not None}
+    within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
+    at = f" at {_listed(list(errors))}" if errors else ""
     cached = pair.cohorts[ALL].cached
     agreement = ""
     if cached.exact_share is not None:
         agreement = f", and cached tokens are equal on {share(cached.exact_share)} of {cached.n:,} requests"
     return (
-        f"{label}: TTFT {within} {pair.truth} at p50, p90 and p99 "
+        f"{label}: TTFT {within} {pair.truth}{at} "
         f"({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
     )
 
