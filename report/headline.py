@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from report.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from report.results import DurationError, Pair, Provenance
-from report.wording import share
+from report.wording import factor, share
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -48,10 +48,7 @@ def _error_sentence(label: str, pair: Pair, min_cell: int) -> str:
     agreement = ""
     if cached.exact_share is not None:
         agreement = f", and cached tokens are equal on {share(cached.exact_share)} of {cached.n:,} requests"
-    return (
-        f"{label}: TTFT {within} {pair.truth}{at} "
-        f"({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
-    )
+    return f"{label}: TTFT {within} {pair.truth}{at} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
 
 
 def _contrast_sentence(label: str, pair: Pair, min_cell: int) -> str:
@@ -62,7 +59,7 @@ def _contrast_sentence(label: str, pair: Pair, min_cell: int) -> str:
     if not ttft.judged:
         return _too_few(label, pair, ttft, min_cell)
     factors = [
-        f"×{1.0 + quantile.signed_error:.2g} at {level}"
+        f"×{factor(1.0 + quantile.signed_error)} at {level}"
         for level, quantile in ((level, getattr(ttft, level)) for level in _NAMED)
         if quantile is not None
     ]

@@ -25,10 +25,15 @@ def span_ms(found: Quantile) -> str:
     return f"{duration_ms(found.low_ms)}–{high}"
 
 
+def factor(value: float) -> str:
+    """Three digits, and never an exponent: ``1.28``, ``14.1``, ``1,410``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def signed_percent(share: float) -> str:
     """``+4.2 %``, ``−12 %``; a factor from +200 % on: ``×14``."""
     if share >= 2.0:
-        return f"×{1.0 + share:.3g}"
+        return f"×{factor(1.0 + share)}"
     sign = "+" if share >= 0 else "−"
     return f"{sign}{abs(share) * 100:.{1 if abs(share) < 0.0995 else 0}f} %"
 

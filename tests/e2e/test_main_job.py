@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -20,13 +21,11 @@ import pytest
 
 from tracefile import Record, load_trace
 
-CALIBRATION = (
-    "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12".split()
-)
+CALIBRATION = "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12"
 SESSIONS = (
     "--pattern multiturn --turns 3 --rate 2 --number 12 --seed 6 --prefix-count 2 --prefix-tokens 1000"
     " --prompt-tokens 40:120 --output-tokens 40:70 --think-s 0.05:0.2"
-).split()
+)
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ class Job:
         return result.stdout
 
     @contextlib.contextmanager
-    def tap(self, trace: Path) -> Iterator[str]:
+    def tap(self, trace: Path, tokenizer: str = "ids") -> Iterator[str]:
         """A tap in front of the engine for the length of the block; it must end cleanly."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = ["tap", "--upstream", self.engine_url, "--listen", f"127.0.0.1:{port}"]
         process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--trace", str(trace), "--tokenizer", "ids"],
+            [sys.executable, "-m", *command, "--trace", str(trace), "--tokenizer", tokenizer],
             env=self.environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -75,11 +74,11 @@ class Job:
             process.kill()
             process.communicate()
 
-    def capture(self, name: str, load: list[str]) -> Path:
+    def capture(self, name: str, load: str) -> Path:
         trace = self.directory / f"{name}.jsonl.zst"
         httpx.post(f"{self.engine_url}/reset_prefix_cache", timeout=30).raise_for_status()
         with self.tap(trace) as url:
-            self.run("loadgen", "--url", url, "--trace", self.directory / f"{name}-client.jsonl", *load)
+            self.run("loadgen", "--url", url, "--trace", self.directory / f"{name}-client.jsonl", *load.split())
         return trace
 
 
@@ -119,7 +118,9 @@ def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> N
     assert {record.turn for record in captured.values()} == {1, 2, 3}
     assert all(record.block_hashes and record.output_block_hashes is not None for record in captured.values())
     # Turn 2 re-sends turn 1 and its answer, so the engine must have found all of turn 1's blocks.
-    assert all(record.cached_tokens and record.cached_tokens >= 1000 for record in captured.values() if record.turn != 1)
+    assert all(
+        record.cached_tokens and record.cached_tokens >= 1000 for record in captured.values() if record.turn != 1
+    )
     # The client's own trace tells of the same requests under the same ids.
     client = records_of(tmp_path / "captured-client.jsonl")
     assert client.keys() == captured.keys()
@@ -169,3 +170,35 @@ def test_a_model_is_never_judged_by_what_it_was_fitted_on(tmp_path: Path, sim_se
     assert "fitted" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "never.jsonl").exists()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_chat_text_is_tokenized_as_vllm_does_and_never_written(tmp_path: Path) -> None:
+    url, tokenizer = os.environ.get("KVTAPE_VLLM"), os.environ.get("KVTAPE_VLLM_MODEL")
+    if url is None or tokenizer is None:
+        pytest.skip("KVTAPE_VLLM or KVTAPE_VLLM_MODEL is not set; `make test-vllm` sets both")
+    job, trace = Job(tmp_path, url), tmp_path / "chat.jsonl"
+    messages = [{"role": "system", "content": "canary-system-prompt " * 60}]
+    with job.tap(trace, tokenizer) as tap_url, httpx.Client(base_url=tap_url, timeout=60) as client:
+        for question in ("canary-question one?", "canary-question two?", "canary-question three?"):
+            messages.append({"role": "user", "content": question})
+            body = {"model": "tiny", "messages": messages, "max_tokens": 40, "temperature": 0}
+            answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+            messages.append(answer["choices"][0]["message"] | {"role": "assistant"})
+    records = load_trace(trace)[1]
+    assert [record.hash_source for record in records] == ["tokenizer"] * 3
+    # The tap's ids are as many as the engine counted, so that the chain covers every full block ...
+    assert [record.extra for record in records if "prompt_tokens_by_tokenizer" in record.extra] == []
+    assert [len(record.block_hashes or []) for record in records] == [
+        (record.prompt_tokens or 0) // 16 for record in records
+    ]
+    # ... and what the chain says two prompts share, the engine (32-token blocks) found in its cache.
+    for earlier, later in pairwise(records):
+        shared = sum(a == b for a, b in zip(earlier.block_hashes or [], later.block_hashes or [], strict=False))
+        assert shared > 0
+        assert later.cached_tokens is not None
+        assert later.cached_tokens >= shared * 16 // 32 * 32
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert trace in written
+    assert not [path for path in written if b"canary" in path.read_bytes()]
