@@ -5,8 +5,8 @@ from array import array
 import msgspec
 import numpy as np
 
-from loadgen.engine import PrefixCounters
 from loadgen.tally import Tally
+from tracefile.enginefacts import PrefixCounters
 
 LAG_LIMIT_MS = 5.0
 LAG_LIMIT_OF_TTFT = 0.01

@@ -1,13 +1,12 @@
 """What can be learnt of the upstream before traffic: whether it is there, its model, version and cache settings."""
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
+from tracefile.enginefacts import describe_engine, first_model, parse_metrics
 from tracefile.errors import InputError
 from tracefile.schema import Engine
 from wire.connection import ServerConnection
@@ -17,9 +16,6 @@ from wire.url import Origin
 REQUEST_TIMEOUT_S = 2.0
 RETRY_S = 0.25
 MAX_METRICS_BYTES = 8 << 20
-
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_CACHE_CONFIG = "vllm:cache_config_info{"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +49,8 @@ async def learn_engine_facts(origin: Origin) -> EngineFacts:
         version, metrics, models = await asyncio.gather(
             *(_get(client, f"{origin}{path}") for path in ("/version", "/metrics", "/v1/models"))
         )
-    facts = cache_config(metrics)
-    number = _field(version, "version")
-    model = _field(models, "data", "id")
-    engine = Engine(
-        name="vllm" if "vllm:" in metrics else None,
-        version=number,
-        block_size=_integer(facts.get("block_size")),
-        num_gpu_blocks=_integer(facts.get("num_gpu_blocks")),
-        max_model_len=_integer(_field(models, "data", "max_model_len")),
-        enable_prefix_caching=_flag(facts.get("enable_prefix_caching")),
-    )
-    return EngineFacts(engine=None if engine == Engine() else engine, model=model)
-
-
-def cache_config(metrics: str) -> dict[str, str]:
-    """The labels of ``vllm:cache_config_info`` in a Prometheus text page; empty if it has none."""
-    for line in metrics.splitlines():
-        if line.startswith(_CACHE_CONFIG):
-            return dict(_LABEL.findall(line))
-    return {}
+    engine = describe_engine(version, parse_metrics(metrics), models)
+    return EngineFacts(engine=None if engine == Engine() else engine, model=first_model(models))
 
 
 async def _get(client: httpx.AsyncClient, url: str) -> str:
@@ -81,24 +59,3 @@ async def _get(client: httpx.AsyncClient, url: str) -> str:
     except httpx.HTTPError:
         return ""
     return response.text if response.status_code == 200 and len(response.content) <= MAX_METRICS_BYTES else ""
-
-
-def _field(text: str, *path: str) -> str | None:
-    """The string (or number) at ``path`` in a JSON text; of a list, its first element's."""
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return None
-    for name in path:
-        if isinstance(value, list):
-            value = value[0] if value else None
-        value = value.get(name) if isinstance(value, dict) else None
-    return str(value) if isinstance(value, str | int) else None
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
-
-
-def _flag(text: str | None) -> bool | None:
-    return {"True": True, "False": False}.get(text or "")

@@ -171,9 +171,10 @@ def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engi
     engine.vocabulary, engine.context = 150_000, 100
     with pytest.raises(InputError, match="expected lengths within its context"):
         load(engine, tmp_path / "b", ["--rate", "100", "--number", "9"])
-    # What was sent until then is on record; one more may have been on its way.
+    # What was sent until then is on record: the three that told, and what was on its way meanwhile.
     errors = [record.error for record in load_trace(tmp_path / "b")[1] if record.status != "client_abort"]
-    assert errors == ["http_400"] * 3
+    assert set(errors) == {"http_400"}
+    assert 3 <= len(errors) <= 9
 
 
 def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> None:
