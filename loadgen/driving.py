@@ -73,21 +73,25 @@ async def _drive(plan: Plan, config: Drive) -> Driven:
     tally = Tally()
     try:
         await _warm(client, config)
-        t0_ns = time.perf_counter_ns() + int(HEAD_START_S * 1e9)
-        epoch_unix_ns = time.time_ns() + int(HEAD_START_S * 1e9)
-        meta = msgspec.structs.replace(config.meta, epoch_unix_ns=epoch_unix_ns)
-        with TraceWriter(config.trace, meta, overwrite=config.overwrite) as writer, collector_off():
-            cpu_before_s = time.process_time()
-            sender = Sender(
-                plan, transmitter(client, config.timeout_s), writer.write, tally, t0_ns=t0_ns, parallel=config.parallel
-            )
-            with stopped_by_signals(sender.stop):
-                async with shown_progress(tally, config.planned):
-                    await sender.run()
-            seconds = (time.perf_counter_ns() - t0_ns) / 1e9
-            return Driven(tally, sender.stopped, seconds, time.process_time() - cpu_before_s)
+        with collector_off():  # before the clock starts: collecting for the last time takes tens of ms
+            t0_ns = time.perf_counter_ns() + int(HEAD_START_S * 1e9)
+            epoch_unix_ns = time.time_ns() + int(HEAD_START_S * 1e9)
+            meta = msgspec.structs.replace(config.meta, epoch_unix_ns=epoch_unix_ns)
+            with TraceWriter(config.trace, meta, overwrite=config.overwrite) as writer:
+                cpu_before_s = time.process_time()
+                transmit = transmitter(client, config.timeout_s)
+                sender = Sender(plan, transmit, writer.write, tally, t0_ns=t0_ns, parallel=config.parallel)
+                await _run(sender, tally, config.planned)
+                seconds = (time.perf_counter_ns() - t0_ns) / 1e9
+                return Driven(tally, sender.stopped, seconds, time.process_time() - cpu_before_s)
     finally:
         await client.close()
+
+
+async def _run(sender: Sender, tally: Tally, planned: int | None) -> None:
+    with stopped_by_signals(sender.stop):
+        async with shown_progress(tally, planned):
+            await sender.run()
 
 
 def origin_of(url: str) -> Origin:

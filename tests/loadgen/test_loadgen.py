@@ -64,11 +64,14 @@ def test_the_trace_tells_the_hits_that_the_engine_had(engine: Any, tmp_path: Pat
             hashes = record.block_hashes or []
             usable = hashes[: ((record.prompt_tokens or 0) - 1) // 16]
             hits = next((i for i, block_hash in enumerate(usable) if block_hash not in known), len(usable))
-            assert record.cached_tokens == hits * 16
+            # First turns aside: of two that come at once, which one the engine takes first is its own to say.
+            assert record.turn == 1 or record.cached_tokens == hits * 16
             known.update(hashes)
         else:
             known.update(record.output_block_hashes or [])
     assert any((record.cached_tokens or 0) > 70 + 50 + 16 for record in records)
+    # Two prefixes of four full blocks: the first turn on each misses, every other one hits.
+    assert {record.cached_tokens for record in records if record.turn == 1} == {0, 64}
 
 
 def test_hashes_and_ids_are_what_a_tap_with_this_key_records(engine: Any, tmp_path: Path) -> None:
