@@ -117,7 +117,7 @@ def ended(pid: int) -> bool:
     """Whether a process has ended and closed all it had open, collected by its parent or not."""
     try:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
