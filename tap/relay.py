@@ -21,10 +21,6 @@ from wire.pool import ConnectError, ConnectionPool
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
 
-MAX_IDLE_NS = 3_000_000_000
-"""Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
-crosses that close on the wire would be lost."""
-
 
 class Upstream:
     """Where requests go and what is kept of them: what all relays of one tap share."""
@@ -32,40 +28,16 @@ class Upstream:
     def __init__(
         self, origin: Origin, pool: ConnectionPool, link: RecorderLink, budget: CopyBudget, max_body_bytes: int
     ) -> None:
-        self.origin, self.link, self.budget = origin, link, budget
+        self.origin, self.pool, self.link, self.budget = origin, pool, link, budget
         self.max_body_bytes = max_body_bytes
         self.in_flight = 0
         """Requests that will be recorded and have not ended."""
-        self.relayed = 0
-        """Requests taken, recorded or not."""
         self.ending = False
         """The tap is cutting what is left."""
-        self._pool = pool
         self._base_path = origin.base_path.encode()
-        self._idle_since_ns: dict[ServerConnection, int] = {}
-
-    def take_idle(self) -> ServerConnection | None:
-        """An open connection that fell idle lately."""
-        now_ns = perf_counter_ns()
-        while (connection := self._pool.take_idle()) is not None:
-            if now_ns - self._idle_since_ns.pop(connection, 0) <= MAX_IDLE_NS:
-                return connection
-            connection.abort()
-        return None
-
-    def fell_idle(self, connection: ServerConnection) -> None:
-        """Note when an exchange on a connection ended."""
-        self._idle_since_ns[connection] = perf_counter_ns()
-        if len(self._idle_since_ns) > 2 * self._pool.num_idle + 64:
-            self._idle_since_ns = {kept: at for kept, at in self._idle_since_ns.items() if kept.usable}
-
-    async def connect(self) -> ServerConnection:
-        """A new connection. Raises ConnectError."""
-        return await self._pool.connect()
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
         """The handler of a request whose head has come."""
-        self.relayed += 1
         relay = Relay(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
@@ -125,7 +97,7 @@ class Relay:
     def begin(self) -> None:
         """Send the head to the upstream, on a kept connection if there is one."""
         self._copy = self._upstream.new_copy(self._head)
-        server = self._upstream.take_idle()
+        server = self._upstream.pool.take_idle()
         if server is not None:
             self._start(server)
         else:
@@ -134,7 +106,7 @@ class Relay:
 
     async def _connect(self) -> None:
         try:
-            server = await self._upstream.connect()
+            server = await self._upstream.pool.connect()
         except ConnectError as error:
             self._connecting = None
             self._end("error", error.kind)
@@ -210,11 +182,8 @@ class Relay:
     def response_end(self) -> None:
         """The response is complete."""
         server, self._server = self._server, None
-        if server is not None:
-            if self._request_complete:
-                self._upstream.fell_idle(server)
-            else:  # the rest of this request would be read as the next one
-                server.abort()
+        if server is not None and not self._request_complete:
+            server.abort()  # the rest of this request would be read as the next one
         self._end("ok", None)
         self._client.finish(keep_alive=self._keep_client)
 

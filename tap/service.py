@@ -25,6 +25,9 @@ from wire.pool import ConnectionPool
 from wire.server import Server
 from wire.url import Origin
 
+MAX_IDLE_S = 3.0
+"""Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
+crosses that close on the wire would be lost."""
 MAX_IDLE_CONNECTIONS = 1024
 REPORT_INTERVAL_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
@@ -35,7 +38,7 @@ async def serve(config: TapConfig) -> None:
     """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
     check_port_is_free(*config.listen)
     key = load_key(config.key_file)
-    pool = ConnectionPool(config.upstream, max_idle=MAX_IDLE_CONNECTIONS)
+    pool = ConnectionPool(config.upstream, max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S)
     (await reach_upstream(pool, config.upstream, config.wait_s)).abort()
     facts = await learn_engine_facts(config.upstream) if config.engine_facts else EngineFacts()
     budget = CopyBudget(config.queue_bytes)

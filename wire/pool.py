@@ -1,7 +1,9 @@
 """Open connections to one server, kept for the next exchange."""
 
 import asyncio
+import math
 import ssl
+import time
 
 from wire.connection import ServerConnection
 from wire.errors import LossKind, WireError
@@ -23,12 +25,21 @@ class ConnectionPool:
     ``stale`` connection, and may send again on a new one if the request's bytes are still at hand.
     """
 
-    def __init__(self, origin: Origin, *, connect_timeout_s: float = 10.0, max_idle: int = 1024) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        connect_timeout_s: float = 10.0,
+        max_idle: int = 1024,
+        max_idle_s: float = math.inf,
+    ) -> None:
+        """``max_idle_s``: connections that waited longer are dropped, for who cannot send again what a close loses."""
         self.origin = origin
         self._ssl: ssl.SSLContext | None = origin.ssl_context()
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
-        self._idle: dict[ServerConnection, None] = {}  # in the order in which they fell idle
+        self._max_idle_s = max_idle_s
+        self._idle: dict[ServerConnection, float] = {}  # since when, in the order in which they fell idle
         self._open: set[ServerConnection] = set()
 
     @property
@@ -37,16 +48,14 @@ class ConnectionPool:
         return len(self._idle)
 
     def take_idle(self) -> ServerConnection | None:
-        """An open connection that waits, if there is one."""
+        """An open connection that waits, and not for too long, if there is one."""
         while self._idle:
-            connection, _ = self._idle.popitem()
-            if connection.usable:
+            connection, since_s = self._idle.popitem()
+            if time.monotonic() - since_s > self._max_idle_s:
+                connection.abort()
+            elif connection.usable:
                 return connection
         return None
-
-    async def acquire(self) -> ServerConnection:
-        """A connection to start an exchange on: a waiting one, else a new one. Raises ConnectError."""
-        return self.take_idle() or await self.connect()
 
     async def connect(self) -> ServerConnection:
         """A new connection. Raises ConnectError."""
@@ -86,7 +95,7 @@ class ConnectionPool:
     def _fell_idle(self, connection: ServerConnection) -> None:
         if len(self._idle) < self._max_idle:
             connection.waited = True
-            self._idle[connection] = None
+            self._idle[connection] = time.monotonic()
         else:
             connection.abort()
 

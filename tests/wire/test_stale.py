@@ -8,6 +8,7 @@ import pytest
 
 from wire import connection
 from wire.client import Client, Exchange
+from wire.pool import ConnectionPool
 from wire.url import parse_url
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -117,3 +118,24 @@ def test_trailers_are_no_headers() -> None:
         assert b"".join(read.data for read in exchange.reads) == b"x"
 
     converse(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nSum: 1\r\n\r\n", talk)
+
+
+def test_a_connection_that_waited_too_long_is_not_given_out() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            origin = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            patient, hasty = ConnectionPool(origin), ConnectionPool(origin, max_idle_s=-1.0)  # any wait is too long
+            for pool in (patient, hasty):
+                await pool.warm(2)
+                assert pool.num_idle == 2
+            assert patient.take_idle() is not None
+            assert hasty.take_idle() is None
+            assert hasty.num_idle == 0
+            patient.close()
+            await asyncio.sleep(0.05)
+
+    asyncio.run(main())
