@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.config import EngineConfig
 from sim.features import StepRow, decode_row, step_row
-from sim.latency import FrontendModel, StepModel
+from sim.latency import FrontendClock, FrontendModel, StepModel
 from sim.model import Model
 from sim.noise import Noise, RequestNoise
 from sim.pool import BlockPool
@@ -96,7 +96,7 @@ class Engine:
         self._events: list[tuple[float, int, int]] = []
         self._core = SharedCore() if self._frontend.placement == "shared_core" else None
         self._composed: Step | None = None
-        self._frontend_free_ms = float("-inf")
+        self._frontend_clock = FrontendClock(self._frontend)
         self._preemptions = 0
         for place, arrival in enumerate(arrivals):
             if arrival.parent is None:
@@ -264,19 +264,11 @@ class Engine:
             return
         flight.request = request
         if self._core is None:
-            self._at(self._entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
+            self._at(self._frontend_clock.entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
         else:
             self._core.accept(place, arrival.prompt_tokens, self._frontend.work_ms(arrival.prompt_tokens))
         if arrival.patience_ms is not None:
             self._at(time_ms + arrival.patience_ms, _ABORT, place)
-
-    def _entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
-        """When the front end hands over a request: its own work after its arrival, or after the one before it."""
-        work_ms = self._frontend.work_ms(prompt_tokens)
-        if self._frontend.placement == "parallel":
-            return arrival_ms + work_ms
-        self._frontend_free_ms = max(arrival_ms, self._frontend_free_ms) + work_ms
-        return self._frontend_free_ms
 
     def _enter(self, place: int, time_ms: float) -> None:
         flight = self._flights[place]

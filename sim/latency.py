@@ -73,3 +73,21 @@ class FrontendModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     def work_ms(self, prompt_tokens: int) -> float:
         """Time to take in a request of ``prompt_tokens``, ms."""
         return self.f0_ms + self.f1_ms_per_prompt_token * prompt_tokens
+
+
+class FrontendClock:
+    """When requests get through the front end, in virtual and in real time alike; ``shared_core`` is not its matter."""
+
+    __slots__ = ("_free_ms", "_frontend")
+
+    def __init__(self, frontend: FrontendModel) -> None:
+        self._frontend = frontend
+        self._free_ms = float("-inf")
+
+    def entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
+        """When the front end hands over a request: its own work after its arrival, or after the one before it."""
+        work_ms = self._frontend.work_ms(prompt_tokens)
+        if self._frontend.placement == "parallel":
+            return arrival_ms + work_ms
+        self._free_ms = max(arrival_ms, self._free_ms) + work_ms
+        return self._free_ms

@@ -18,6 +18,7 @@ from sim.alarm import Alarm
 from sim.answer import Answer
 from sim.features import StepRow, step_row
 from sim.histogram import Histogram
+from sim.latency import FrontendClock
 from sim.model import Model
 from sim.request import Request
 from sim.scheduler import Scheduler, Step
@@ -70,7 +71,7 @@ class RealTimeEngine:
         self.counters = EngineCounters()
         self.now_ms = 0.0
         self._model = model
-        self._step_model, self._frontend = model.step, model.frontend
+        self._step_model = model.step
         self._noisy = any(any(row) for row in (*model.noise.ttft_log_ratio, model.noise.itl_log_ratio))
         self._noise_draws = None if noise_seed is None else np.random.default_rng(noise_seed)
         self._composes_ahead = model.engine.async_scheduling
@@ -78,7 +79,7 @@ class RealTimeEngine:
         self._generations: dict[int, Generation] = {}
         self._arrivals: list[tuple[float, int]] = []
         self._aborts: list[Generation] = []
-        self._frontend_free_ms = 0.0
+        self._frontend = FrontendClock(model.frontend)
         self._next_index = 0
         self._ns_per_ms = None if speed is None else 1e6 / speed
         self._epoch_ns = perf_counter_ns()
@@ -118,7 +119,7 @@ class RealTimeEngine:
         arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
-        heapq.heappush(self._arrivals, (self._entry_ms(arrival_ms, request.prompt_tokens), request.index))
+        heapq.heappush(self._arrivals, (self._frontend.entry_ms(arrival_ms, request.prompt_tokens), request.index))
         self._wake()
 
     def abort(self, generation: Generation) -> None:
@@ -162,13 +163,6 @@ class RealTimeEngine:
         """Share of the usable blocks that are held."""
         pool = self.scheduler.pool
         return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
-
-    def _entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
-        work_ms = self._frontend.work_ms(prompt_tokens)
-        if self._frontend.placement == "parallel":
-            return arrival_ms + work_ms
-        self._frontend_free_ms = max(arrival_ms, self._frontend_free_ms) + work_ms
-        return self._frontend_free_ms
 
     def _take_in(self) -> None:
         """What happened outside by now: requests whose client is gone, then those that the front end is done with."""
