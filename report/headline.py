@@ -13,8 +13,7 @@ def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_ce
     """One sentence a pair."""
     if not pairs:
         return [f"{_listed(list(traces))}: nothing to compare with."]
-    sentence = {"error": _error_sentence, "contrast": _contrast_sentence}
-    return [sentence[pairs[label].kind](label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
+    return [_sentence(label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
@@ -34,13 +33,18 @@ def telling_cohort(pair: Pair) -> str:
     return ALL
 
 
-def _error_sentence(label: str, pair: Pair, min_cell: int) -> str:
+def _sentence(label: str, pair: Pair, min_cell: int) -> str:
     if not pair.joined:
         return f"{label} and {pair.truth} share no request: none is compared."
     name = telling_cohort(pair)
     ttft = pair.cohorts[name].ttft
     if not ttft.judged:
         return _too_few(label, pair, ttft, min_cell)
+    return (_error_sentence if pair.kind == "error" else _contrast_sentence)(label, pair, name)
+
+
+def _error_sentence(label: str, pair: Pair, name: str) -> str:
+    ttft = pair.cohorts[name].ttft
     errors = {level: found.error for level in _NAMED if (found := getattr(ttft, level)) is not None}
     within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
     at = f" at {_listed(list(errors))}" if errors else ""
@@ -51,13 +55,8 @@ def _error_sentence(label: str, pair: Pair, min_cell: int) -> str:
     return f"{label}: TTFT {within} {pair.truth}{at} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
 
 
-def _contrast_sentence(label: str, pair: Pair, min_cell: int) -> str:
-    if not pair.joined:
-        return f"{label} and {pair.truth} share no request: none is compared."
-    name = telling_cohort(pair)
+def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
     ttft = pair.cohorts[name].ttft
-    if not ttft.judged:
-        return _too_few(label, pair, ttft, min_cell)
     factors = [
         f"×{factor(1.0 + quantile.signed_error)} at {level}"
         for level, quantile in ((level, getattr(ttft, level)) for level in _NAMED)
