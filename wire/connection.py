@@ -1,6 +1,7 @@
 """One connection to a server, one exchange at a time on it: the client half of HTTP/1.1."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol, cast
@@ -72,7 +73,9 @@ class ServerConnection(asyncio.Protocol):
     writes on are the raw bytes.
     """
 
-    def __init__(self, on_idle: "IdleHook", on_closed: "IdleHook") -> None:
+    def __init__(
+        self, on_idle: Callable[["ServerConnection"], None], on_closed: Callable[["ServerConnection"], None]
+    ) -> None:
         self.transport: asyncio.Transport | None = None
         self.exchanges = 0
         self.waited = False
@@ -284,10 +287,3 @@ class ServerConnection(asyncio.Protocol):
             self.transport.abort()
         if sink is not None:
             sink.response_lost(kind)
-
-
-class IdleHook(Protocol):
-    """What a pool does when a connection becomes idle, or is gone."""
-
-    def __call__(self, connection: ServerConnection) -> None:
-        """Take note of it."""
