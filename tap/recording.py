@@ -114,7 +114,7 @@ class RecordMaker:
                 # The stop token has no text, and its id does not matter: the last token's KV is never computed.
                 ids = [*ids, 0]
             if ids is not None and len(ids) == record.output_tokens:
-                record.extra["output_hash_source"] = "text"
+                record.output_hash_source = "tokenizer"
         if ids is None or len(ids) != record.output_tokens:
             return None
         return self._prompts.output_hashes(start, prompt, ids)

@@ -20,6 +20,8 @@ Source = Literal["tap", "client", "replay", "sim"]
 Status = Literal["ok", "error", "client_abort", "upstream_abort", "timeout"]
 TokensSource = Literal["usage", "tokenizer", "estimate"]
 HashSource = Literal["engine", "tokenizer", "bytes"]
+OutputHashSource = Literal["engine", "tokenizer", "text"]
+"""``text`` is what version 0.1 wrote for ``tokenizer``."""
 SessionSource = Literal["explicit", "inferred"]
 HashAlgorithm = Literal["xxh3_64", "blake2b"]
 
@@ -143,6 +145,12 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """How many tools were offered. Null: none."""
     n: int | None = None
     """Completions asked for. Null: one."""
+    upstream: str | None = None
+    """The server that served it, as ``scheme://host:port`` without credentials. Null: there is only one, or none did."""
+    headers: dict[str, str] | None = None
+    """Request headers that the writer was told to keep, names in lower case. Null: none of them came."""
+    injected: list[str] | None = None
+    """What the writer itself added to the request (``usage``, ``token-ids``). Null: nothing."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -162,6 +170,8 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """How many leading blocks the chain is true for. Null: as many as ``block_hashes`` holds."""
     hash_source: HashSource | None = None
     """Whose token ids were hashed. Null: no hashes."""
+    output_hash_source: OutputHashSource | None = None
+    """Whose ids of the answer: the engine's, or those of its text tokenized afresh. Null: no output hashes."""
     think_ms: float | None = None
     """Arrival minus the parent's end. Null: a session's first, or unknown."""
 

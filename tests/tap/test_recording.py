@@ -358,7 +358,7 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
         full = len(expected[path]) // 4
         assert record.block_hashes == chain[:full]
         assert record.output_block_hashes == chain[full:]
-        assert record.extra == {"output_hash_source": "text"}
+        assert record.output_hash_source == "tokenizer"
         assert record.hash_source == "tokenizer"
     assert (chat.tools, chat.max_tokens) == (1, 9)
     assert image.block_hashes is None
