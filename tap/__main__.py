@@ -3,8 +3,23 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from tap.config import TapConfig, at_least, checked_listen, checked_tokenizer, checked_trace, checked_upstream
+from tap.config import (
+    Balance,
+    TapConfig,
+    at_least,
+    checked_headers,
+    checked_injection,
+    checked_listen,
+    checked_sample,
+    checked_tokenizer,
+    checked_trace,
+    checked_upload,
+    checked_upstreams,
+    more_than_zero,
+)
+from tap.exchange import Dialect
 from tap.service import serve
 from tracefile.commandline import run_command
 from wire.loop import run
@@ -15,93 +30,186 @@ MIB = 1 << 20
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="tap", description=__doc__.partition(": ")[2] if __doc__ else None)
-    made.add_argument("--upstream", required=True, metavar="URL", help="the engine, or a gateway before it")
-    made.add_argument(
+    _add_traffic(made.add_argument_group("traffic"))
+    _add_trace(made.add_argument_group("trace"))
+    _add_hashes(made.add_argument_group("block hashes"))
+    _add_engine(made.add_argument_group("engine"))
+    _add_limits(made.add_argument_group("limits"))
+    return made
+
+
+def _add_traffic(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--upstream",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="the engine, or a gateway before it; may be repeated",
+    )
+    group.add_argument(
+        "--upstreams",
+        type=Path,
+        metavar="FILE",
+        help="in place of --upstream: a URL a line, # begins a comment; read again on SIGHUP",
+    )
+    group.add_argument(
+        "--balance",
+        choices=get_args(Balance),
+        default="round-robin",
+        help="which of several upstreams gets a request: each in turn, or the one that has its X-Session-ID "
+        "(default %(default)s)",
+    )
+    group.add_argument(
         "--listen", required=True, metavar="HOST:PORT", help="where clients connect; port 0: any free one"
     )
-    made.add_argument(
+    group.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes that relay, on one port (default %(default)d)"
+    )
+    group.add_argument(
+        "--admin", metavar="HOST:PORT", help="where /healthz, /readyz, /metrics and a live page are; default: nowhere"
+    )
+
+
+def _add_trace(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--trace", required=True, metavar="FILE", help="the trace to write (.jsonl, .jsonl.zst, .jsonl.gz)"
     )
-    made.add_argument(
+    group.add_argument("--overwrite", action="store_true", help="replace a trace that is there already")
+    group.add_argument("--resume", action="store_true", help="go on with a trace that is there already")
+    group.add_argument("--rotate-mb", type=float, metavar="MB", help="begin a new segment of the trace at this size")
+    group.add_argument("--rotate-s", type=float, metavar="S", help="begin a new segment of the trace at this age")
+    group.add_argument(
+        "--upload", metavar="URL", help="send closed segments there: s3://bucket/folder, or any URL that fsspec takes"
+    )
+    group.add_argument(
+        "--sample",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="record this share of sessions, whole ones (default %(default)g)",
+    )
+    group.add_argument(
+        "--keep-header",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="keep this request header in records; may be repeated; none that may hold a secret",
+    )
+
+
+def _add_hashes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--tokenizer",
         required=True,
-        metavar="PATH|bytes|ids",
-        help="whose token ids are hashed: the model's tokenizer directory; bytes: UTF-8 in place of tokens; "
-        "ids: only prompts sent as token ids",
+        metavar="PATH|engine|bytes|ids",
+        help="whose token ids are hashed: the model's tokenizer directory; engine: its /tokenize, off the path of "
+        "requests; bytes: UTF-8 in place of tokens; ids: only prompts sent as token ids",
     )
-    made.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16, or the engine's if smaller")
-    made.add_argument(
+    group.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16, or the engine's if smaller")
+    group.add_argument(
         "--hash",
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
         help="default %(default)s; blake2b for traces that leave the house",
     )
-    made.add_argument(
+    group.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
         help="secret key of the hashes; default $KVTAPE_KEY_FILE or ~/.config/kvtape/key",
     )
-    made.add_argument("--model", metavar="NAME", help="model name in the trace's header and at the root of every chain")
-    made.add_argument(
+    group.add_argument(
+        "--model", metavar="NAME", help="model name in the trace's header and at the root of every chain"
+    )
+    group.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="NAME",
         help="a model name that selects an adapter; may be repeated",
     )
-    made.add_argument(
-        "--max-body-mb",
-        type=float,
-        default=16.0,
-        metavar="MB",
-        help="bodies beyond this are relayed, not copied (default %(default)g)",
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="usage|token-ids",
+        help="ask the engine for these where the client did not, and take them out of its answer; may be repeated",
     )
-    made.add_argument(
-        "--queue-mb",
-        type=float,
-        default=256.0,
-        metavar="MB",
-        help="memory for all copies together; beyond it records are dropped and counted (default %(default)g)",
+    group.add_argument(
+        "--dialect",
+        choices=get_args(Dialect),
+        help="what the engine understands; default: what its metrics tell, else vllm",
     )
-    made.add_argument(
+    group.add_argument(
         "--engine-facts",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="ask the upstream's /version, /metrics and /v1/models once at start",
+        help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s",
     )
-    made.add_argument(
+    group.add_argument(
+        "--engine-metrics-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="sample the engine's /metrics that often into TRACE.engine.jsonl, on the trace's clock "
+        "(default %(default)g: never)",
+    )
+    group.add_argument(
         "--wait-s",
         type=float,
         default=0.0,
         metavar="S",
         help="how long to wait for the upstream at start (default %(default)g)",
     )
-    made.add_argument(
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-body-mb",
+        type=float,
+        default=16.0,
+        metavar="MB",
+        help="bodies beyond this are relayed, not copied (default %(default)g)",
+    )
+    group.add_argument(
+        "--queue-mb",
+        type=float,
+        default=256.0,
+        metavar="MB",
+        help="memory for all copies together; beyond it records are dropped and counted (default %(default)g)",
+    )
+    group.add_argument(
         "--drain-s",
         type=float,
         default=30.0,
         metavar="S",
         help="how long requests in flight may go on after SIGTERM or Ctrl-C (default %(default)g)",
     )
-    made.add_argument("--overwrite", action="store_true", help="replace a trace that is there already")
-    return made
 
 
 def read_config(argv: Sequence[str]) -> TapConfig:
     """The checked settings; raises InputError."""
     args = parser().parse_args(argv)
-    if args.block_size is not None:
-        at_least("--block-size", args.block_size, 1)
-    at_least("--max-body-mb", args.max_body_mb, 0)
-    at_least("--queue-mb", args.queue_mb, 0)
-    at_least("--wait-s", args.wait_s, 0)
-    at_least("--drain-s", args.drain_s, 0)
+    _check_numbers(args)
+    rotates = args.rotate_mb is not None or args.rotate_s is not None
     return TapConfig(
-        upstream=checked_upstream(args.upstream),
-        listen=checked_listen(args.listen),
-        trace=checked_trace(args.trace, overwrite=args.overwrite),
+        upstreams=checked_upstreams(args.upstream, args.upstreams),
+        upstreams_file=args.upstreams,
+        balance=args.balance,
+        listen=checked_listen("--listen", args.listen),
+        workers=args.workers,
+        trace=checked_trace(args.trace, overwrite=args.overwrite, resume=args.resume),
+        rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
+        rotate_s=args.rotate_s,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        sample=checked_sample(args.sample),
+        keep_headers=checked_headers(args.keep_header),
+        upload=checked_upload(args.upload, rotates=rotates),
         tokenizer=checked_tokenizer(args.tokenizer),
         block_size=args.block_size,
         algorithm=args.algorithm,
@@ -110,11 +218,28 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         loras=tuple(args.lora),
         max_body_bytes=int(args.max_body_mb * MIB),
         queue_bytes=int(args.queue_mb * MIB),
+        inject=checked_injection(args.inject, args.dialect),
+        dialect=args.dialect,
         engine_facts=args.engine_facts,
+        engine_metrics_s=args.engine_metrics_s,
+        admin=None if args.admin is None else checked_listen("--admin", args.admin),
         wait_s=args.wait_s,
         drain_s=args.drain_s,
-        overwrite=args.overwrite,
     )
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Raise InputError for a number out of its range."""
+    if args.block_size is not None:
+        at_least("--block-size", args.block_size, 1)
+    at_least("--workers", args.workers, 1)
+    more_than_zero("--rotate-mb", args.rotate_mb)
+    more_than_zero("--rotate-s", args.rotate_s)
+    at_least("--max-body-mb", args.max_body_mb, 0)
+    at_least("--queue-mb", args.queue_mb, 0)
+    at_least("--engine-metrics-s", args.engine_metrics_s, 0)
+    at_least("--wait-s", args.wait_s, 0)
+    at_least("--drain-s", args.drain_s, 0)
 
 
 def main(argv: Sequence[str]) -> int:

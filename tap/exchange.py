@@ -1,4 +1,4 @@
-"""What crosses between the relay and the recorder process: messages as length-prefixed msgpack over a socket pair."""
+"""What crosses between the tap's processes and its recorder: messages as length-prefixed msgpack over unix sockets."""
 
 import select
 import socket
@@ -8,12 +8,44 @@ from typing import Literal
 
 import msgspec
 
-from tracefile.schema import HashAlgorithm, Meta, Status
+from tracefile.schema import Engine, HashAlgorithm, Meta, Status
 
-Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
+Endpoint = str
+"""The API that a request speaks, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
+Dialect = Literal["vllm", "sglang", "llamacpp", "trtllm"]
+Injection = Literal["usage", "token-ids"]
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 20
+
+
+class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
+    """A trace's counts, sent after a flush: what is counted as recorded is in its files.
+
+    They go on where the recorder before left off (``RecorderSetup.carry``), so that the last one heard is the whole.
+    """
+
+    received: int = 0
+    """Exchanges taken off sockets: each is recorded, sampled out or dropped below."""
+    recorded: int = 0
+    hashed: int = 0
+    """Records with block hashes."""
+    prompt_counts_checked: int = 0
+    """Records whose prompt ids and whose usage are both known."""
+    prompt_counts_matched: int = 0
+    """Those of them where the two counts are equal."""
+    dropped: dict[str, int] = {}
+    """Exchanges without a record, by reason."""
+    unhashed: dict[str, int] = {}
+    """Records without hashes, by reason."""
+    sampled_out: int = 0
+    """Exchanges of sessions that the sample leaves out."""
+    segments: int = 0
+    """Files that the trace is made of so far."""
+    uploaded: int = 0
+    """Segments that are where ``--upload`` said."""
+    upload_failed: int = 0
+    """Tries to send a segment that failed; it stays and is tried again."""
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -33,6 +65,58 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Model names that select an adapter."""
     epoch_ns: int
     """The relay's monotonic clock at t = 0."""
+    socket: str = ""
+    """Path of the unix socket on which it takes the workers' exchanges."""
+    resume: bool = False
+    """Go on with the trace that is there, salvaging what its last writer left whole."""
+    rotate_bytes: int | None = None
+    """Close a segment at this size. Null: at none."""
+    rotate_s: float | None = None
+    """Close a segment at this age. Null: at none."""
+    upload: str | None = None
+    """Where closed segments go, as a URL for fsspec. Null: nowhere."""
+    sample: float = 1.0
+    """Share of sessions to record."""
+    keep_headers: list[str] = []
+    """Request headers that records keep, in lower case."""
+    inject: list[Injection] = []
+    """What the relay asks of engines beside what clients ask."""
+    dialect: Dialect = "vllm"
+    engine_url: str | None = None
+    """Where ``--tokenizer engine`` is. Null: no upstream known."""
+    admin_socket: str | None = None
+    """Path of the unix socket to push counters and records to. Null: there is no admin process."""
+    carry: Progress = msgspec.field(default_factory=Progress)
+    """What the recorders before this one have told of the same trace."""
+
+
+class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """The first message to an admin process; it answers with ``Ready`` or ``Refused``, then hears ``ServiceState``."""
+
+    listen_fd: int
+    """The bound socket to serve on, inherited under this number."""
+    socket: str
+    """Path of the unix socket to listen on for what workers and the recorder push."""
+    trace: str
+    meta: Meta
+    """The trace's header, its epoch among it."""
+    epoch_ns: int
+    """The monotonic clock (``perf_counter_ns``) at t = 0."""
+
+
+class ServiceState(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """What the supervisor knows of its children, told to the admin process at every change."""
+
+    workers: int
+    """As many as there are to be."""
+    workers_ready: int
+    recorder_ready: bool
+    upstreams: list[str]
+    """Origins in use, without credentials."""
+    draining: bool
+    """The end has begun: no new connections."""
+    restarts: dict[str, int]
+    """Children that died and were started again, by kind: worker, recorder, admin."""
 
 
 class ExchangeCopy(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -44,7 +128,7 @@ class ExchangeCopy(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     end_ns: int
     concurrency: int
     request_headers: dict[str, str]
-    """Only those of ``KEPT_REQUEST_HEADERS``, names in lower case."""
+    """Only those of ``KEPT_REQUEST_HEADERS`` and ``--keep-header``, names in lower case."""
     request_body: list[bytes] | None
     """De-chunked reads of the body. Null: larger than the bound."""
     http_status: int | None
@@ -58,10 +142,23 @@ class ExchangeCopy(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     """Where the bound cut: the last reads, which hold the usage."""
     outcome: Status
     error_kind: str | None
+    upstream: str = ""
+    """Origin of who served it. Empty: it reached none."""
+    sent_ns: int | None = None
+    """The request's head was written to the upstream. Null: it never was."""
+    injected: list[Injection] = []
+    """What the relay added to the request."""
 
 
 KEPT_REQUEST_HEADERS = frozenset({b"x-request-id", b"x-session-id", b"x-dynamo-session-id", b"content-encoding"})
 KEPT_RESPONSE_HEADERS = frozenset({b"content-type", b"content-encoding"})
+
+
+class EngineChanged(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """The upstream is another engine than before: records from here on belong to it."""
+
+    engine: Engine | None
+    """Null: nothing is known of it."""
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -72,24 +169,6 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The recorder cannot start; ``reason`` is one line for the user."""
 
     reason: str
-
-
-class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
-    """A recorder's counts since it started, sent after a flush: what it counts as recorded is in the file."""
-
-    received: int = 0
-    """Exchanges taken off the socket: each is recorded or dropped below."""
-    recorded: int = 0
-    hashed: int = 0
-    """Records with block hashes."""
-    prompt_counts_checked: int = 0
-    """Records whose prompt ids and whose usage are both known."""
-    prompt_counts_matched: int = 0
-    """Those of them where the two counts are equal."""
-    dropped: dict[str, int] = {}
-    """Exchanges without a record, by reason."""
-    unhashed: dict[str, int] = {}
-    """Records without hashes, by reason."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:

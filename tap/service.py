@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tap.config import TapConfig
+from tap.config import NAMED_TOKENIZERS, TapConfig
 from tap.enginefacts import EngineFacts, learn_engine_facts, reach_upstream
 from tap.exchange import RecorderSetup
 from tap.recorderlink import Counts, RecorderLink
@@ -38,13 +38,13 @@ async def serve(config: TapConfig) -> None:
     """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
     check_port_is_free(*config.listen)
     key = load_key(config.key_file)
-    pool = ConnectionPool(config.upstream, max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S)
-    (await reach_upstream(pool, config.upstream, config.wait_s)).abort()
-    facts = await learn_engine_facts(config.upstream) if config.engine_facts else EngineFacts()
+    pool = ConnectionPool(config.upstreams[0], max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S)
+    (await reach_upstream(pool, config.upstreams[0], config.wait_s)).abort()
+    facts = await learn_engine_facts(config.upstreams[0]) if config.engine_facts else EngineFacts()
     budget = CopyBudget(config.queue_bytes)
     async with recording(recorder_setup(config, key, facts), budget) as link:
         stopping = _stop_signals()
-        upstream = Upstream(config.upstream, pool, link, budget, config.max_body_bytes)
+        upstream = Upstream(config.upstreams[0], pool, link, budget, config.max_body_bytes)
         server = Server(upstream.new_relay)
         port = await _listen(server, *config.listen)
         # Everything loaded so far stays: looking through it for garbage again would stall every stream for 40 ms.
@@ -98,7 +98,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts) -> Recor
     if engine_block and engine_block % block_size:
         _say(f"blocks of {block_size} tokens do not divide the engine's {engine_block}: hits cannot be counted exactly")
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
-    is_directory = config.tokenizer not in ("ids", "bytes")
+    is_directory = config.tokenizer not in NAMED_TOKENIZERS
     meta = Meta(
         source="tap",
         model=config.model or facts.model,
@@ -178,7 +178,10 @@ async def _report_regularly(link: RecorderLink) -> None:
 
 def _announce(config: TapConfig, port: int) -> None:
     address = Origin("http", config.listen[0], port)
-    print(f"tap: listening on {address}, recording to {config.trace}, upstream {config.upstream}", flush=True)
+    print(
+        f"tap: listening on {address}, recording to {config.trace}, upstream {', '.join(map(str, config.upstreams))}",
+        flush=True,
+    )
 
 
 def _warn_of_other_tokens(counts: Counts) -> None:

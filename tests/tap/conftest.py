@@ -222,8 +222,8 @@ class Lab:
             budget = CopyBudget(config.queue_bytes)
             setup = recorder_setup(config, self.key, EngineFacts())
             async with recording(setup, budget) as link:
-                pool = ConnectionPool(config.upstream)
-                relays = Upstream(config.upstream, pool, link, budget, config.max_body_bytes)
+                pool = ConnectionPool(config.upstreams[0])
+                relays = Upstream(config.upstreams[0], pool, link, budget, config.max_body_bytes)
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)
                 yield RunningTap(port, link, relays, budget, server), upstream
@@ -236,7 +236,20 @@ class Lab:
     def config(self, upstream_port: int, **settings: Any) -> TapConfig:
         base_path = settings.pop("base_path", "")
         defaults: dict[str, Any] = {
-            "upstream": Origin("http", "127.0.0.1", upstream_port, base_path),
+            "upstreams": (Origin("http", "127.0.0.1", upstream_port, base_path),),
+            "upstreams_file": None,
+            "balance": "round-robin",
+            "workers": 1,
+            "rotate_bytes": None,
+            "rotate_s": None,
+            "resume": False,
+            "sample": 1.0,
+            "keep_headers": (),
+            "upload": None,
+            "inject": frozenset(),
+            "dialect": None,
+            "engine_metrics_s": 0.0,
+            "admin": None,
             "listen": ("127.0.0.1", 0),
             "trace": str(self.trace),
             "tokenizer": "ids",

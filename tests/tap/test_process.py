@@ -85,7 +85,8 @@ async def tap_command(
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream_port}", "--listen", "127.0.0.1:0"),
+        *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
+        *(() if "--upstream" in extra else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
         *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
         env=environment(folder),
         stdout=asyncio.subprocess.PIPE,
