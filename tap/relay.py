@@ -6,6 +6,7 @@ after the request was sent is a response cut short for the client, as it would h
 """
 
 import asyncio
+import re
 import socket
 import struct
 from time import perf_counter_ns
@@ -166,7 +167,7 @@ class Relay:
         """A head: on to the client without what concerned the upstream's connection only."""
         if head.informational:
             if self._head.version == "1.1":
-                self._client.write(client_head(head, end_to_end(head.headers)))
+                self._client.write_informational(client_head(head, end_to_end(head.headers)))
             return
         headers = self._response_headers(head)
         if self._copy is not None:
@@ -211,10 +212,10 @@ class Relay:
         if old_client and header_values(headers, b"transfer-encoding"):
             self._dechunk = True
             headers = [header for header in headers if header[0].lower() != b"transfer-encoding"]
-        closes = head.until_close or self._dechunk
+        closes = (head.until_close and self._head.method != b"HEAD") or self._dechunk
         self._self_delimited = not closes
         self._keep_client = not closes
-        if closes or not self._head.keep_alive:
+        if closes or self._client.closing or not self._head.keep_alive:
             headers.append((b"Connection", b"close"))
         elif old_client:
             headers.append((b"Connection", b"keep-alive"))
@@ -248,7 +249,8 @@ def upstream_head(head: RequestHead, origin: Origin) -> bytes:
     if not header_values(headers, b"host"):
         with_host.insert(0, (b"Host", host))
     target = origin_form(head.target)
-    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, origin.base_path.encode(), target), with_host)
+    base_path = b"" if target == b"*" else origin.base_path.encode()
+    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, base_path, target), with_host)
 
 
 def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
@@ -261,8 +263,8 @@ def origin_form(target: bytes) -> bytes:
     if target.startswith(b"/") or b"://" not in target:
         return target
     _, _, rest = target.partition(b"://")
-    _, slash, path = rest.partition(b"/")
-    return slash + path if slash else b"/"
+    path = rest[len(re.split(rb"[/?]", rest, maxsplit=1)[0]) :]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def reset(client: ClientConnection) -> None:

@@ -1,8 +1,9 @@
 """What a response to a completion request says; the one place that knows which read carried the first token.
 
-A read carries tokens when an event that it completes has a choice with token ids, or with non-empty text, content,
-reasoning or tool-call arguments. A chat stream's opening event, which only names the role, carries none; neither does
-the usage event at its end. A token's time is the time of the read that completed its event.
+A read carries tokens when an event that it completes does: one with a choice that has token ids, or non-empty text,
+content, reasoning or tool-call arguments. A chat stream's opening event, which only names the role, carries none;
+neither does the usage event at its end. A token's time is the time of the read that completed its event. The events of
+other APIs than OpenAI's completions are read in files of their own, under the same rule (``wire/answer.py``).
 
 Tokens of a read: its token ids where the engine sends them, else one for each event and choice. Where usage then tells
 of far more or of fewer tokens than that (an engine that sends several at a time), each read gets its share of them in
@@ -10,12 +11,12 @@ proportion to its events. A few more are left with the first read: tokens withou
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from wire.events import Choice, Event, Message, Usage, decode_event
+from wire.events import Choice, Event, Message, Timings, Usage, decode_event
 from wire.sse import EventStream
 from wire.stream import BodyRead
 
@@ -58,6 +59,11 @@ class Completion:
         return self.first_tokens + sum(self.gap_tokens)
 
 
+EventTaker = Callable[[Completion, bytes, list[str]], int]
+"""Adds one event's data (or a whole body) to what is known and its text to the list; returns how many tokens it carried.
+Raises msgspec.DecodeError where it is not what an engine sends."""
+
+
 def parse_completion(reads: Sequence[BodyRead], *, stream: bool, content_encoding: str | None = None) -> Completion:
     """Read a response body, whole or cut short. Never raises: what cannot be read is said in ``error_kind``."""
     if content_encoding not in {None, "", "identity"}:
@@ -76,7 +82,12 @@ def decompressed(reads: Sequence[BodyRead], content_encoding: str) -> list[BodyR
     return [BodyRead(read.at_ns, inflater.decompress(read.data)) for read in reads]
 
 
-def parse_stream(reads: Sequence[BodyRead]) -> Completion:
+def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
+    """The taker of OpenAI's completions and chat completions."""
+    return take_event(completion, decode_event(data), texts)
+
+
+def parse_stream(reads: Sequence[BodyRead], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
     events = EventStream()
@@ -89,11 +100,9 @@ def parse_stream(reads: Sequence[BodyRead]) -> Completion:
                 completion.done = True
                 continue
             try:
-                event = decode_event(event_bytes)
+                tokens += take(completion, event_bytes, texts)
             except msgspec.DecodeError:
                 completion.error_kind = "unparseable"
-                continue
-            tokens += take_event(completion, event, texts)
         if tokens == 0:
             continue
         if completion.first_token_ns is None:
@@ -125,16 +134,14 @@ def share_usage(completion: Completion) -> None:
     completion.first_tokens, completion.gap_tokens = shares[0], shares[1:]
 
 
-def parse_whole(body: bytes) -> Completion:
+def parse_whole(body: bytes, take: EventTaker = take_data) -> Completion:
     """Read a response that came in one piece."""
     completion = Completion()
-    try:
-        event = decode_event(body)
-    except msgspec.DecodeError:
-        completion.error_kind = "unparseable"
-        return completion
     texts: list[str] = []
-    take_event(completion, event, texts)
+    try:
+        take(completion, body, texts)
+    except msgspec.DecodeError:
+        return Completion(error_kind="unparseable")
     completion.text = "".join(texts)
     completion.done = True
     return completion
@@ -148,6 +155,8 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         completion.model = event.model
     if event.prompt_token_ids is not None:
         completion.prompt_token_ids = event.prompt_token_ids
+    if event.timings is not None:
+        take_timings(completion, event.timings)
     if event.usage is not None:
         take_usage(completion, event.usage)
     tokens = 0
@@ -162,6 +171,16 @@ def take_usage(completion: Completion, usage: Usage) -> None:
     completion.output_tokens = usage.completion_tokens
     if usage.prompt_tokens_details is not None:
         completion.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+
+def take_timings(completion: Completion, timings: Timings) -> None:
+    """llama.cpp's own account, sent where no usage was asked for; usage in the same event has the last word."""
+    if timings.cache_n is not None:
+        completion.cached_tokens = timings.cache_n
+        if timings.prompt_n is not None:
+            completion.prompt_tokens = timings.prompt_n + timings.cache_n
+    if timings.predicted_n is not None:
+        completion.output_tokens = timings.predicted_n
 
 
 def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:

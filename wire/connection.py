@@ -232,6 +232,8 @@ class ServerConnection(asyncio.Protocol):
         assert self._sink is not None
         rest = self._head_bytes + data if self._head_bytes else data
         while self._head is None:
+            if rest[:1] in {b"\r", b"\n"}:  # an empty line too many, behind the last response or before this one
+                rest = rest.lstrip(b"\r\n")
             end = rest.find(b"\r\n\r\n") + 4
             if end < 4:
                 if len(rest) > MAX_HEAD_BYTES:
@@ -246,7 +248,8 @@ class ServerConnection(asyncio.Protocol):
                 self._new_message()
             else:
                 self._head = head
-                self._complete = self._complete or self._head_only
+                if self._head_only and not self._complete:
+                    self.on_message_complete()
             self._sink.response_head(head)
             if self._sink is None:  # aborted from within
                 return b""
@@ -256,17 +259,48 @@ class ServerConnection(asyncio.Protocol):
     def _parse_head(self, head: bytes) -> ResponseHead:
         self._parser.feed_data(head)
         headers, self._headers = self._headers, []  # what comes later are trailers
-        return ResponseHead(self._parser.get_http_version(), self._parser.get_status_code(), self._reason, headers)
+        version, status = self._parser.get_http_version(), self._parser.get_status_code()
+        if not head.startswith(b"HTTP/1.") or status < 100:
+            raise BadResponseError("not the head of an HTTP/1 response")
+        return ResponseHead(version, status, self._reason, headers)
 
     def _take_body(self, at_ns: int, raw: bytes) -> None:
         assert self._sink is not None
-        self._parser.feed_data(raw)
+        if raw[0] in b"\r\n" and not raw.strip(b"\r\n"):
+            raw = self._feed_line_ends(raw)
+        else:
+            self._parser.feed_data(raw)
+            if self._complete:
+                raw = self._without_stray_lines(raw)
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._overrun:
             raise BadResponseError("bytes behind the end of the response")
         self._sink.response_body(at_ns, raw, data)
+
+    def _without_stray_lines(self, raw: bytes) -> bytes:
+        """Of a response's last read what belongs to it: the parser passes over empty lines behind its end.
+
+        Their next reader would take them for the next response's beginning.
+        """
+        assert self._head is not None
+        if header_values(self._head.headers, b"transfer-encoding"):
+            whole = raw.rstrip(b"\r\n") + b"\r\n\r\n"
+        else:
+            whole = raw[: sum(map(len, self._pieces))]
+        if len(whole) < len(raw):
+            self._keep_alive = False
+        return whole
+
+    def _feed_line_ends(self, raw: bytes) -> bytes:
+        """The same for a read of nothing but line ends, where only the parser can tell which of them is the last."""
+        for at in range(len(raw)):
+            self._parser.feed_data(raw[at : at + 1])
+            if self._complete:
+                self._keep_alive = self._keep_alive and at + 1 == len(raw)
+                return raw[: at + 1]
+        return raw
 
     def _finish(self) -> None:
         sink, self._sink = self._sink, None

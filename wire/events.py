@@ -22,6 +22,14 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class Timings(msgspec.Struct):
+    """llama.cpp's ``timings``: tokens of the prompt that were computed, those taken from its cache, and those made."""
+
+    prompt_n: int | None = None
+    cache_n: int | None = None
+    predicted_n: int | None = None
+
+
 class ToolFunction(msgspec.Struct):
     """A tool call's name and (part of) its arguments."""
 
@@ -65,6 +73,7 @@ class Event(msgspec.Struct):
     choices: list[Choice] | None = None
     object: str | None = None
     usage: Usage | None = None
+    timings: Timings | None = None
     error: Any = None
     prompt_token_ids: list[int] | None = None
 

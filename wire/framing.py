@@ -1,12 +1,17 @@
 """Where a request's body ends: strictly, because a body read differently by the next server is a smuggled request."""
 
+import re
 from typing import Literal
 
 from wire.head import Headers, header_values
 
 MAX_CHUNK_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
-HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
+# No white space around the size, although old servers padded it: parsers differ on what it means before an extension.
+SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
+TRAILER_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xff]*")
+# A server that merges trailers into the headers, as some do, must not find another length or host there.
+NO_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"connection"})
 
 
 class FramingError(Exception):
@@ -24,7 +29,7 @@ def body_framing(headers: Headers) -> int | Literal["chunked"]:
     if codings:
         if lengths:
             raise FramingError("both Content-Length and Transfer-Encoding")
-        if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+        if len(codings) > 1 or codings[0].strip(b" \t").lower() != b"chunked":
             raise FramingError("a Transfer-Encoding other than chunked", 501)
         return "chunked"
     if not lengths:
@@ -112,11 +117,10 @@ class ChunkedBody:
 
     def _act(self, line: bytes) -> None:
         if self._state == "size":
-            size, _, _ = line.partition(b";")
-            size = size.rstrip(b" \t")
-            if not size or len(size) > 15 or not HEX_DIGITS.issuperset(size):
+            found = SIZE_LINE.fullmatch(line)
+            if found is None:
                 raise FramingError("a chunk size that is not a number")
-            self._left = int(size, 16)
+            self._left = int(found[1], 16)
             self._state = "data" if self._left else "trailer"
         elif self._state == "data_end":
             if line:
@@ -125,6 +129,9 @@ class ChunkedBody:
         elif not line:
             self._state = "done"
         else:
+            found = TRAILER_LINE.fullmatch(line)
+            if found is None or found[1].lower() in NO_TRAILERS:
+                raise FramingError("a trailer that is none, or that belongs into the head")
             self._trailer_bytes += len(line)
             if self._trailer_bytes > MAX_TRAILER_BYTES:
                 raise FramingError("trailers too large", 431)

@@ -8,6 +8,9 @@ import httptools
 from wire.framing import FramingError
 from wire.head import Header, connection_options, header_values
 
+# A gateway that turns headers into variables (CGI, WSGI) reads these as the framing headers that they look like.
+FRAMING_LOOKALIKES = frozenset({b"content_length", b"transfer_encoding"})
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
@@ -27,7 +30,7 @@ class RequestHead:
     def keep_alive(self) -> bool:
         """Whether the client will send another request on this connection."""
         options = connection_options(self.headers)
-        return b"close" not in options if self.version == "1.1" else b"keep-alive" in options
+        return b"close" not in options and (self.version == "1.1" or b"keep-alive" in options)
 
     def values(self, name: bytes) -> list[bytes]:
         """All values of the header ``name`` (lower case)."""
@@ -71,6 +74,27 @@ def parse_request_head(data: bytes) -> RequestHead:
         raise FramingError("an HTTP version other than 1.0 and 1.1", 505)
     if found.complete != 1:
         raise FramingError("a request head that ends elsewhere than it seems to")
-    if version == "1.1" and len(header_values(found.headers, b"host")) != 1:
+    method = parser.get_method()
+    if not data.startswith(b"%b %b HTTP/%b\r\n" % (method, found.target, version.encode())):
+        raise FramingError("a request line of another protocol, or spaced out")
+    _check_target(method, found.target)
+    _check_names([name.lower() for name, _ in found.headers], version)
+    return RequestHead(at_ns, method, found.target, version, found.headers, upgrade)
+
+
+def _check_target(method: bytes, target: bytes) -> None:
+    """Refuse what is neither a path, nor a URL as proxies get it, nor OPTIONS' and CONNECT's own forms."""
+    if target.startswith((b"/", b"http://", b"https://")) or method == b"CONNECT":
+        return
+    if (method, target) != (b"OPTIONS", b"*"):
+        raise FramingError("a target that is neither a path nor an http URL")
+
+
+def _check_names(names: list[bytes], version: str) -> None:
+    """Refuse headers, by their lower-case names, of which the next server could make another message."""
+    if version == "1.1" and names.count(b"host") != 1:
         raise FramingError("not exactly one Host header")
-    return RequestHead(at_ns, parser.get_method(), found.target, version, found.headers, upgrade)
+    if version == "1.0" and b"transfer-encoding" in names:
+        raise FramingError("a Transfer-Encoding in HTTP/1.0, which has none")
+    if not FRAMING_LOOKALIKES.isdisjoint(names):
+        raise FramingError("a header that only looks like Content-Length or Transfer-Encoding")

@@ -17,6 +17,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
 """How long a connection may wait for a request, or for the rest of its head."""
+BODY_STALL_S = 300.0
+"""How long a request's body may pause: whoever waits for the rest, an upstream's connection say, is held until then."""
 SWEEP_S = 5.0
 LINGER_S = 2.0
 """How long a client that we close on while it still sends may take to read the answer."""
@@ -68,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self._response_begun = False
         self._watcher: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._idle_since = self._loop.time()
+        self._idle_since = self._body_since = self._loop.time()
 
     @property
     def busy(self) -> bool:
@@ -78,6 +80,16 @@ class ClientConnection(asyncio.Protocol):
     def idle_s(self) -> float:
         """For how long no request has been in progress; 0 during one."""
         return 0.0 if self._open else self._loop.time() - self._idle_since
+
+    def stalled_s(self) -> float:
+        """For how long the rest of a request's body has not come, although it would have been read."""
+        waiting = self._open and not self._body.complete and not self._reading_paused
+        return self._loop.time() - self._body_since if waiting else 0.0
+
+    @property
+    def closing(self) -> bool:
+        """Whether the connection closes after the response in progress, whatever client and handler want."""
+        return self._closing
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
@@ -92,6 +104,11 @@ class ClientConnection(asyncio.Protocol):
         self._response_begun = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
+
+    def write_informational(self, head: bytes) -> None:
+        """Write a 1xx head: the response has not begun with it, and can still be a refusal."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(head)
 
     def finish(self, *, keep_alive: bool) -> None:
         """The response is complete. The connection closes unless client and handler both want to keep it.
@@ -119,6 +136,10 @@ class ClientConnection(asyncio.Protocol):
         """Answer with an error in the shape of OpenAI's and close. For when no response has begun."""
         self._refuse(status, reason, still_sending=not self._body.complete or bool(self._buffer))
 
+    def give_up_body(self) -> None:
+        """The rest of the request's body will not come: refuse it, or cut a response that has begun."""
+        self._reject(FramingError("the request's body stopped coming", 408))
+
     def _refuse(self, status: int, reason: str, *, still_sending: bool) -> None:
         self._end_request()
         if self.transport is None or not self._accepting():
@@ -141,6 +162,7 @@ class ClientConnection(asyncio.Protocol):
         """Read on."""
         if self.transport is not None and not self.transport.is_closing() and self._reading_paused:
             self._reading_paused = False
+            self._body_since = self._loop.time()
             if self._watcher is not None:
                 self._watcher.cancel()
             self.transport.resume_reading()
@@ -223,6 +245,7 @@ class ClientConnection(asyncio.Protocol):
         if max(end, 0 if end >= 4 else len(data)) > MAX_HEAD_BYTES:
             raise FramingError("request head too large", 431)
         if end < 4:
+            self._buffer = data
             return False
         self._buffer = data[end:]
         head = parse_request_head(data[:end])
@@ -230,6 +253,7 @@ class ClientConnection(asyncio.Protocol):
         self._head = head
         self._body = ChunkedBody() if framing == "chunked" else FixedBody(framing)
         self._open, self._response_begun = True, False
+        self._body_since = self._loop.time()
         handler = self._new_handler(head, self)
         if not self._open:  # answered or refused from within
             return True
@@ -242,6 +266,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_body(self, handler: RequestHandler) -> None:
         data = self._buffer
+        self._body_since = self._loop.time()
         body, taken = self._body.feed(data)
         self._buffer = data[taken:]
         handler.request_body(data[:taken], body)
@@ -281,7 +306,14 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self.resume_reading()
         self.transport.write_eof()
-        self._loop.call_later(LINGER_S, self.transport.abort)
+        self._loop.call_later(LINGER_S, self._end_linger)
+
+    def _end_linger(self) -> None:
+        """Cut what lingers, but not while the client still reads the response."""
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self._loop.call_later(LINGER_S, self._end_linger)
+        elif self.transport is not None:
+            self.transport.abort()
 
     def _watch(self) -> None:
         """While reading is paused, see whether the client is still there."""
@@ -296,8 +328,9 @@ class ClientConnection(asyncio.Protocol):
 class Server:
     """Listens, and knows its connections, so that they can be drained."""
 
-    def __init__(self, new_handler: HandlerFactory) -> None:
+    def __init__(self, new_handler: HandlerFactory, *, body_stall_s: float = BODY_STALL_S) -> None:
         self._new_handler = new_handler
+        self._body_stall_s = body_stall_s
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
         self._none_open = asyncio.Event()
@@ -338,11 +371,17 @@ class Server:
         return len(cut)
 
     def _sweep(self) -> None:
-        """Close connections that have waited too long for a request: they would hold their sockets for ever."""
+        """End connections that have waited too long for a request or for its body: they would wait for ever.
+
+        An idle one is cut, not closed: what it has left of a response, its client has not read in all that time.
+        """
         for connection in list(self._connections):
             if connection.idle_s() > KEEP_ALIVE_S and connection.transport is not None:
-                connection.transport.close()
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+                connection.transport.abort()
+            elif connection.stalled_s() > self._body_stall_s:
+                connection.give_up_body()
+        every_s = min(SWEEP_S, self._body_stall_s / 2)
+        self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _accept(self) -> ClientConnection:
         connection = ClientConnection(self._new_handler, self._closed)

@@ -1,0 +1,30 @@
+"""What a response says, whatever API it is of: which file's rule tells tokens from the rest, by endpoint."""
+
+from collections.abc import Sequence
+
+from wire.completion import Completion, EventTaker, parse_stream, parse_whole, take_data
+from wire.messages_events import messages_event_taker, take_whole_message
+from wire.responses_events import take_responses_event, take_whole_response
+from wire.stream import BodyRead
+
+
+def parse_answer(endpoint: str, reads: Sequence[BodyRead], *, stream: bool) -> Completion:
+    """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
+
+    An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
+    """
+    if stream:
+        return parse_stream(reads, _event_taker(endpoint))
+    return parse_whole(b"".join(read.data for read in reads), _body_taker(endpoint))
+
+
+def _event_taker(endpoint: str) -> EventTaker:
+    if endpoint == "/v1/messages":
+        return messages_event_taker()
+    return take_responses_event if endpoint == "/v1/responses" else take_data
+
+
+def _body_taker(endpoint: str) -> EventTaker:
+    if endpoint == "/v1/messages":
+        return take_whole_message
+    return take_whole_response if endpoint == "/v1/responses" else take_data
