@@ -1,0 +1,88 @@
+"""Counts by size in fixed buckets, cheap to add to and to send: what Prometheus wants of TTFTs, gaps and overhead."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+WAIT_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8),
+    *(1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0),
+)
+"""Upper bounds of the buckets for TTFT, seconds."""
+GAP_S: Final = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0),
+)
+"""For gaps between tokens, seconds."""
+OVERHEAD_S: Final = (
+    *(5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 6e-5, 8e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01),
+    *(0.02, 0.05, 0.1, 0.5, 1.0),
+)
+"""For what the tap itself adds, seconds."""
+
+_SORTED_FROM = 48
+"""As many values are sorted and cut at the bounds faster than they are looked up one by one."""
+
+
+class HistogramCounts(msgspec.Struct, array_like=True):
+    """How many values lie in each bucket, the last one open, and their sum."""
+
+    counts: list[int]
+    total: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts)
+
+
+def empty_counts(bounds: Sequence[float]) -> HistogramCounts:
+    """No value yet, for buckets with these upper bounds and one beyond them."""
+    return HistogramCounts([0] * (len(bounds) + 1))
+
+
+def add_value(into: HistogramCounts, bounds: Sequence[float], value: float) -> None:
+    """Count one value; a bucket holds what is no larger than its bound."""
+    into.counts[bisect_left(bounds, value)] += 1
+    into.total += value
+
+
+def add_values(into: HistogramCounts, bounds: Sequence[float], values: Sequence[float]) -> None:
+    """Count many."""
+    if len(values) < _SORTED_FROM:
+        counts = into.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+    else:
+        _add_sorted(into.counts, bounds, sorted(values))
+    into.total += sum(values)
+
+
+def add_counts(into: HistogramCounts, other: HistogramCounts) -> None:
+    """Add another histogram over the same bounds; an empty one may come without any buckets."""
+    for bucket, count in enumerate(other.counts):
+        into.counts[bucket] += count
+    into.total += other.total
+
+
+def cumulative(bounds: Iterable[float], counts: HistogramCounts) -> list[tuple[str, float]]:
+    """(upper bound, how many values up to it), the last bound being +Inf."""
+    rows, running = [], 0
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts.counts, strict=True):
+        running += count
+        rows.append((bound, float(running)))
+    return rows
+
+
+def _add_sorted(counts: list[int], bounds: Sequence[float], values: list[float]) -> None:
+    """Cut a sorted list at every bound that lies within it."""
+    first, done = bisect_left(bounds, values[0]), 0
+    for bucket in range(first, len(bounds)):
+        upto = bisect_right(values, bounds[bucket], done)
+        counts[bucket] += upto - done
+        done = upto
+        if done == len(values):
+            return
+    counts[-1] += len(values) - done
