@@ -1,0 +1,431 @@
+"""The clients that people use work through the tap unchanged, and what they saw is what it recorded.
+
+Completions and chats run against the embedded engine and, marked vllm, a real one; what the embedded engine does not
+speak (Responses, Messages, tool calls, refusals) against an engine of fixed answers and, where it can, the real one.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tracefile import Record, load_trace
+
+anthropic = pytest.importorskip("anthropic", reason="the `clients` extra is not installed")
+langchain_openai = pytest.importorskip("langchain_openai", reason="the `clients` extra is not installed")
+openai = pytest.importorskip("openai", reason="the `clients` extra is not installed")
+
+VLLM_MODEL = "tiny"
+QUESTION = [{"role": "user", "content": "A seat by the window, please."}]
+SEAT = {
+    "type": "function",
+    "function": {
+        "name": "seat",
+        "parameters": {"type": "object", "properties": {"row": {"type": "string"}}, "required": ["row"]},
+    },
+}
+TO_THE_LAST_TOKEN = {"ignore_eos": True}
+
+
+@dataclass
+class Tapped:
+    """An engine behind a tap. Clients talk to ``url``; records are there once the tap has ended."""
+
+    engine_url: str
+    model: str
+    url: str
+    trace: Path
+    process: subprocess.Popen[str]
+    clients: contextlib.ExitStack
+    """Closes them at the end: a socket left open is a warning, and so a failure."""
+
+    @property
+    def v1(self) -> str:
+        """The base URL as OpenAI's clients want it."""
+        return f"{self.url}/v1"
+
+    def openai(self, **settings: Any) -> Any:
+        settings = {"base_url": self.v1, "api_key": "sk-canary", "max_retries": 0} | settings
+        return self.clients.enter_context(openai.OpenAI(**settings))
+
+    def anthropic(self, **settings: Any) -> Any:
+        settings = {"base_url": self.url, "api_key": "sk-canary", "max_retries": 0} | settings
+        return self.clients.enter_context(anthropic.Anthropic(**settings))
+
+    def end(self) -> list[Record]:
+        """End the tap cleanly and read what it recorded, in order of arrival."""
+        self.clients.close()
+        self.process.send_signal(signal.SIGTERM)
+        _, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+        assert b"canary" not in self.trace.read_bytes()
+        return sorted(load_trace(self.trace)[1], key=lambda record: record.arrival_ms or 0.0)
+
+
+Tap = Callable[[str, str], contextlib.AbstractContextManager[Tapped]]
+
+
+@pytest.fixture
+def tap(tmp_path: Path) -> Tap:
+    @contextlib.contextmanager
+    def run(engine_url: str, model: str) -> Iterator[Tapped]:
+        trace = tmp_path / "captured.jsonl"
+        command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            [*command, "--trace", str(trace), "--tokenizer", "bytes"],
+            env=os.environ | {"KVTAPE_KEY_FILE": str(tmp_path / "key")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            found = re.search(r"listening on (http://\S+?),", process.stdout.readline())
+            assert found is not None, process.communicate()[1]
+            with contextlib.ExitStack() as clients:
+                yield Tapped(engine_url, model, found[1], trace, process, clients)
+        finally:
+            process.kill()
+            process.communicate()
+
+    return run
+
+
+def running_vllm() -> str:
+    url = os.environ.get("KVTAPE_VLLM")
+    if url is None:
+        pytest.skip("KVTAPE_VLLM names no running vLLM; `make test-vllm` starts one")
+    return url
+
+
+@pytest.fixture(params=["sim", pytest.param("vllm", marks=pytest.mark.vllm)])
+def tapped(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
+    """A tap before an engine that generates."""
+    real = request.param == "vllm"
+    url = running_vllm() if real else str(request.getfixturevalue("sim_server"))
+    with tap(url, VLLM_MODEL if real else "kvtape-sim") as running:
+        yield running
+
+
+@pytest.fixture(params=["canned", pytest.param("vllm", marks=pytest.mark.vllm)])
+def tapped_api(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
+    """A tap before an engine that speaks every API."""
+    real = request.param == "vllm"
+    url = running_vllm() if real else request.getfixturevalue("canned_engine").url
+    with tap(url, VLLM_MODEL) as running:
+        yield running
+
+
+def counts(record: Record) -> tuple[int | None, int | None]:
+    return record.prompt_tokens, record.output_tokens
+
+
+# OpenAI's client.
+
+
+def test_openai_completion(tapped: Tapped) -> None:
+    answer = tapped.openai().completions.create(
+        model=tapped.model, prompt="canary once upon a time", max_tokens=6, extra_body=TO_THE_LAST_TOKEN
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 6
+    [record] = tapped.end()
+    assert (record.endpoint, record.status, record.stream) == ("/v1/completions", "ok", False)
+    assert counts(record) == (answer.usage.prompt_tokens, 6)
+
+
+def test_openai_chat_stream(tapped: Tapped) -> None:
+    stream = tapped.openai().chat.completions.create(
+        model=tapped.model,
+        messages=QUESTION,
+        max_tokens=8,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=TO_THE_LAST_TOKEN,
+    )
+    *chunks, last = stream
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert last.usage.completion_tokens == 8
+    [record] = tapped.end()
+    assert (record.endpoint, record.status, record.stream) == ("/v1/chat/completions", "ok", True)
+    assert counts(record) == (last.usage.prompt_tokens, 8)
+    # vLLM may put more than one token into a read, never a token into none.
+    assert sum(record.itl_tokens or []) <= 7
+
+
+def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str) -> None:
+    """The embedded engine answers equal prompts equally, so whatever the tap changed would show."""
+
+    def spoken(client: Any) -> tuple[list[str], dict[str, str]]:
+        with client.chat.completions.with_streaming_response.create(
+            model="kvtape-sim", messages=QUESTION, max_tokens=12, stream=True
+        ) as response:
+            events = [re.sub(r'"(id|created)":[^,]*', "", line) for line in response.iter_lines()]
+            varying = ("date", "x-request-id")
+            return events, {name: text for name, text in response.headers.items() if name not in varying}
+
+    with tap(sim_server, "kvtape-sim") as tapped:
+        assert spoken(tapped.openai()) == spoken(tapped.openai(base_url=f"{sim_server}/v1"))
+
+
+def test_openai_async_many_at_once(tapped: Tapped) -> None:
+    async def ask() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=tapped.v1, api_key="sk-canary", max_retries=0) as client:
+            questions = [[{"role": "user", "content": f"Seat {number}?"}] for number in range(16)]
+            create = client.chat.completions.create
+            return await asyncio.gather(
+                *(create(model=tapped.model, messages=question, max_tokens=4) for question in questions)
+            )
+
+    answers = asyncio.run(ask())
+    records = tapped.end()
+    assert sorted(map(counts, records)) == sorted(
+        (answer.usage.prompt_tokens, answer.usage.completion_tokens) for answer in answers
+    )
+
+
+def test_openai_leaves_in_the_middle_and_the_engine_stops(tapped: Tapped) -> None:
+    stream = tapped.openai().chat.completions.create(
+        model=tapped.model, messages=QUESTION, max_tokens=3000, stream=True, extra_body=TO_THE_LAST_TOKEN
+    )
+    for _, chunk in zip(range(4), stream, strict=False):
+        assert chunk.choices[0].finish_reason is None
+    stream.close()
+    while running_requests(tapped.engine_url):  # the test's own time limit ends a wait in vain
+        pass
+    [record] = tapped.end()
+    assert (record.status, record.error) == ("client_abort", None)
+    assert record.ttft_ms is not None
+
+
+def running_requests(engine_url: str) -> float:
+    """How many requests the engine says it runs."""
+    text = httpx.get(f"{engine_url}/metrics", timeout=30).text
+    return sum(float(count) for count in re.findall(r"^vllm:num_requests_running\S* (\S+)$", text, re.MULTILINE))
+
+
+def test_openai_raises_its_own_errors(tapped: Tapped) -> None:
+    create = tapped.openai().chat.completions.create
+    with pytest.raises(openai.BadRequestError) as bad:
+        create(model=tapped.model, messages=QUESTION, max_tokens=-1)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        create(model="unheard-of", messages=QUESTION, max_tokens=1)
+    direct = tapped.openai(base_url=f"{tapped.engine_url}/v1")
+    with pytest.raises(openai.NotFoundError) as without_tap:
+        direct.chat.completions.create(model="unheard-of", messages=QUESTION, max_tokens=1)
+    assert "max_tokens" in bad.value.message
+    assert (unknown.value.message, unknown.value.body) == (without_tap.value.message, without_tap.value.body)
+    records = tapped.end()
+    assert [(record.status, record.http_status, record.error) for record in records] == [
+        ("error", 400, "http_400"),
+        ("error", 404, "http_404"),
+    ]
+
+
+def test_openai_models_and_tokenizer_pass(tapped: Tapped) -> None:
+    assert [model.id for model in tapped.openai().models.list()] == [tapped.model]
+    asked = {"model": tapped.model, "prompt": "a seat"}
+    answers = [httpx.post(f"{url}/tokenize", json=asked).json() for url in (tapped.url, tapped.engine_url)]
+    assert answers[0] == answers[1]
+
+
+def test_openai_offers_tools(tapped: Tapped) -> None:
+    answer = tapped.openai().chat.completions.create(
+        model=tapped.model, messages=QUESTION, max_tokens=4, tools=[SEAT], tool_choice="none"
+    )
+    [record] = tapped.end()
+    assert (record.tools, counts(record)) == (1, (answer.usage.prompt_tokens, answer.usage.completion_tokens))
+
+
+def test_openai_gets_its_tool_call(tap: Tap, canned_engine: Any) -> None:
+    """From an engine of fixed answers: a model of random weights calls no tool."""
+    with tap(canned_engine.url, "m") as tapped:
+        create = tapped.openai().chat.completions.create
+        [call] = create(model="m", messages=QUESTION, tools=[SEAT]).choices[0].message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("seat", {"row": "a"})
+        chunks = list(create(model="m", messages=QUESTION, tools=[SEAT], stream=True))
+        parts = [part.function for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+        assert (parts[0].name, "".join(part.arguments for part in parts)) == ("seat", '{"row": "a"}')
+        records = tapped.end()
+    assert [(record.tools, record.stream, record.finish_reason) for record in records] == [
+        (1, False, "tool_calls"),
+        (1, True, "tool_calls"),
+    ]
+
+
+def test_openai_responses(tapped_api: Tapped) -> None:
+    responses = tapped_api.openai().responses
+    whole = responses.create(model=tapped_api.model, input="A seat by the window, please.", max_output_tokens=5)
+    *events, last = responses.create(
+        model=tapped_api.model, input="A seat by the aisle, please.", max_output_tokens=5, stream=True
+    )
+    assert whole.output_text
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert last.type == "response.completed"
+    records = tapped_api.end()
+    assert [(record.endpoint, record.stream) for record in records] == [
+        ("/v1/responses", False),
+        ("/v1/responses", True),
+    ]
+    assert list(map(counts, records)) == [
+        (usage.input_tokens, usage.output_tokens) for usage in (whole.usage, last.response.usage)
+    ]
+    assert records[1].ttft_ms is not None
+
+
+def test_openai_embeddings(tap: Tap, canned_engine: Any) -> None:
+    with tap(canned_engine.url, "embedder") as tapped:
+        answer = tapped.openai().embeddings.create(model="embedder", input="a seat", encoding_format="float")
+        assert answer.data[0].embedding == [0.25, 0.5]
+        [record] = tapped.end()
+    assert (record.endpoint, record.model, record.block_hashes) == ("/v1/embeddings", "embedder", None)
+
+
+def test_openai_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
+    with tap(canned_engine.url, "m") as tapped:
+        canned_engine.refusals = 1
+        with pytest.raises(openai.RateLimitError) as refused:
+            tapped.openai().chat.completions.create(model="m", messages=QUESTION)
+        assert refused.value.response.headers["retry-after"] == "0"
+        assert refused.value.response.headers["x-limit"] == "one"
+        canned_engine.refusals = 1
+        answer = tapped.openai(max_retries=1).chat.completions.create(model="m", messages=QUESTION)
+        assert answer.choices[0].message.content == "A seat by the window"
+        records = tapped.end()
+    assert [record.http_status for record in records] == [429, 429, 200]
+    assert records[0].error == "http_429"
+
+
+# Anthropic's client.
+
+
+def test_anthropic_message(tapped_api: Tapped) -> None:
+    answer = tapped_api.anthropic().messages.create(model=tapped_api.model, max_tokens=5, messages=QUESTION)
+    assert answer.content[0].text
+    [record] = tapped_api.end()
+    assert (record.endpoint, record.status, record.stream) == ("/v1/messages", "ok", False)
+    assert counts(record) == (all_input_tokens(answer.usage), answer.usage.output_tokens)
+
+
+def test_anthropic_stream(tapped_api: Tapped) -> None:
+    with tapped_api.anthropic().messages.stream(
+        model=tapped_api.model, max_tokens=5, system="Be brief.", messages=QUESTION
+    ) as stream:
+        text = "".join(stream.text_stream)
+        answer = stream.get_final_message()
+    assert text == answer.content[0].text
+    [record] = tapped_api.end()
+    assert (record.endpoint, record.status, record.stream) == ("/v1/messages", "ok", True)
+    assert counts(record) == (all_input_tokens(answer.usage), answer.usage.output_tokens)
+    assert record.ttft_ms is not None
+
+
+def all_input_tokens(usage: Any) -> int:
+    """A prompt's tokens as Anthropic counts them: new, read from the cache, and written to it, each by itself."""
+    parts = (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
+    return sum(part or 0 for part in parts)
+
+
+def test_anthropic_counts_tokens(tapped_api: Tapped) -> None:
+    assert tapped_api.anthropic().messages.count_tokens(model=tapped_api.model, messages=QUESTION).input_tokens > 0
+    tapped_api.end()
+
+
+@pytest.mark.vllm
+def test_anthropic_raises_its_own_errors(tap: Tap) -> None:
+    with tap(running_vllm(), VLLM_MODEL) as tapped:
+        with pytest.raises(anthropic.NotFoundError):
+            tapped.anthropic().messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
+        [record] = tapped.end()
+    assert (record.status, record.error) == ("error", "http_404")
+
+
+def test_anthropic_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
+    with tap(canned_engine.url, "m") as tapped:
+        canned_engine.refusals = 1
+        with pytest.raises(anthropic.RateLimitError):
+            tapped.anthropic().messages.create(model="m", max_tokens=5, messages=QUESTION)
+        canned_engine.refusals = 1
+        answer = tapped.anthropic(max_retries=1).messages.create(model="m", max_tokens=5, messages=QUESTION)
+        assert answer.content[0].text == "A seat by the window"
+        assert [record.http_status for record in tapped.end()] == [429, 429, 200]
+
+
+# LangChain, asynchronous.
+
+
+def test_langchain_asks_and_streams(tapped: Tapped) -> None:
+    chat = langchain_openai.ChatOpenAI(
+        base_url=tapped.v1,
+        api_key="sk-canary",
+        model=tapped.model,
+        max_tokens=6,
+        stream_usage=True,
+        extra_body=TO_THE_LAST_TOKEN,
+    )
+
+    async def ask() -> tuple[list[Any], Any]:
+        answers = await chat.abatch(["A seat?", "A seat by the aisle?", "Two seats?"])
+        pieces = [piece async for piece in chat.astream("A seat by the window?")]
+        return answers, sum(pieces[1:], start=pieces[0])
+
+    answers, streamed = asyncio.run(ask())
+    assert streamed.content
+    *batched, last = tapped.end()
+    assert sorted(map(counts, batched)) == sorted((answer.usage_metadata["input_tokens"], 6) for answer in answers)
+    assert (last.stream, counts(last)) == (True, (streamed.usage_metadata["input_tokens"], 6))
+
+
+# curl.
+
+
+def curl(*arguments: str) -> str:
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("curl is not installed")
+    command = [program, "--silent", "--show-error", "--fail-with-body", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def chat_body(model: str, **fields: Any) -> str:
+    return json.dumps({"model": model, "messages": QUESTION, "max_tokens": 3, "ignore_eos": True, **fields})
+
+
+# curl asks for HTTP/2 by an upgrade that the tap, like any HTTP/1.1 proxy, does not take up.
+@pytest.mark.parametrize("how", [["--http1.1"], ["--http1.0"], ["--http2"], ["--compressed"]])
+def test_curl_asks(tapped: Tapped, how: list[str]) -> None:
+    answer = json.loads(curl(*how, f"{tapped.v1}/chat/completions", "--json", chat_body(tapped.model)))
+    assert answer["usage"]["completion_tokens"] == 3
+    [record] = tapped.end()
+    assert counts(record) == (answer["usage"]["prompt_tokens"], 3)
+
+
+def test_curl_streams(tapped: Tapped) -> None:
+    output = curl("--no-buffer", f"{tapped.v1}/chat/completions", "--json", chat_body(tapped.model, stream=True))
+    assert output.endswith("data: [DONE]\n\n")
+    [record] = tapped.end()
+    assert (record.stream, record.status, record.finish_reason) == (True, "ok", "length")
+
+
+def test_curl_waits_for_100_continue_before_a_large_body(tap: Tap, canned_engine: Any, tmp_path: Path) -> None:
+    large = tmp_path / "body.json"
+    large.write_text(chat_body("m", padding="x" * 3_000_000))
+    with tap(canned_engine.url, "m") as tapped:
+        arguments = ["--header", "Expect: 100-continue", "--json", f"@{large}"]
+        assert json.loads(curl(*arguments, f"{tapped.v1}/chat/completions"))["usage"]["prompt_tokens"] == 40
+        [record] = tapped.end()
+    assert record.prompt_tokens == 40
+    assert len(canned_engine.seen[-1][1]["padding"]) == 3_000_000
