@@ -90,35 +90,6 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """What the recorders before this one have told of the same trace."""
 
 
-class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """The first message to an admin process; it answers with ``Ready`` or ``Refused``, then hears ``ServiceState``."""
-
-    listen_fd: int
-    """The bound socket to serve on, inherited under this number."""
-    socket: str
-    """Path of the unix socket to listen on for what workers and the recorder push."""
-    trace: str
-    meta: Meta
-    """The trace's header, its epoch among it."""
-    epoch_ns: int
-    """The monotonic clock (``perf_counter_ns``) at t = 0."""
-
-
-class ServiceState(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """What the supervisor knows of its children, told to the admin process at every change."""
-
-    workers: int
-    """As many as there are to be."""
-    workers_ready: int
-    recorder_ready: bool
-    upstreams: list[str]
-    """Origins in use, without credentials."""
-    draining: bool
-    """The end has begun: no new connections."""
-    restarts: dict[str, int]
-    """Children that died and were started again, by kind: worker, recorder, admin."""
-
-
 class ExchangeCopy(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """One finished request and its response: a bounded copy with the relay's times (monotonic ns)."""
 

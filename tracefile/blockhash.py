@@ -12,15 +12,18 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from tracefile.downsampling import downsample
 from tracefile.errors import InputError
 from tracefile.hashkey import HashKey, key_path, keyed_id, load_key
 from tracefile.schema import BlockHash, HashAlgorithm, HashInfo
+
+if TYPE_CHECKING:  # an array's caller has numpy; who has none, the tap's data plane above all, is spared its 20 MB
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["BlockHasher", "HashKey", "downsample", "key_path", "keyed_id", "load_key"]
 
@@ -32,7 +35,7 @@ MAX_TOKEN = 2**32 - 1
 NO_FIELD = b"\xff\xff\xff\xff"
 """In place of a field's length: the field is absent, which is not the same as empty."""
 
-TokenIds = Sequence[int] | npt.NDArray[np.integer]
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 Chain = Callable[[bytes, Iterable[bytes]], list[bytes]]
 """The hashes of blocks, each over the one before; a function of the whole list, since a call a block would cost as
 much as the hash."""
@@ -97,10 +100,8 @@ def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
 
 def packed_tokens(token_ids: TokenIds) -> bytes:
     """The ids as little-endian u32; raises InputError if one does not fit."""
-    if isinstance(token_ids, np.ndarray):
-        if token_ids.dtype != np.uint32 and token_ids.size and not 0 <= token_ids.min() <= token_ids.max() <= MAX_TOKEN:
-            raise InputError(f"token ids: one outside 0 … {MAX_TOKEN}")
-        return token_ids.astype("<u4", copy=False).tobytes()
+    if hasattr(token_ids, "dtype"):
+        return _packed_array(cast("npt.NDArray[np.integer]", token_ids))
     try:
         packed = array("I", token_ids)
     except (OverflowError, TypeError) as error:
@@ -108,6 +109,12 @@ def packed_tokens(token_ids: TokenIds) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def _packed_array(ids: "npt.NDArray[np.integer]") -> bytes:
+    if ids.dtype != "uint32" and ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN:
+        raise InputError(f"token ids: one outside 0 … {MAX_TOKEN}")
+    return ids.astype("<u4", copy=False).tobytes()
 
 
 def _chain_function(key: HashKey, algorithm: HashAlgorithm) -> Chain:
