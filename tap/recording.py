@@ -184,6 +184,9 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
     record.http_status = exchange.http_status
     record.status = exchange.outcome
     record.error = exchange.error_kind
+    if exchange.outcome == "client_abort" and answer is not None and _ended_by_itself(answer):
+        # OpenAI's client hangs up at ``[DONE]``, before the chunk that ends the body: it got all that there was.
+        record.status, record.error = "ok", None
     if exchange.outcome == "ok" and exchange.http_status is not None and exchange.http_status >= 400:
         record.status, record.error = "error", f"http_{exchange.http_status}"
     elif exchange.outcome == "ok" and answer is not None and answer.error_kind is not None:
@@ -192,6 +195,11 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
         record.status, record.error = "error", "response_incomplete"
     if answer is not None:
         record.finish_reason = short_name(answer.finish_reason)
+
+
+def _ended_by_itself(answer: Completion) -> bool:
+    """Whether a stream said all that it had to say."""
+    return answer.done and answer.first_token_ns is not None
 
 
 def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:

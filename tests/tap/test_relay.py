@@ -197,6 +197,28 @@ def test_a_client_that_leaves_aborts_the_upstream_at_once(lab: Any) -> None:
     assert record.output_tokens == 1
 
 
+def test_a_client_that_hangs_up_at_done_got_everything(lab: Any) -> None:
+    """As OpenAI's own client does, without waiting for the chunk that ends the body."""
+
+    async def script(request: Any) -> None:
+        request.write_sse_head()
+        await request.write_event({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
+        await request.write_event(None)
+        await request.reader.read()  # until the tap closes
+
+    async def scenario() -> None:
+        async with lab.tap(script) as (tap, upstream):
+            reader, writer = await tap.connect()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.readuntil(b"[DONE]\n\n\r\n")
+            writer.close()
+            await asyncio.wait_for(upstream.gone.wait(), 5)
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert (record.status, record.error, record.finish_reason) == ("ok", None, "stop")
+
+
 def test_an_upstream_that_dies_mid_stream_is_a_stream_cut_short(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_sse_head()
