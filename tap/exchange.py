@@ -1,9 +1,6 @@
 """What crosses between the tap's processes and its recorder: messages as length-prefixed msgpack over unix sockets."""
 
-import select
-import socket
 import struct
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -16,7 +13,6 @@ Dialect = Literal["vllm", "sglang", "llamacpp", "trtllm"]
 Injection = Literal["usage", "token-ids"]
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 20
 
 
 class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
@@ -160,22 +156,3 @@ def split_frames(buffer: bytearray) -> list[bytes]:
         offset = end
     del buffer[:offset]
     return payloads
-
-
-def receive_frames(sock: socket.socket, idle_s: float) -> Iterator[bytes | None]:
-    """Each frame's payload as it comes, None whenever nothing came for ``idle_s``; ends when the other side does."""
-    buffer = bytearray()
-    readable = select.poll()
-    readable.register(sock, select.POLLIN)
-    while True:
-        if not readable.poll(idle_s * 1e3):
-            yield None
-            continue
-        try:
-            data = sock.recv(_READ_BYTES)
-        except ConnectionError:
-            return
-        if not data:
-            return
-        buffer += data
-        yield from split_frames(buffer)

@@ -1,10 +1,11 @@
-"""The recorder process: takes finished exchanges off a socket, makes records of them, writes the trace.
+"""The recorder process: takes finished exchanges off its workers' sockets, makes records of them, writes the trace.
 
 It is a process of its own because tokenizing holds the interpreter's lock for as long as a prompt is long. It ends
-when the relay closes the socket, never by a signal meant for the relay, so that nothing taken is lost.
+when the supervisor and every worker have closed theirs, never by a signal, so that nothing taken is lost.
 """
 
 import contextlib
+import copy
 import os
 import signal
 import socket
@@ -16,7 +17,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tap.byteblocks import ByteBlocks
-from tap.exchange import ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame, receive_frames
+from tap.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
+from tap.inbox import Inbox
 from tap.prompt import PromptHasher
 from tap.recording import MadeRecord, RecordMaker
 from tap.tokenizer import load_tokenizer
@@ -28,9 +30,9 @@ from tracefile.writing import TraceWriter
 IDLE_S = 0.2
 REPORT_INTERVAL_S = 0.5
 NICENESS = 10
-"""Where there is no core to spare, the relay goes first."""
+"""Where there is no core to spare, the workers go first."""
 
-_messages = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy)
+_messages = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged)
 
 
 class Recorder:
@@ -47,11 +49,11 @@ class Recorder:
         )
         self._sessions = SessionIndex(setup.block_size)
         self._writer = TraceWriter(setup.trace, setup.meta, overwrite=setup.overwrite)
-        self._received = 0
-        self._taken = Progress()
+        self._received = setup.carry.received
+        self._taken = copy.deepcopy(setup.carry)
         """Counts of what the writer took; ``_flushed`` trails it by what is not in the file yet."""
-        self._flushed = Progress()
-        self._dropped: Counter[str] = Counter()
+        self._flushed = setup.carry
+        self._dropped = Counter(setup.carry.dropped)
 
     def take(self, exchange: ExchangeCopy) -> None:
         """Record one exchange; one that cannot be is counted by what failed, and the next is taken all the same."""
@@ -110,8 +112,9 @@ def whole_records(trace: str) -> int:
 
 
 def record_exchanges(sock: socket.socket) -> None:
-    """Serve one relay over ``sock``: its setup, then exchanges until it closes its side."""
-    frames = receive_frames(sock, IDLE_S)
+    """Serve one supervisor over ``sock``: its setup, then its workers' exchanges until all have closed their sides."""
+    inbox = Inbox(sock)
+    frames = inbox.frames(IDLE_S)
     setup = _first_message(frames)
     if setup is None:
         return
@@ -120,6 +123,8 @@ def record_exchanges(sock: socket.socket) -> None:
     except InputError as error:
         sock.sendall(encode_frame(Refused(str(error))))
         return
+    if setup.socket:
+        inbox.listen(setup.socket)
     sock.sendall(encode_frame(Ready()))
     _record_until_closed(recorder, sock, frames)
 
@@ -140,7 +145,7 @@ def _record_until_closed(recorder: Recorder, sock: socket.socket, frames: Iterat
 
 
 def _first_message(frames: Iterator[bytes | None]) -> RecorderSetup | None:
-    """The setup; null if the relay ended before it sent one."""
+    """The setup; null if the supervisor ended before it sent one."""
     for payload in frames:
         if payload is not None:
             message = _messages.decode(payload)
@@ -149,7 +154,7 @@ def _first_message(frames: Iterator[bytes | None]) -> RecorderSetup | None:
 
 
 def _tell(sock: socket.socket, progress: Progress) -> None:
-    """A relay that was killed hears nothing, and what it had sent is written all the same."""
+    """A supervisor that was killed hears nothing, and what its workers had sent is written all the same."""
     with contextlib.suppress(OSError):
         sock.sendall(encode_frame(progress))
 
@@ -166,17 +171,17 @@ def _prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``python -m tap.recorder FD``: started by the relay, with its end of a socket pair."""
+    """``python -m tap.recorder FD``: started by the supervisor, with its end of a socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-        if hasattr(os, "SCHED_BATCH"):  # on Linux: to be woken by a frame is no reason to take the relay's turn
+        if hasattr(os, "SCHED_BATCH"):  # on Linux: to be woken by a frame is no reason to take a worker's turn
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         with socket.socket(fileno=int(argv[0])) as sock:
             record_exchanges(sock)
-    except Exception as error:  # a traceback could quote what a request said; the relay notices the end
+    except Exception as error:  # a traceback could quote what a request said; the supervisor notices the end
         print(f"tap: the recorder process failed ({type(error).__name__})", file=sys.stderr)
         return 1
     return 0
