@@ -1,0 +1,240 @@
+"""What the tap costs beside nginx and haproxy: one run, one machine, everything recorded.
+
+    python scripts/bench_tap.py                      # under three minutes
+    python scripts/bench_tap.py --quick              # under 40 seconds, one round
+    python scripts/bench_tap.py --only cpu,ttft --proxies nginx,tap-ids
+
+The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
+at its own low priority. Rounds are interleaved, every proxy once a round, and figures are medians over rounds. What is
+measured how stands in docs/tap-bench.md.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxybench.engine import Engine
+from proxybench.measures import (
+    IDLE_GAP_MS,
+    LARGE_PROMPT_BYTES,
+    UNEVEN_GAPS_MS,
+    first_tokens,
+    pin_to_load_core,
+    saturate,
+    stream_window,
+)
+from proxybench.processes import cpu_ns, machine_busy_ns
+from proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
+from proxybench.results import REFERENCE, Results, as_json, table
+
+from wire.loop import run
+
+PROXIES = ("direct", "nginx", "haproxy", "tap-ids", "tap-bytes")
+MEASURES = ("cpu", "latency", "ttft", "unary", "idle")
+BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int
+    window_s: float
+    unary_s: float
+    idle_s: float
+    requests: int
+    """Of each size, a round, for the TTFT."""
+
+
+FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, idle_s=6.0, requests=120)
+QUICK = Plan(rounds=1, window_s=1.0, unary_s=1.0, idle_s=2.0, requests=60)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("--quick", action="store_true", help="one short round: a look, not a result")
+    made.add_argument("--rounds", type=int, metavar="N", help=f"default {FULL.rounds}, quick {QUICK.rounds}")
+    made.add_argument(
+        "--proxies", default=",".join(PROXIES), metavar="LIST", help="default %(default)s; direct is always in"
+    )
+    made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
+    made.add_argument("--recorder-core", type=int, default=0, metavar="CORE", help="default %(default)s, the load's")
+    made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
+    return made
+
+
+class Bench:
+    """One run: proxies that are up, an engine behind them, results."""
+
+    def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy], folder: Path) -> None:
+        self._plan, self._engine, self._proxies, self._folder = plan, engine, proxies, folder
+        self.results = Results()
+
+    async def measure(self, measures: Sequence[str]) -> None:
+        """Every measurement of every proxy, round after round; the slow streams once, beside nginx's."""
+        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft, "unary": self._unary}
+        for number in range(self._plan.rounds):
+            for measure in (each[name] for name in MEASURES if name in measures and name in each):
+                for proxy in self._proxies:
+                    _progress(f"round {number + 1} of {self._plan.rounds}: {measure.__name__[1:]} {proxy.name}")
+                    await measure(proxy)
+        if "idle" in measures:
+            taps = [proxy for proxy in self._proxies if proxy.recorder is not None]
+            for proxy in [proxy for proxy in self._proxies if proxy.name == REFERENCE] + taps[:1]:
+                _progress(f"{IDLE_STREAMS} slow streams: {proxy.name}")
+                await self._idle(proxy)
+        self.results.finish()
+
+    async def _cpu(self, proxy: Proxy) -> None:
+        window = await stream_window(
+            self._engine, proxy, streams=BUSY_STREAMS, gaps_ms=UNEVEN_GAPS_MS, warm_s=0.4, window_s=self._plan.window_s
+        )
+        self.results.add(proxy.name, "cpu", window.cpu_us_per_chunk)
+        self.results.add(proxy.name, "recorder_cpu", window.recorder_us_per_chunk)
+        self.results.add(proxy.name, "rate", window.chunks / window.seconds)
+        self.results.add(proxy.name, "rss", window.rss_mb)
+        self.results.failed[proxy.name] += window.failures
+
+    async def _latency(self, proxy: Proxy) -> None:
+        window = await stream_window(
+            self._engine,
+            proxy,
+            streams=QUIETER_STREAMS,
+            gaps_ms=UNEVEN_GAPS_MS,
+            warm_s=0.3,
+            window_s=self._plan.window_s,
+        )
+        self.results.add_arrivals(proxy.name, window.arrivals)
+        self.results.failed[proxy.name] += window.failures
+
+    async def _ttft(self, proxy: Proxy) -> None:
+        for figure, size in (("ttft", 400), ("ttft_large", LARGE_PROMPT_BYTES)):
+            times = await first_tokens(proxy, self._plan.requests, size)
+            self.results.add(proxy.name, figure, statistics.median(times))
+
+    async def _unary(self, proxy: Proxy) -> None:
+        found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s)
+        if found is None:
+            return
+        self.results.add(proxy.name, "unary", found.rate)
+        self.results.add(proxy.name, "unary_cpu", found.cpu_us)
+        self.results.add(proxy.name, "unary_recorder_cpu", found.recorder_cpu_us)
+        self.results.add(proxy.name, "unary_recorded", found.recorded_rate)
+        self.results.failed[proxy.name] += found.failures
+
+    async def _idle(self, proxy: Proxy) -> None:
+        window = await stream_window(
+            self._engine, proxy, streams=IDLE_STREAMS, gaps_ms=[IDLE_GAP_MS], warm_s=1.0, window_s=self._plan.idle_s
+        )
+        self.results.add(proxy.name, "idle_rss", window.rss_mb)
+        if window.cpu_us_per_chunk is not None:
+            self.results.add(proxy.name, "idle_cpu", window.cpu_us_per_chunk * window.chunks / window.seconds / 1e4)
+        self.results.failed[proxy.name] += window.failures
+
+
+@contextlib.asynccontextmanager
+async def proxies_up(
+    wanted: Sequence[str], folder: Path, upstream: int, args: argparse.Namespace
+) -> AsyncIterator[list[Proxy]]:
+    """Those that are wanted and installed, all up at once: an idle one costs nothing."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = [Proxy("direct", upstream)]
+        for name, start in (("nginx", nginx), ("haproxy", haproxy)):
+            if name in wanted and binary(name) is None:
+                print(f"bench_tap: {name} is not installed (Debian: apt-get install {name}): left out", file=sys.stderr)
+            elif name in wanted:
+                found.append(await stack.enter_async_context(start(folder, upstream)))
+        for tokenizer in ("ids", "bytes"):
+            if f"tap-{tokenizer}" in wanted or "tap" in wanted:
+                flags = ["--no-engine-facts", *args.tap_flags.split()]
+                found.append(
+                    await stack.enter_async_context(tap(folder, upstream, tokenizer, flags, args.recorder_core))
+                )
+        yield found
+
+
+async def bench(args: argparse.Namespace) -> int:
+    """Measure, print the table, keep the JSON."""
+    plan = QUICK if args.quick else FULL
+    plan = Plan(args.rounds or plan.rounds, plan.window_s, plan.unary_s, plan.idle_s, plan.requests)
+    engine = Engine()
+    upstream = await engine.listen()
+    started, busy_ns, load = time.monotonic(), machine_busy_ns(), os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix="bench-tap-") as name:
+        async with proxies_up(args.proxies.split(","), Path(name), upstream, args) as proxies:
+            work = Bench(plan, engine, proxies, Path(name))
+            gc.collect()
+            gc.freeze()
+            await work.measure(args.only.split(","))
+            took_s = time.monotonic() - started
+            ours_ns = sum(cpu_ns(pid) for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid) + _own_ns()
+    _progress("")
+    for proxy in proxies:
+        if proxy.account:
+            work.results.add(proxy.name, "unary_lost", proxy.account["offered"] - proxy.account["recorded"])
+    names = [proxy.name for proxy in proxies]
+    others = max(0.0, (machine_busy_ns() - busy_ns - ours_ns) / 1e9 / took_s / (os.cpu_count() or 1))
+    print(table(work.results, names))
+    print(f"\n{_machine()}; {took_s:.0f} s, {plan.rounds} rounds; other processes used {others:.0%} of the machine")
+    for proxy in proxies:
+        if proxy.account:
+            print(
+                f"{proxy.name}: offered {proxy.account['offered']:,}, recorded {proxy.account['recorded']:,}, "
+                f"dropped {proxy.account['dropped'] or 0}"
+            )
+    if args.json is not None:
+        facts = {
+            "machine": _machine(),
+            "load_before": load,
+            "others_share": others,
+            "seconds": took_s,
+            "rounds": plan.rounds,
+            "versions": {name: version(name) for name in ("nginx", "haproxy", "wrk")},
+            "figures": as_json(work.results, names),
+            "accounts": {proxy.name: proxy.account for proxy in proxies if proxy.account},
+        }
+        args.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0
+
+
+def _own_ns() -> int:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return cpu_ns(os.getpid()) + int((children.ru_utime + children.ru_stime) * 1e9)
+
+
+def _machine() -> str:
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].partition(": ")[2] if models else platform.machine()
+    return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Pin, raise the limit of open files, measure."""
+    args = parser().parse_args(argv)
+    pin_to_load_core()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    run(bench(args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""What processes cost: CPU time to the nanosecond, memory, cores. Linux only."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process so far, from the scheduler's own account."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process, MB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def children(pid: int) -> list[int]:
+    """A process's children and theirs."""
+    try:
+        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return own + [below for child in own for below in children(child)]
+
+
+def named(pids: Iterable[int], words: str) -> list[int]:
+    """Those of the processes whose command line holds ``words``."""
+    found = []
+    for pid in pids:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words in command:
+            found.append(pid)
+    return found
+
+
+def pin(pid: int, core: int) -> None:
+    """Keep every thread of a process on one core, if there is that core."""
+    if core in os.sched_getaffinity(0) or core < (os.cpu_count() or 1):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {core})
+
+
+def machine_busy_ns() -> int:
+    """CPU time that all processes of the machine have had together, to the clock tick."""
+    user, nice, system, _, _, irq, softirq, *_ = (
+        int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

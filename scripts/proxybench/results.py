@@ -1,0 +1,175 @@
+"""What a benchmark found: values by proxy and round, the figures made of them, and the goals they are held against."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from proxybench.streams import Arrivals, Floats
+from scipy.stats import ks_2samp, wasserstein_distance
+
+DIRECT, REFERENCE = "direct", "nginx"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table."""
+
+    name: str
+    label: str
+    digits: int = 1
+    added: bool = False
+    """Values are shown with the direct connection's of the same round taken off."""
+    goal: str = ""
+    reached: Callable[[float, float | None], bool] | None = None
+    """Whether the tap's figure, beside the reference's, reaches the goal."""
+
+
+def within(factor: float) -> Callable[[float, float | None], bool]:
+    """At most so many times the reference."""
+    return lambda value, reference: reference is not None and value <= factor * reference
+
+
+def at_most(limit: float) -> Callable[[float, float | None], bool]:
+    """At most that."""
+    return lambda value, _: value <= limit
+
+
+def at_least(limit: float) -> Callable[[float, float | None], bool]:
+    """At least that."""
+    return lambda value, _: value >= limit
+
+
+def within_more(extra: float) -> Callable[[float, float | None], bool]:
+    """At most so much more than the reference."""
+    return lambda value, reference: reference is not None and value <= reference + extra
+
+
+FIGURES = (
+    Figure("cpu", "CPU µs per chunk, 25.6k chunks/s", 2, goal="≤ 1.4 × nginx", reached=within(1.4)),
+    Figure("recorder_cpu", "  recorder's CPU µs per chunk", 2),
+    Figure("rate", "  chunks/s sent", 0),
+    Figure("rss", "  RSS MB, data plane", goal="≤ 80", reached=at_most(80)),
+    Figure("p50", "added chunk p50 µs, 6.4k chunks/s", 0, added=True),
+    Figure("p99", "added chunk p99 µs", 0, added=True, goal="≤ nginx + 150", reached=within_more(150)),
+    Figure("ttft", "added TTFT µs, solo", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
+    Figure("ttft_large", "added TTFT µs, 400 KB prompt", 0, added=True, goal="≤ 1.5 × nginx", reached=within(1.5)),
+    Figure("unary", "unary requests/s", 0, goal="≥ 15,000", reached=at_least(15_000)),
+    Figure("unary_recorded", "  records/s in the file", 0, goal="≥ 15,000", reached=at_least(15_000)),
+    Figure("unary_lost", "  not recorded", 0, goal="0", reached=at_most(0)),
+    Figure("unary_cpu", "  CPU µs per request"),
+    Figure("unary_recorder_cpu", "  recorder's CPU µs per request"),
+    Figure("itl_distance", "ITL against direct: sup distance", 3),
+    Figure("itl_shift", "  Wasserstein-1, µs", 0),
+    Figure("crowded", "  reads with several chunks, %", 2),
+    Figure("idle_rss", "2,000 slow streams: RSS MB"),
+    Figure("idle_cpu", "  CPU % of a core", 2),
+    Figure("failures", "failed streams and lost chunks, all runs", 0, goal="0", reached=at_most(0)),
+)
+
+
+@dataclass(slots=True)
+class Results:
+    """Values as they are measured."""
+
+    values: dict[str, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    """By proxy, then figure: a value a round."""
+    gaps: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
+    failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, proxy: str, figure: str, value: float | None) -> None:
+        """One round's value; none is none."""
+        if value is not None:
+            self.values[proxy][figure].append(float(value))
+
+    def add_arrivals(self, proxy: str, seen: Arrivals) -> None:
+        """One round's latencies and gaps at the lower rate."""
+        self.add(proxy, "p50", float(np.percentile(seen.latency_us, 50)))
+        self.add(proxy, "p99", float(np.percentile(seen.latency_us, 99)))
+        self.add(proxy, "crowded", 100 * seen.crowded_share)
+        self.gaps[proxy].append(seen.gap_ms)
+
+    def finish(self) -> None:
+        """Compare gaps, once all are there. The direct connection is compared with itself, round with round."""
+        direct = self.gaps.get(DIRECT, [])
+        for proxy, rounds in self.gaps.items():
+            other = direct[:1] if proxy == DIRECT else direct
+            own = rounds[1:] if proxy == DIRECT else rounds
+            if other and own:
+                left, right = np.concatenate(own), np.concatenate(other)
+                self.add(proxy, "itl_distance", float(ks_2samp(left, right).statistic))
+                self.add(proxy, "itl_shift", 1e3 * float(wasserstein_distance(left, right)))
+        for proxy, count in self.failed.items():
+            self.add(proxy, "failures", count)
+
+    def figure(self, proxy: str, figure: Figure) -> float | None:
+        """The median over the rounds; of what is added, over the differences of each round."""
+        values = self.values[proxy].get(figure.name)
+        if not values:
+            return None
+        if not figure.added:
+            return statistics.median(values)
+        base = self.values[DIRECT].get(figure.name)
+        if proxy == DIRECT or not base:
+            return None
+        return statistics.median(value - under for value, under in zip(values, base, strict=False))
+
+    def ratio(self, proxy: str, figure: Figure) -> float | None:
+        """The figure over the reference's."""
+        value, reference = self.figure(proxy, figure), self.figure(REFERENCE, figure)
+        return value / reference if value is not None and reference else None
+
+
+def table(results: Results, proxies: Sequence[str]) -> str:
+    """Rows of figures, a column each proxy, then for each tap its ratio to nginx and whether the goal is reached."""
+    taps = [proxy for proxy in proxies if proxy.startswith("tap")]
+    header = ["", *proxies, *(f"{name} / nginx" for name in taps), "goal", *(["reached"] if taps else [])]
+    rows = [header]
+    for figure in FIGURES:
+        cells = [_number(_shown(results, proxy, figure), figure.digits) for proxy in proxies]
+        if not any(cells):
+            continue
+        ratios = [_number(results.ratio(name, figure), 2) for name in taps]
+        verdict = [_verdict(results, taps, figure)] if taps else []
+        rows.append([figure.label, *cells, *ratios, figure.goal, *verdict])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _shown(results: Results, proxy: str, figure: Figure) -> float | None:
+    """Where the proxies' figures are what they add, the direct column shows what they add to."""
+    if figure.added and proxy == DIRECT:
+        values = results.values[DIRECT].get(figure.name)
+        return statistics.median(values) if values else None
+    return results.figure(proxy, figure)
+
+
+def _verdict(results: Results, taps: Sequence[str], figure: Figure) -> str:
+    if figure.reached is None:
+        return ""
+    reference = results.figure(REFERENCE, figure)
+    values = [value for name in taps if (value := results.figure(name, figure)) is not None]
+    return " ".join("yes" if figure.reached(value, reference) else "NO" for value in values)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join([row[0].ljust(len(first)), *rest]).rstrip()
+
+
+def as_json(results: Results, proxies: Sequence[str]) -> dict[str, Any]:
+    """Every figure with its rounds."""
+    return {
+        proxy: {
+            figure.name: {"value": results.figure(proxy, figure), "rounds": results.values[proxy][figure.name]}
+            for figure in FIGURES
+            if results.values[proxy].get(figure.name)
+        }
+        for proxy in proxies
+    }
