@@ -47,8 +47,6 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     queue_limit_bytes: int = 0
     loop_delay_s: float = 0.0
     """How late the event loop was at worst since the last push."""
-    request_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
-    """Seconds from a request's head to its being written upstream, on a kept connection; of a sample."""
     response_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
     """Seconds spent on a response's head; of a sample. Buckets: ``OVERHEAD_S``, here and below."""
     chunk: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
@@ -80,6 +78,8 @@ class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Seconds to the first token. Buckets: ``WAIT_S``."""
     gaps: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
     """Seconds between reads that carry tokens. Buckets: ``GAP_S``."""
+    request_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds from a request's head to its being written upstream, connecting included. Buckets: ``OVERHEAD_S``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

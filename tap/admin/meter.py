@@ -11,7 +11,7 @@ from tap.admin.feed import (
     RequestCount,
     SeenRecord,
 )
-from tap.admin.histogram import GAP_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
+from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.exchange import Progress, encode_frame
 from tracefile.schema import Record, Status
 
@@ -34,13 +34,14 @@ class RecordMeter:
         self._kinds: dict[tuple[str, Status, int, str], int] = {}
         self._ttft_ms = empty_counts(WAIT_S)
         self._gaps_ms = empty_counts(GAP_S)
+        self._head_s = empty_counts(OVERHEAD_S)
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._batch: list[Record] = []
         self._feed_skipped = 0
         self._fed_at = self._pushed_at = float("-inf")
 
-    def observe(self, record: Record) -> None:
-        """Count one record that was written."""
+    def observe(self, record: Record, head_ns: int | None) -> None:
+        """Count one record that was written; ``head_ns``: from its head's arrival to its being sent on."""
         kinds = self._kinds
         kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
         if kind not in kinds and len(kinds) >= MAX_KINDS:
@@ -48,6 +49,8 @@ class RecordMeter:
         kinds[kind] = kinds.get(kind, 0) + 1
         if record.ttft_ms is not None:
             add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
+        if head_ns is not None:
+            add_value(self._head_s, OVERHEAD_S, head_ns / 1e9)
         if record.itl_ms:
             add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
         self._prompt_tokens += record.prompt_tokens or 0
@@ -74,6 +77,7 @@ class RecordMeter:
             requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
             ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
             gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
+            request_head=self._head_s,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,

@@ -1,0 +1,95 @@
+"""Which prefixes the live traffic shares most, by the hash of their last block, in bounded memory.
+
+Only branch points are looked at: where a request leaves what the requests before it had in common. A system prompt of
+a thousand blocks is one such point, reached again by every new conversation. Points are kept while somebody passes
+them: of those not passed for longest the oldest is given up, so a prefix that at least one request in ``capacity``
+has is never lost. Requests are counted from a point's discovery on, the two that showed it included: never too many.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tap.admin.window import Window
+
+CAPACITY: Final = 4_096
+TOP: Final = 8
+NESTED_SHARE: Final = 0.9
+"""A prefix that goes on into a longer one in nearly all of its requests is told as the longer one only."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """Requests that had a prefix, in one minute."""
+
+    requests: int = 0
+
+
+@dataclass(slots=True)
+class BranchPoint:
+    """A prefix that requests shared up to this block, where some of them parted."""
+
+    hash: int
+    blocks: int
+    window: Window[Passes] = field(default_factory=lambda: Window(Passes))
+    within: int | None = None
+    """Hash of the nearest point above it. Null: none is known."""
+
+    def requests(self, now_s: float) -> int:
+        """How many recent requests had it, at least."""
+        return sum(minute.requests for minute in self.window.buckets(now_s))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """One line of the page."""
+
+    hash: int
+    blocks: int
+    requests: int
+
+
+class SharedPrefixes:
+    """Takes requests in order; tells the prefixes that most of the recent ones' tokens are in."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._points: OrderedDict[int, BranchPoint] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def take(self, hashes: Sequence[int], seen_blocks: int, now_s: float) -> None:
+        """Count one request, whose ``seen_blocks`` leading blocks an earlier one had."""
+        points = self._points
+        within = None
+        for block in [block for block in hashes if block in points]:
+            points[block].window.bucket(now_s).requests += 1
+            points[block].within = within
+            points.move_to_end(block)
+            within = block
+        if seen_blocks and hashes[seen_blocks - 1] not in points:
+            self._discover(hashes[seen_blocks - 1], seen_blocks, now_s)
+
+    def top(self, now_s: float, count: int = TOP) -> list[SharedPrefix]:
+        """The prefixes that hold most tokens of recent requests, the most first; none twice in two lengths."""
+        requests = {block: point.requests(now_s) for block, point in self._points.items()}
+        goes_on = {
+            point.within
+            for block, point in self._points.items()
+            if point.within is not None and requests[block] >= NESTED_SHARE * requests.get(point.within, 0)
+        }
+        told = [
+            SharedPrefix(block, point.blocks, requests[block])
+            for block, point in self._points.items()
+            if requests[block] >= 2 and block not in goes_on
+        ]
+        return sorted(told, key=lambda prefix: (-prefix.blocks * prefix.requests, prefix.hash))[:count]
+
+    def _discover(self, block: int, blocks: int, now_s: float) -> None:
+        point = BranchPoint(block, blocks)
+        point.window.bucket(now_s).requests = 2
+        self._points[block] = point
+        if len(self._points) > self._capacity:
+            self._points.popitem(last=False)
