@@ -2,8 +2,8 @@
 
     python scripts/guessing_cost.py
 
-A guess is one 16-token block after a prefix that is known: a hash, compared with the trace's. One core, in Python; what a
-C program does on the same core, ``xxhsum -b7 -B72`` and ``openssl speed -bytes 72 -evp blake2b512`` tell.
+A guess is one 16-token block after a prefix that is known: a hash, compared with the trace's. One core, in Python;
+what a C program does on it, ``xxhsum -b7 -B72`` and ``openssl speed -bytes 72 -evp blake2b512`` tell.
 """
 
 import hashlib
