@@ -12,7 +12,7 @@ _CONTENT_LOOP = re.compile(
 )
 """A template that walks over a message's content expects parts; any other expects a string."""
 
-_TEXT_PARTS = {
+TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -68,8 +68,7 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
         if not isinstance(function, dict):
             raise UntokenizableError("unknown_tool_kind")
         filled = {name: function.get(name) for name in ("name", "description", "parameters")}
-        if function.get("strict") is not None:
-            filled["strict"] = function["strict"]
+        filled |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
         known.append({"type": "function", "function": filled})
     return known
 
@@ -106,7 +105,7 @@ def _texts(content: object) -> list[str]:
 def _part_text(part: object) -> str | None:
     if isinstance(part, str):
         return part
-    field = _TEXT_PARTS.get(part.get("type", "text")) if isinstance(part, dict) else None
+    field = TEXT_PARTS.get(part.get("type", "text")) if isinstance(part, dict) else None
     if field is None or not isinstance(part, dict):
         raise UntokenizableError("multimodal")
     text = part.get(field)

@@ -1,13 +1,27 @@
 """Undo ``Content-Encoding`` on the recorder's copies; the relay forwards encoded bytes as they are."""
 
+import importlib
+import importlib.util
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import zstandard
 
 from wire.stream import BodyRead
 
 MAX_DECODED_BYTES = 256 << 20
 """Past this a small body is a bomb, and its request is recorded without what it said."""
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+STEP_BYTES = 1 << 10
+"""Given at once to zstandard, which cannot be told how much to give back: at most 32 MB come of it."""
+
+Decoder = Callable[[bytes, int], bytes]
+"""Takes the next encoded bytes and gives what they decode to; holds back what it cannot decode yet. Raises
+UndecodableError if they are broken, or become much more than so many bytes."""
+
+
+TOO_LARGE = "decoded body too large"
+BROKEN = "broken content-encoding"
 
 
 class UndecodableError(Exception):
@@ -19,22 +33,93 @@ def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str) -> list[BodyRe
 
     A coder may hold bytes back until a later read: a token's time is then when a client could have decoded it.
     """
-    name = coding.strip().lower()
-    if name in ("", "identity"):
-        return [BodyRead(at_ns, data) for at_ns, data in reads]
-    if name not in _WINDOW_BITS:
-        raise UndecodableError("unknown content-encoding")
-    decoder = zlib.decompressobj(_WINDOW_BITS[name])
+    names = [name for part in coding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
+    decoded = [BodyRead(at_ns, data) for at_ns, data in reads]
+    for name in reversed(names):  # the last one named was put on last
+        decoded = _decoded(decoded, _decoder(name))
+    return decoded
+
+
+def _decoded(reads: Iterable[BodyRead], decode: Decoder) -> list[BodyRead]:
     decoded = []
     room = MAX_DECODED_BYTES
     for at_ns, data in reads:
-        try:
-            plain = decoder.decompress(data, room)
-        except zlib.error as error:
-            raise UndecodableError("broken content-encoding") from error
+        plain = decode(data, room)
         room -= len(plain)
-        if room <= 0 or decoder.unconsumed_tail:
-            raise UndecodableError("decoded body too large")
+        if room <= 0:
+            raise UndecodableError(TOO_LARGE)
         if plain:
             decoded.append(BodyRead(at_ns, plain))
     return decoded
+
+
+def _decoder(name: str) -> Decoder:
+    if name in ("gzip", "x-gzip"):
+        return _inflater(16 + zlib.MAX_WBITS)
+    if name == "deflate":
+        return _inflater(zlib.MAX_WBITS)
+    if name == "zstd":
+        return _zstandard_decoder()
+    if name == "br" and importlib.util.find_spec("brotli") is not None:
+        return _brotli_decoder(importlib.import_module("brotli"))
+    raise UndecodableError("unknown content-encoding")
+
+
+def _inflater(window_bits: int) -> Decoder:
+    inflater = zlib.decompressobj(window_bits)
+
+    def decode(data: bytes, room: int) -> bytes:
+        try:
+            plain = inflater.decompress(data, room)
+        except zlib.error as error:
+            raise UndecodableError(BROKEN) from error
+        if inflater.unconsumed_tail:
+            raise UndecodableError(TOO_LARGE)
+        return plain
+
+    return decode
+
+
+def _zstandard_decoder() -> Decoder:
+    """Frame after frame: a server may flush by ending one."""
+    context = zstandard.ZstdDecompressor()
+    frame = context.decompressobj()
+
+    def step(data: bytes) -> bytes:
+        nonlocal frame
+        plain = b""
+        while data:
+            if frame.eof:
+                frame = context.decompressobj()
+            try:
+                plain += frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise UndecodableError(BROKEN) from error
+            data = frame.unused_data if frame.eof else b""
+        return plain
+
+    def decode(data: bytes, room: int) -> bytes:
+        pieces: list[bytes] = []
+        for at in range(0, len(data), STEP_BYTES):
+            pieces.append(step(data[at : at + STEP_BYTES]))
+            room -= len(pieces[-1])
+            if room <= 0:
+                raise UndecodableError(TOO_LARGE)
+        return b"".join(pieces)
+
+    return decode
+
+
+def _brotli_decoder(brotli: Any) -> Decoder:
+    decompressor = brotli.Decompressor()
+
+    def decode(data: bytes, room: int) -> bytes:
+        try:
+            plain: bytes = decompressor.process(data, output_buffer_limit=room)
+        except brotli.error as error:
+            raise UndecodableError(BROKEN) from error
+        if not decompressor.can_accept_more_data():
+            raise UndecodableError(TOO_LARGE)
+        return plain
+
+    return decode

@@ -7,9 +7,13 @@ from typing import Any
 
 from tap.byteblocks import BYTES_PER_TOKEN, ByteBlocks
 from tap.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
-from tap.shape import RequestShape, token_ids
-from tap.tokenizer import Tokenizer
+from tap.exchange import RecorderSetup
+from tap.media import first_media_message, ids_before_media, messages_before
+from tap.promptform import ChatPrompt, IdsPrompt, PromptForm, TextPrompt, prompt_form
+from tap.shape import RequestShape
+from tap.tokenizer import Tokenizer, load_tokenizer
 from tracefile.blockhash import BlockHasher, HashKey
+from tracefile.errors import InputError
 from tracefile.schema import BlockHash, HashAlgorithm, HashSource
 
 
@@ -39,7 +43,7 @@ class ChainStart:
 
 
 class PromptHasher:
-    """Hashes prompts for one trace. ``tokenizer`` null: token-id prompts only; ``byte_blocks``: text as bytes."""
+    """Hashes prompts for one trace. Without a ``tokenizer`` and ``byte_blocks`` (text as bytes): id prompts only."""
 
     def __init__(
         self,
@@ -49,10 +53,13 @@ class PromptHasher:
         *,
         tokenizer: Tokenizer | None = None,
         byte_blocks: ByteBlocks | None = None,
+        answers: bool = True,
     ) -> None:
         self.block_size = block_size
         self._tokenizer = tokenizer
         self._byte_blocks = byte_blocks
+        self._answers = answers
+        """Whether answers are tokenized too, where the engine did not send their ids."""
 
         @lru_cache(maxsize=256)
         def hasher(start: ChainStart) -> BlockHasher:
@@ -70,18 +77,17 @@ class PromptHasher:
         ``usage_tokens``: the engine's count, null if it reported none; it scales byte blocks and nothing else.
         """
         try:
-            if engine_ids is not None:
-                return self._of_ids(start, engine_ids, "engine")
-            prompt = single_prompt(shape)
-            if not isinstance(prompt, str | None):
-                return self._of_ids(start, prompt, "engine")
-            if self._tokenizer is not None:
-                return self._of_ids(start, self._tokenize(self._tokenizer, shape, prompt), "tokenizer")
-            if self._byte_blocks is not None:
-                return self._of_bytes(self._byte_blocks, start, shape, prompt, usage_tokens)
+            form = prompt_form(shape)
+            first = first_media_message(form.body) if isinstance(form, ChatPrompt) else None
+            if isinstance(form, ChatPrompt) and first is not None:
+                return self._before_media(start, form, first)
+            if engine_ids is None:
+                return self._of_form(start, form, usage_tokens)
         except UntokenizableError as error:
-            return HashedPrompt(unhashed=error.reason)
-        return HashedPrompt(unhashed="text_without_tokenizer")
+            # Where the prompt cannot be known from the request, the engine may have said it, but of a batch only one.
+            if engine_ids is None or error.reason == "batch":
+                return HashedPrompt(unhashed=error.reason)
+        return self._of_ids(start, engine_ids, "engine")
 
     def output_hashes(
         self, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]
@@ -94,50 +100,83 @@ class PromptHasher:
         return self._hasher(start).extend(previous, [*ids, *output_ids[:-1]])
 
     def output_ids(self, text: str) -> Sequence[int] | None:
-        """The ids a text would have if it were tokenized afresh; null without a tokenizer."""
-        return None if self._tokenizer is None else self._tokenizer.encode_text(text, add_special_tokens=False)
+        """The ids a text would have if it were tokenized afresh; null where nobody does that."""
+        if self._tokenizer is None or not self._answers:
+            return None
+        return self._tokenizer.encode_text(text, add_special_tokens=False)
+
+    def _of_form(self, start: ChainStart, form: PromptForm, usage_tokens: int | None) -> HashedPrompt:
+        if isinstance(form, IdsPrompt):
+            return self._of_ids(start, form.ids, "engine")
+        if self._tokenizer is not None:
+            return self._of_ids(start, _tokenize(self._tokenizer, form), "tokenizer")
+        if self._byte_blocks is not None:
+            return self._of_bytes(self._byte_blocks, start, _text(form), usage_tokens)
+        raise UntokenizableError("text_without_tokenizer")
 
     def _of_ids(self, start: ChainStart, ids: Sequence[int], source: HashSource) -> HashedPrompt:
         return HashedPrompt(
             hashes=self._hasher(start).hash_blocks(ids), source=source, token_count=len(ids), token_ids=ids
         )
 
-    def _of_bytes(
-        self, blocks: ByteBlocks, start: ChainStart, shape: RequestShape, prompt: str | None, usage_tokens: int | None
-    ) -> HashedPrompt:
-        text = (chat_text(shape.body) if prompt is None else prompt).encode("utf-8", "surrogatepass")
-        estimate = len(text) // BYTES_PER_TOKEN if usage_tokens is None else None
+    def _of_bytes(self, blocks: ByteBlocks, start: ChainStart, text: str, usage_tokens: int | None) -> HashedPrompt:
+        data = text.encode("utf-8", "surrogatepass")
+        estimate = len(data) // BYTES_PER_TOKEN if usage_tokens is None else None
         tokens = usage_tokens if estimate is None else estimate
-        hashes = blocks.hash_blocks(self._hasher(start), start, text, tokens or 0)
+        hashes = blocks.hash_blocks(self._hasher(start), start, data, tokens or 0)
         return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
 
-    def _tokenize(self, tokenizer: Tokenizer, shape: RequestShape, prompt: str | None) -> Sequence[int]:
-        if prompt is None:
-            return tokenizer.encode_chat(shape.body)
-        return tokenizer.encode_text(prompt, add_special_tokens=shape.body.get("add_special_tokens", True) is not False)
+    def _before_media(self, start: ChainStart, form: ChatPrompt, first: int) -> HashedPrompt:
+        """The chain as far as it is known; how long the whole prompt is, only the engine can say."""
+        if self._tokenizer is not None:
+            ids = ids_before_media(self._tokenizer, form.body, first)
+            return HashedPrompt(hashes=self._hasher(start).hash_blocks(ids), source="tokenizer")
+        if self._byte_blocks is None:
+            raise UntokenizableError("multimodal")
+        text = _text(ChatPrompt(messages_before(form.body, first))) if first else ""
+        made = self._of_bytes(self._byte_blocks, start, text, None)
+        return HashedPrompt(hashes=made.hashes, source="bytes")
 
 
-def single_prompt(shape: RequestShape) -> str | Sequence[int] | None:
-    """A completion's prompt as text or ids; null for a chat. Raises UntokenizableError for what is neither."""
-    if shape.body.get("truncate_prompt_tokens") is not None:
-        raise UntokenizableError("truncated_by_request")
-    if shape.endpoint == "/v1/chat/completions":
-        return None
-    if shape.body.get("prompt_embeds") is not None:
-        raise UntokenizableError("prompt_embeds")
-    prompt = shape.body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise UntokenizableError("batch")
-        prompt = prompt[0]
-    ids = token_ids(prompt)
-    if ids is not None:
-        return ids
-    if not isinstance(prompt, str):
-        raise UntokenizableError("malformed_prompt")
-    return prompt
+def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
+    """The hasher that a recorder's setup asks for; raises InputError."""
+    tokenizer: Tokenizer | None = None
+    if setup.tokenizer == "engine":
+        if setup.engine_url is None:
+            raise InputError("--tokenizer engine: no upstream to ask; expected one")
+        # Imported here: the HTTP client is a third of the recorder's start, and no other source needs it.
+        from tap.enginetokenizer import EngineTokenizer  # noqa: PLC0415
+
+        tokenizer = EngineTokenizer(setup.engine_url, setup.dialect)
+    elif setup.tokenizer not in ("ids", "bytes"):
+        tokenizer = load_tokenizer(setup.tokenizer)
+    return PromptHasher(
+        key,
+        setup.algorithm,
+        setup.block_size,
+        tokenizer=tokenizer,
+        byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
+        # An engine that serves has better to do than to tokenize what it said itself; it can be asked for the ids.
+        answers=setup.tokenizer != "engine",
+    )
+
+
+def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[int]:
+    if isinstance(form, TextPrompt):
+        return tokenizer.encode_text(form.text, add_special_tokens=form.add_special_tokens)
+    try:
+        return tokenizer.encode_chat(form.body)
+    except UntokenizableError as error:
+        if form.otherwise is None or error.reason != "template_failed":
+            raise
+        return tokenizer.encode_chat(form.otherwise)
+
+
+def _text(form: TextPrompt | ChatPrompt) -> str:
+    """A prompt as one text that the next turn's begins with."""
+    return form.text if isinstance(form, TextPrompt) else chat_text(form.body)
 
 
 def chat_text(body: Mapping[str, Any]) -> str:
-    """A chat request's prompt as one text that the next turn's begins with."""
+    """A chat as one text that the next turn's begins with."""
     return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

@@ -16,12 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tap.byteblocks import ByteBlocks
 from tap.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.inbox import Inbox
-from tap.prompt import PromptHasher
+from tap.prompt import prompt_hasher
 from tap.recording import MadeRecord, RecordMaker
-from tap.tokenizer import load_tokenizer
 from tracefile.blockhash import HashKey
 from tracefile.errors import InputError
 from tracefile.sessions import SessionIndex
@@ -42,10 +40,12 @@ class Recorder:
         key = HashKey(setup.key_secret)
         self._maker = RecordMaker(
             key,
-            _prompt_hasher(setup, key),
+            prompt_hasher(setup, key),
             epoch_ns=setup.epoch_ns,
             hash_model=setup.hash_model,
             loras=frozenset(setup.loras),
+            keep_headers=tuple(setup.keep_headers),
+            dialect=setup.dialect,
         )
         self._sessions = SessionIndex(setup.block_size)
         self._writer = TraceWriter(setup.trace, setup.meta, overwrite=setup.overwrite)
@@ -157,17 +157,6 @@ def _tell(sock: socket.socket, progress: Progress) -> None:
     """A supervisor that was killed hears nothing, and what its workers had sent is written all the same."""
     with contextlib.suppress(OSError):
         sock.sendall(encode_frame(progress))
-
-
-def _prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
-    text = setup.tokenizer not in ("ids", "bytes")
-    return PromptHasher(
-        key,
-        setup.algorithm,
-        setup.block_size,
-        tokenizer=load_tokenizer(setup.tokenizer) if text else None,
-        byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
-    )
 
 
 def main(argv: Sequence[str]) -> int:

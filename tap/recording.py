@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tap.chatmessages import UntokenizableError
 from tap.contentcoding import UndecodableError, decode_reads
-from tap.exchange import ExchangeCopy
+from tap.exchange import Dialect, ExchangeCopy
 from tap.prompt import ChainStart, HashedPrompt, PromptHasher
+from tap.response import read_answer
 from tap.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
 from tracefile.blockhash import HashKey, keyed_id
-from tracefile.schema import BlockHash, Record, RequestId, SessionId
-from wire.completion import Completion, parse_completion
-from wire.stream import BodyRead
+from tracefile.schema import OutputHashSource, Record, RequestId, SessionId
+from wire.completion import Completion
 
 REMEMBERED_IDS = 100_000
 """Request ids kept to notice one that a client uses twice."""
@@ -34,23 +34,37 @@ class RecordMaker:
     """Makes a trace's records; remembers request ids, so that each stays unique within the trace."""
 
     def __init__(
-        self, key: HashKey, prompts: PromptHasher, *, epoch_ns: int, hash_model: str | None, loras: frozenset[str]
+        self,
+        key: HashKey,
+        prompts: PromptHasher,
+        *,
+        epoch_ns: int,
+        hash_model: str | None,
+        loras: frozenset[str],
+        keep_headers: Sequence[str] = (),
+        dialect: Dialect = "vllm",
     ) -> None:
         self._key = key
         self._prompts = prompts
         self._epoch_ns = epoch_ns
         self._hash_model = hash_model
         self._loras = loras
+        self._keep_headers = keep_headers
+        self._dialect = dialect
+        self._hits_reported = False
+        """The engine has said of a request what it had cached: what it leaves out from then on is 0."""
         self._ids: OrderedDict[str, None] = OrderedDict()
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
         """The record of one exchange, its session not linked yet."""
         shape, unreadable = _shape(exchange)
-        answer = _answer(exchange, shape)
+        answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
         record = Record(request_id=self._request_id(exchange))
         _fill_times(record, exchange, answer, self._epoch_ns)
         _fill_outcome(record, exchange, answer)
         _fill_counts(record, exchange, answer)
+        self._fill_misses(record)
+        self._fill_relay(record, exchange)
         if shape is not None:
             self._fill_shape(record, shape)
         session = explicit_session(exchange.request_headers, shape)
@@ -82,6 +96,20 @@ class RecordMaker:
         record.n = shape.n
         record.lora = shape.model if shape.model in self._loras else None
 
+    def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
+        """What the relay was told to keep of the request, and what it did with it."""
+        headers = exchange.request_headers
+        record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
+        record.upstream = exchange.upstream or None
+        record.injected = list(exchange.injected) or None
+
+    def _fill_misses(self, record: Record) -> None:
+        """SGLang leaves a count of 0 out, and every count if not told to report: another record tells which it is."""
+        if record.cached_tokens is not None:
+            self._hits_reported = True
+        elif self._dialect == "sglang" and self._hits_reported and record.tokens_source == "usage":
+            record.cached_tokens = 0
+
     def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
         usage_tokens = record.prompt_tokens
         model = self._hash_model or shape.model or ""
@@ -93,31 +121,36 @@ class RecordMaker:
             prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
         _fill_prompt(record, prompt, self._prompts.block_size)
         if answer is not None and prompt.hashes is not None:
-            record.output_block_hashes = self._output_hashes(record, start, prompt, answer)
+            self._fill_output_hashes(record, start, prompt, answer)
         known = usage_tokens is not None and prompt.token_count is not None
         matches = usage_tokens == prompt.token_count if known else None
         return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
 
-    def _output_hashes(
-        self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion
-    ) -> list[BlockHash] | None:
-        """From the engine's output ids; else from the text, if prompt and output then have the engine's lengths."""
+    def _fill_output_hashes(self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion) -> None:
+        """From the engine's output ids, else the text's, if prompt and output have the lengths that the engine counted.
+
+        In a chat the chain ends where the answer does: what the template writes after it is the next turn's prompt.
+        """
         if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
-            return None
+            return
+        source: OutputHashSource = "engine"
         ids: Sequence[int] | None = answer.token_ids
         if ids is None and answer.text and record.tokens_source == "usage":
-            try:
-                ids = self._prompts.output_ids(answer.text)
-            except UntokenizableError:
-                ids = None
-            if ids is not None and len(ids) + 1 == record.output_tokens and answer.finish_reason == "stop":
-                # The stop token has no text, and its id does not matter: the last token's KV is never computed.
-                ids = [*ids, 0]
-            if ids is not None and len(ids) == record.output_tokens:
-                record.output_hash_source = "tokenizer"
+            source, ids = "tokenizer", self._text_ids(answer, record.output_tokens)
         if ids is None or len(ids) != record.output_tokens:
+            return
+        record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
+        record.output_hash_source = None if record.output_block_hashes is None else source
+
+    def _text_ids(self, answer: Completion, output_tokens: int) -> Sequence[int] | None:
+        try:
+            ids = self._prompts.output_ids(answer.text)
+        except UntokenizableError:
             return None
-        return self._prompts.output_hashes(start, prompt, ids)
+        if ids is not None and len(ids) + 1 == output_tokens and answer.finish_reason == "stop":
+            # The stop token has no text, and its id does not matter: the last token's KV is never computed.
+            return [*ids, 0]
+        return ids
 
 
 def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
@@ -132,38 +165,6 @@ def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
         return None, "request_encoding"
     except UnreadableBodyError:
         return None, "request_not_json"
-
-
-def _answer(exchange: ExchangeCopy, shape: RequestShape | None) -> Completion | None:
-    """What the response said of tokens; null if it cannot be read."""
-    if exchange.http_status is None:
-        return None
-    content_type = exchange.response_headers.get("content-type")
-    stream = shape is not None and shape.stream
-    if content_type is not None:
-        stream = content_type.lower().startswith("text/event-stream")
-    coding = exchange.response_headers.get("content-encoding", "")
-    try:
-        answer = parse_completion(decode_reads(exchange.response_reads, coding), stream=stream)
-    except UndecodableError:
-        return None
-    return answer if exchange.response_whole else _cut_answer(exchange, answer, stream=stream)
-
-
-def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
-    """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
-    if not stream:
-        return Completion(done=True)
-    end = parse_completion([BodyRead(at_ns, data) for at_ns, data in exchange.last_reads], stream=True)
-    return Completion(
-        first_token_ns=beginning.first_token_ns,
-        prompt_tokens=end.prompt_tokens,
-        output_tokens=end.output_tokens,
-        cached_tokens=end.cached_tokens,
-        finish_reason=end.finish_reason,
-        prompt_token_ids=beginning.prompt_token_ids,
-        done=end.done,
-    )
 
 
 def _fill_times(record: Record, exchange: ExchangeCopy, answer: Completion | None, epoch_ns: int) -> None:

@@ -1,7 +1,7 @@
 """A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,12 @@ from tap.exchange import Endpoint
 
 MAX_NAME_CHARS = 200
 """A longer model or adapter name is no name: it could be anything, a prompt even, and is not recorded."""
+
+LIMITS = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""What an endpoint calls the most tokens of an answer, the name that goes first first. Others: ``max_tokens``."""
 
 
 class UnreadableBodyError(Exception):
@@ -45,13 +51,13 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
         raise UnreadableBodyError
     tools = fields.get("tools")
     choices = _integer(fields, "n")
-    limit = _integer(fields, "max_completion_tokens") if endpoint == "/v1/chat/completions" else None
+    limits = (_integer(fields, name) for name in LIMITS.get(endpoint, ("max_tokens",)))
     return RequestShape(
         endpoint=endpoint,
         body=fields,
         model=short_name(fields.get("model")),
         stream=fields.get("stream") is True,
-        max_tokens=_integer(fields, "max_tokens") if limit is None else limit,
+        max_tokens=next((limit for limit in limits if limit is not None), None),
         priority=_integer(fields, "priority"),
         tools=len(tools) if isinstance(tools, list) and tools else None,
         n=None if choices == 1 else choices,
@@ -64,12 +70,21 @@ def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> 
     if headers.get("x-session-id"):
         return headers["x-session-id"]
     if shape is not None:
-        metadata = shape.body.get("metadata")
-        nested = metadata.get("session_id") if isinstance(metadata, dict) else None
-        for value in (shape.body.get("session_id"), shape.body.get("user"), nested):
+        for value in _session_names(shape.body):
             if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
                 return str(value)
     return headers.get("x-dynamo-session-id") or None
+
+
+def _session_names(body: Mapping[str, Any]) -> Iterator[object]:
+    """What a body may call its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
+    metadata, conversation = body.get("metadata"), body.get("conversation")
+    yield body.get("session_id")
+    yield conversation.get("id") if isinstance(conversation, dict) else conversation
+    yield body.get("user")
+    if isinstance(metadata, dict):
+        yield metadata.get("session_id")
+        yield metadata.get("user_id")
 
 
 def short_name(value: object) -> str | None:

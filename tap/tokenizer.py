@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from tap.chatmessages import UntokenizableError, template_messages, template_tools
+from tap.segmentcache import SegmentCache, find_cut
 from tracefile.errors import InputError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -29,7 +32,7 @@ def check_tokenizer(path: str) -> str:
     if place.is_dir() and any((place / name).is_file() for name in TOKENIZER_FILES):
         return str(place)
     raise InputError(
-        f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json, or `bytes`, or `ids`"
+        f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json, `engine`, `bytes` or `ids`"
     )
 
 
@@ -50,16 +53,53 @@ def load_tokenizer(directory: str) -> "TransformersTokenizer":
     return TransformersTokenizer(loaded)
 
 
+PROBE = "a"
+"""A text that every vocabulary encodes, to see what goes around a text."""
+
+
 class TransformersTokenizer:
     """Completion prompts get special tokens, chats only those their template writes: vLLM's defaults."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._encode: Callable[..., Any] = tokenizer
         self._tokenizer = tokenizer
+        self._encode: Callable[[str], Sequence[int]] = self._encode_whole
+        self.segments: SegmentCache | None = None
+        """Null: this tokenizer cannot be cut exactly, and encodes every text whole."""
+        self._around: tuple[list[int], list[int]] | None = None
+        """The special tokens before and after a text; null: not the same for every text."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            self._use_backend(backend)
+
+    def _use_backend(self, backend: Any) -> None:
+        """Encode by the Rust tokenizer itself: what transformers adds to a call costs more than a short text."""
+        backend.no_truncation()
+        backend.no_padding()
+
+        def encode(text: str) -> Sequence[int]:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            return ids
+
+        cut = find_cut(msgspec.json.decode(backend.to_str()))
+        self.segments = None if cut is None else SegmentCache(cut, encode)
+        self._encode = encode if self.segments is None else self.segments.encode
+        self._around = _around(encode(PROBE), self._encode_specially(PROBE))
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The ids of a text as it stands."""
-        ids: list[int] = self._encode(text, add_special_tokens=add_special_tokens)["input_ids"]
+        if not add_special_tokens:
+            return self._encode(text)
+        if self._around is None:
+            return self._encode_specially(text)
+        before, after = self._around
+        return [*before, *self._encode(text), *after]
+
+    def _encode_whole(self, text: str) -> Sequence[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _encode_specially(self, text: str) -> Sequence[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=True)["input_ids"]
         return ids
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
@@ -88,6 +128,15 @@ class TransformersTokenizer:
         except ValueError:
             raise UntokenizableError("no_chat_template") from None
         return str(template)
+
+
+def _around(plain: Sequence[int], special: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """What stands before and after ``plain`` in ``special``; null if it does not stand there in one piece."""
+    size = len(plain)
+    for at in range(len(special) - size + 1):
+        if list(special[at : at + size]) == list(plain):
+            return list(special[:at]), list(special[at + size :])
+    return None
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class Completion:
 
 
 EventTaker = Callable[[Completion, bytes, list[str]], int]
-"""Adds one event's data (or a whole body) to what is known and its text to the list; returns how many tokens it carried.
-Raises msgspec.DecodeError where it is not what an engine sends."""
+"""Adds one event's data (or a whole body) to what is known, its text to the list, and returns how many tokens it
+carried. Raises msgspec.DecodeError where it is not what an engine sends."""
 
 
 def parse_completion(reads: Sequence[BodyRead], *, stream: bool, content_encoding: str | None = None) -> Completion:

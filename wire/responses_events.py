@@ -67,7 +67,7 @@ class OutputItem(msgspec.Struct):
 
     type: str | None = None
     name: str | None = None
-    content: list[OutputPart] | None = None
+    content: list[OutputPart] | str | None = None
 
 
 class WholeResponse(ResponseObject):
@@ -119,8 +119,8 @@ def take_whole_response(completion: Completion, data: bytes, texts: list[str]) -
     response = _decode_whole(data)
     take_response(completion, response)
     for item in response.output or ():
-        if item.type == "message":
-            texts += [part.text for part in item.content or () if part.type == "output_text" and part.text]
+        if item.type == "message" and isinstance(item.content, list):
+            texts += [part.text for part in item.content if part.type == "output_text" and part.text]
     return 0
 
 

@@ -1,0 +1,38 @@
+"""Token ids of texts met lately, by the texts' digests, within a bound: what was not used for long goes first."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+ENTRY_IDS = 50
+"""What an entry costs in memory beside its ids, in ids of four bytes."""
+
+
+class RecentIds:
+    """A least-recently-used map that counts ids, not entries."""
+
+    def __init__(self, max_ids: int) -> None:
+        self._max_ids = max_ids
+        self._held = 0
+        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()
+        """Least recently used first."""
+
+    def get(self, digest: bytes) -> Sequence[int] | None:
+        """The ids, which are now the latest used; null: not there."""
+        ids = self._entries.get(digest)
+        if ids is not None:
+            self._entries.move_to_end(digest)
+        return ids
+
+    def put(self, digest: bytes, ids: Sequence[int]) -> Sequence[int]:
+        """Keep the ids of a digest that is not there; gives them back, packed."""
+        packed = self._entries[digest] = array("I", ids)
+        self._held += len(packed) + ENTRY_IDS
+        while self._held > self._max_ids:
+            self._held -= len(self._entries.popitem(last=False)[1]) + ENTRY_IDS
+        return packed
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the bound is broken or its count is off."""
+        assert self._held == sum(len(ids) + ENTRY_IDS for ids in self._entries.values())
+        assert self._held <= self._max_ids

@@ -1,0 +1,52 @@
+"""The copy of a response, read: what it says of tokens, whatever its coding and API, and however much was kept."""
+
+from tap.contentcoding import UndecodableError, decode_reads
+from tap.exchange import ExchangeCopy
+from wire.answer import parse_answer
+from wire.completion import Completion
+from wire.stream import BodyRead
+
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Endpoints that answer with tokens, and say when they are done."""
+
+
+def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:
+    """What the response said; null if none came, or its coding cannot be undone.
+
+    ``asked_stream`` decides how a body without a ``Content-Type`` is read.
+    """
+    if exchange.http_status is None:
+        return None
+    content_type = exchange.response_headers.get("content-type", "").lower()
+    if exchange.endpoint not in GENERATING and "json" not in content_type:
+        return Completion(done=True)  # audio, a file: there is nothing to read in it
+    stream = content_type.startswith("text/event-stream") if content_type else asked_stream
+    try:
+        reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding", ""))
+    except UndecodableError:
+        return None
+    answer = parse_answer(exchange.endpoint, reads, stream=stream)
+    if not exchange.response_whole:
+        answer = _cut_answer(exchange, answer, stream=stream)
+    if exchange.endpoint not in GENERATING and answer.error_kind == "unparseable":
+        return Completion(done=True)
+    return answer
+
+
+def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
+    """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
+    if not stream:
+        return Completion(done=True)
+    reads = [BodyRead(at_ns, data) for at_ns, data in exchange.last_reads]
+    end = parse_answer(exchange.endpoint, reads, stream=True)
+    return Completion(
+        first_token_ns=beginning.first_token_ns,
+        # Anthropic tells the prompt's length at the start already.
+        prompt_tokens=beginning.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens,
+        output_tokens=end.output_tokens,
+        cached_tokens=beginning.cached_tokens if end.cached_tokens is None else end.cached_tokens,
+        finish_reason=end.finish_reason,
+        prompt_token_ids=beginning.prompt_token_ids,
+        # A last event that repeats the whole answer may begin before what was kept.
+        done=end.done or exchange.endpoint == "/v1/responses",
+    )
