@@ -55,9 +55,19 @@ class Compressor:
 def compressor_for(path: str | os.PathLike[str]) -> Compressor | None:
     """The compressor a path's suffix asks for: ``.gz``, ``.zst``; None: plain."""
     suffix = os.path.splitext(os.fspath(path))[1]
-    if suffix == ".gz":
+    return new_compressor({".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}.get(suffix, "plain"))
+
+
+def compressor_like(head: bytes) -> Compressor | None:
+    """The compressor that goes on with a file of these first bytes; None: plain."""
+    return new_compressor(compression_of(head))
+
+
+def new_compressor(compression: str) -> Compressor | None:
+    """A stream of its own in this format; None: plain."""
+    if compression == "gzip":
         return Compressor(zlib.compressobj(6, wbits=31), zlib.Z_SYNC_FLUSH, zlib.Z_FINISH)
-    if suffix in (".zst", ".zstd"):
+    if compression == "zstd":
         params = zstandard.ZstdCompressionParameters.from_level(
             3, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True
         )

@@ -82,6 +82,16 @@ def is_object(line: bytes) -> bool:
     return True
 
 
+def is_header(line: bytes) -> bool:
+    """Whether the line is a header, not a record: segments that were concatenated hold several."""
+    if not line.startswith(b'{"meta"'):
+        return False
+    try:
+        return "request_id" not in parse_object(line, "")
+    except InputError:
+        return False
+
+
 def convert_object(found: dict[str, Any], struct: type[Struct], where: str) -> Struct:
     """The object as ``struct``, unknown keys kept in ``extra``; raises InputError naming ``where`` and the field."""
     try:

@@ -1,20 +1,18 @@
 """Writing traces: a header, then records as requests finish, so that a killed writer loses at most a second."""
 
 import os
-import stat
 import threading
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from tracefile.compression import compressor_for
+from tracefile.appending import new_trace_file
 from tracefile.errors import InputError
 from tracefile.schema import Meta, Record
 from tracefile.unknown import merge_unknown
 
 FLUSH_INTERVAL_S = 1.0
-DRAIN_BYTES = 1 << 18
 
 _encoder = msgspec.json.Encoder()
 
@@ -52,19 +50,16 @@ class TraceWriter:
         self.path = os.fspath(path)
         self.count = 0
         """Records taken so far."""
-        self._compressor = compressor_for(path)
-        self._pending = bytearray()
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
-        self._failing = False
         header = encode_meta(meta)
-        self._fd = _open_new(self.path, overwrite)
+        self._file = new_trace_file(path, overwrite=overwrite)
         try:
-            self._take(header)
+            self._file.take(header)
             self.flush()
         except BaseException:
-            os.close(self._fd)
+            self._file.abandon()
             raise
         self._flusher = threading.Thread(target=self._flush_each_second, name="trace-flush", daemon=True)
         self._flusher.start()
@@ -81,22 +76,20 @@ class TraceWriter:
         """Take one record; raises InputError if it was refused (and only then)."""
         line = encode_record(record)
         with self._lock:
-            if self._failing:
-                self._drain()
             self._take(line)
             self.count += 1
-            if len(self._pending) >= DRAIN_BYTES:
-                self._try_drain()
-        if not self._dirty.is_set():
-            self._dirty.set()
+
+    def change_meta(self, meta: Meta) -> None:
+        """Put another header before the records to come: same clock, blocks and hashes, but say another engine."""
+        line = encode_meta(meta)
+        with self._lock:
+            self._take(line)
 
     def flush(self) -> None:
         """Bring every record taken so far to the file; raises InputError if the disk does not take them."""
         with self._lock:
             self._dirty.clear()
-            if self._compressor is not None:
-                self._pending += self._compressor.sync()
-            self._drain()
+            self._file.sync()
 
     def close(self) -> None:
         """Flush, end the compressed stream and close the file; closing twice is harmless."""
@@ -107,33 +100,16 @@ class TraceWriter:
         self._flusher.join()
         try:
             with self._lock:
-                if self._compressor is not None:
-                    self._pending += self._compressor.finish()
-                self._drain()
+                self._file.finish()
         finally:
-            os.close(self._fd)
+            self._file.abandon()
 
     def _take(self, line: bytes) -> None:
-        self._pending += line if self._compressor is None else self._compressor.compress(line)
-
-    def _drain(self) -> None:
-        """Write what is pending; what the disk does not take stays, to be tried again in order."""
-        try:
-            while self._pending:
-                del self._pending[: os.write(self._fd, self._pending)]
-            self._failing = False
-        except OSError as error:
-            self._failing = True
-            raise InputError(
-                f"{self.path}: cannot write ({error.strerror or error}); expected room for the trace"
-            ) from error
-
-    def _try_drain(self) -> None:
-        try:
-            self._drain()
-        except InputError:
-            # The record is taken; the next write, flush or close reports the disk if it still refuses.
-            return
+        if self._file.failing:
+            self._file.drain()
+        self._file.take(line)
+        if not self._dirty.is_set():
+            self._dirty.set()
 
     def _flush_each_second(self) -> None:
         while not self._closing.is_set():
@@ -144,20 +120,3 @@ class TraceWriter:
                 self.flush()
             except InputError:
                 self._dirty.set()
-
-
-def _open_new(path: str, overwrite: bool) -> int:
-    """A file descriptor on an empty file (or on a device or pipe); raises InputError if it cannot be had."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write ({error.strerror or error}); expected a writable folder") from error
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and found.st_size:
-        if not overwrite:
-            os.close(fd)
-            raise InputError(
-                f"{path}: already has {found.st_size} bytes; expected a new file, or leave to overwrite it"
-            )
-        os.ftruncate(fd, 0)
-    return fd
