@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, infer_sessions, open_trace
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceReader, infer_sessions, open_trace
 
 HTTP_ERROR = 400
 
@@ -55,7 +55,7 @@ def load_capture(path: str | os.PathLike[str], *, limit: int | None = None, sess
         kept: list[Record] = []
         lines: dict[RequestId, int] = {}
         for record in reader:
-            where = f"{reader.path}:{reader.line}"
+            where = reader.where()
             if record.request_id in lines:
                 raise InputError(f"{where}: request_id: as on line {lines[record.request_id]}; expected unique ids")
             lines[record.request_id] = reader.line
@@ -67,7 +67,7 @@ def load_capture(path: str | os.PathLike[str], *, limit: int | None = None, sess
                 left_out[reason] += 1
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        _check_parents(kept, lines, reader.path)
+        _check_parents(kept, lines, reader)
         if not kept:
             raise InputError(f"{reader.path}: no request that can be sent; {dict(left_out) or 'it has no records'}")
         if sessions and block_size is not None and all(record.parent_id is None for record in kept):
@@ -138,7 +138,7 @@ def _check(record: Record, block_size: int | None, where: str) -> None:
         raise InputError(f"{where}: prompt_tokens: 0; expected 1 or more")
 
 
-def _check_parents(records: list[Record], lines: dict[RequestId, int], path: str) -> None:
+def _check_parents(records: list[Record], lines: dict[RequestId, int], reader: TraceReader) -> None:
     """Raise InputError for a chain of parents that comes back to itself; warn of parents that are not there."""
     parents = {record.request_id: record.parent_id for record in records}
     sound: set[RequestId] = set()
@@ -147,13 +147,13 @@ def _check_parents(records: list[Record], lines: dict[RequestId, int], path: str
         at: RequestId | None = start
         while at is not None and at in parents and at not in sound:
             if at in trail:
-                raise InputError(f"{path}:{lines[at]}: parent_id: a cycle; expected parents to come first")
+                raise InputError(f"{reader.where(lines[at])}: parent_id: a cycle; expected parents to come first")
             trail[at] = None
             at = parents[at]
         sound.update(trail)
     unknown = [record for record in records if record.parent_id is not None and record.parent_id not in lines]
     if unknown:
-        where = f"{path}:{lines[unknown[0].request_id]}"
+        where = reader.where(lines[unknown[0].request_id])
         print(
             f"warning: {where}: parent_id: not in the trace, as of {len(unknown)} requests; each is sent as a "
             "session's first",

@@ -16,7 +16,7 @@ COMMANDS = [
     "replay",
     *(f"sim {name}" for name in ("pool", "curve", "fit", "run", "serve")),
     "report compare",
-    *(f"tracefile {name}" for name in ("info", "check", "convert")),
+    *(f"tracefile {name}" for name in ("info", "check", "convert", "join")),
 ]
 
 

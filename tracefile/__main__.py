@@ -1,4 +1,4 @@
-"""``tracefile info``, ``tracefile check``, ``tracefile convert``: look at a trace, judge it, bring it to our schema."""
+"""``tracefile info``, ``check``, ``convert``, ``join``: look at a trace, judge it, bring it to our schema, in one."""
 
 import argparse
 import json
@@ -13,7 +13,8 @@ from rich.table import Table
 from tracefile.checking import check_trace
 from tracefile.commandline import run_command
 from tracefile.progress import counted
-from tracefile.reading import TraceReader, open_trace
+from tracefile.reading import TraceReader, check_continues, open_trace
+from tracefile.schema import Meta
 from tracefile.sessions import SessionIndex
 from tracefile.summary import Summary, share, summarise, summary_object
 from tracefile.writing import TraceWriter, meta_object
@@ -25,8 +26,10 @@ FINDINGS_SHOWN = 100
 class Config:
     """One call of the command."""
 
-    action: Literal["info", "check", "convert"]
-    trace: str
+    action: Literal["info", "check", "convert", "join"]
+    trace: str = ""
+    traces: tuple[str, ...] = ()
+    """Of ``join``, in order."""
     as_json: bool = False
     output: str | None = None
     overwrite: bool = False
@@ -47,17 +50,22 @@ def parse_config(argv: Sequence[str]) -> Config:
     convert.add_argument("output", metavar="OUT", help="a .gz or .zst suffix compresses")
     convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     convert.add_argument("--sessions", action="store_true", help="tell sessions where they are not, in finish order")
+    join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
+    join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
+    join.add_argument("-o", "--output", required=True, metavar="OUT", help="a .gz or .zst suffix compresses")
+    join.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     return Config(**vars(parser.parse_args(argv)))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; 1 if ``check`` found a breach."""
     config = parse_config(argv)
+    if config.action == "join":
+        return join_traces(config)
     actions = {"info": show_info, "check": show_check, "convert": convert_trace}
     with open_trace(config.trace) as reader:
         code = actions[config.action](config, reader)
-        for warning in reader.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+        _warn(reader)
     return code
 
 
@@ -79,7 +87,7 @@ def show_check(config: Config, reader: TraceReader) -> int:
     for finding in check_trace(reader):
         count += 1
         if count <= FINDINGS_SHOWN:
-            print(f"{reader.path}:{finding.line}: {finding.field}: {finding.what}")
+            print(f"{reader.where(finding.line)}: {finding.field}: {finding.what}")
     if count > FINDINGS_SHOWN:
         print(f"… and {count - FINDINGS_SHOWN} more")
     print(f"{reader.path}: {count or 'no'} finding{'' if count == 1 else 's'}", file=sys.stderr)
@@ -93,6 +101,26 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     with TraceWriter(config.output, reader.meta, overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
             writer.write(index.link(record) if index else record)
+    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    return 0
+
+
+def join_traces(config: Config) -> int:
+    """Copy the records of one trace after another; a header is written again where it says something new."""
+    assert config.output is not None
+    metas = [_first_meta(trace) for trace in config.traces]
+    for trace, meta in zip(config.traces, metas, strict=True):
+        check_continues(metas[0], meta, trace)
+    said = metas[0]
+    with TraceWriter(config.output, said, overwrite=config.overwrite) as writer:
+        for trace in config.traces:
+            with open_trace(trace) as reader:
+                for record in counted(reader, "records joined"):
+                    if reader.latest_meta != said:
+                        said = reader.latest_meta
+                        writer.change_meta(said)
+                    writer.write(record)
+                _warn(reader)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
     return 0
 
@@ -125,6 +153,16 @@ def meta_table(reader: TraceReader) -> Table:
     for name, value in meta_object(reader.meta).items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
     return table
+
+
+def _first_meta(trace: str) -> Meta:
+    with open_trace(trace) as reader:
+        return reader.meta
+
+
+def _warn(reader: TraceReader) -> None:
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _span(summary: Summary) -> str:

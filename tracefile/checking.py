@@ -15,6 +15,7 @@ class Finding(NamedTuple):
     """One breach."""
 
     line: int
+    """As ``TraceReader.line`` counts them; its ``where`` names the file."""
     field: str
     what: str
 
@@ -111,11 +112,11 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
     for record in counted(reader.results(), "records checked"):
         line = reader.line
         if isinstance(record, InputError):
-            yield Finding(line, "line", str(record).removeprefix(f"{reader.path}:{line}: "))
+            yield Finding(line, "line", str(record).removeprefix(f"{reader.where()}: "))
             continue
         yield from (Finding(line, *breach) for breach in chain.from_iterable(r(record, block_size) for r in RULES))
         if record.request_id in lines:
-            yield Finding(line, "request_id", f"as on line {lines[record.request_id]}; expected it once")
+            yield Finding(line, "request_id", f"as at {reader.where(lines[record.request_id])}; expected it once")
         lines.setdefault(record.request_id, line)
         if record.parent_id is not None:
             parents[record.request_id] = record.parent_id

@@ -3,23 +3,26 @@
 import hashlib
 import os
 
-from tracefile.decoding import is_object, parse_object
+from tracefile.decoding import is_header, is_object, parse_object
 from tracefile.lines import LineReader
+from tracefile.segments import trace_files
 
 
 def trace_digest(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
 
-    The header is left out: a note added to it makes no new trace. So are blank lines and a torn last one.
-    Recompressing keeps the digest; another order, another field or another spacing is another trace.
+    Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
+    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace.
     """
     digest = hashlib.sha256()
-    with LineReader(path) as lines:
-        for line in lines:
-            if lines.number == 1 and "meta" in parse_object(line, f"{lines.path}:1"):
-                continue
-            if not lines.complete and not is_object(line):
-                break
-            digest.update(line)
-            digest.update(b"\n")
+    for file in trace_files(path):
+        with LineReader(file) as lines:
+            for line in lines:
+                if lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
+                    continue
+                if not lines.complete and not is_object(line):
+                    break
+                if not is_header(line):
+                    digest.update(line)
+                    digest.update(b"\n")
     return digest.hexdigest()

@@ -1,19 +1,27 @@
-"""Reading traces: a stream of records out of any file we know, larger than memory or cut short as it may be."""
+"""Reading traces: a stream of records out of any file we know, larger than memory or cut short as it may be.
+
+A trace in segments reads as one: a folder of them or their manifest is a trace like any other.
+"""
 
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_object, parse_object
+from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
 from tracefile.importers.mooncake import MooncakeDecoder
 from tracefile.importers.vcr import VcrDecoder
 from tracefile.lines import LineReader
 from tracefile.schema import SCHEMA, Meta, Record
+from tracefile.segments import trace_files
 
 TraceFormat = Literal["kvtape", "mooncake", "vllm-vcr"]
+
+SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
+"""What every header within one trace says alike."""
 
 
 class TraceReader:
@@ -21,12 +29,17 @@ class TraceReader:
 
     A last line that a killed writer left torn is no error: iteration ends before it, and ``warnings`` (complete once
     the records are used up) says so, as it says what an import lost. Everything else malformed raises InputError
-    with ``file:line: field``. Constant memory.
+    with ``file:line: field``. Constant memory. Later headers, as later segments have them, must be of the same clock,
+    blocks and hashes as the first.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._lines = LineReader(path)
+        self._files = trace_files(path)
+        self._starts = [0]
+        """Lines before each file that was opened so far."""
+        self._lines = LineReader(self._files[0])
+        self._later_meta: Meta | None = None
         self._warnings: list[str] = []
         try:
             self.format, self._decoder, self._first = self._recognise()
@@ -37,13 +50,24 @@ class TraceReader:
 
     @property
     def meta(self) -> Meta:
-        """The trace's header; for imported formats, what could be told of it."""
+        """The trace's first header; for imported formats, what could be told of it."""
         return self._decoder.meta
 
     @property
+    def latest_meta(self) -> Meta:
+        """The header that stands before the record given last: another engine may have come under the same trace."""
+        return self._later_meta or self._decoder.meta
+
+    @property
     def line(self) -> int:
-        """The line of the record given last, from 1."""
-        return self._lines.number
+        """The line of the record given last, from 1; counted through all segments."""
+        return self._starts[-1] + self._lines.number
+
+    def where(self, line: int | None = None) -> str:
+        """``file:line`` of a line read (the last one, if none is given): in its segment, if the trace has several."""
+        line = self.line if line is None else line
+        at = max(0, bisect_right(self._starts, line - 1) - 1)
+        return f"{self._files[at]}:{line - self._starts[at]}"
 
     @property
     def warnings(self) -> list[str]:
@@ -71,7 +95,7 @@ class TraceReader:
     def _recognise(self) -> tuple[TraceFormat, RecordDecoder, bytes | None]:
         """The format, told by the first line's keys, its decoder, and that line if it is a record already."""
         first = next(self._lines, None)
-        where = f"{self.path}:{self._lines.number or 1}"
+        where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
         if not self._lines.complete and not is_object(first):
@@ -88,13 +112,38 @@ class TraceReader:
         """What iterating gives, but that a bad line is given as its InputError and the next line follows."""
         if self._first is not None:
             yield self._decode(self._first)
+        yield from self._rest_of_file()
+        for path in self._files[1:]:
+            self._starts.append(self.line)
+            self._lines.close()
+            self._lines = LineReader(path)
+            yield from self._rest_of_file()
+
+    def _rest_of_file(self) -> Iterator[Record | InputError]:
         for line in self._lines:
             if not self._lines.complete and not is_object(line):
-                self._warnings.append(f"{self.path}:{self.line}: torn last line skipped; its writer was cut short")
+                self._warnings.append(f"{self.where()}: torn last line skipped; its writer was cut short")
                 return
-            yield self._decode(line)
+            if not is_header(line):
+                yield self._decode(line)
+            elif error := self._take_header(line):
+                yield error
         if self._lines.torn:
-            self._warnings.append(f"{self.path}: {self._lines.torn} after line {self.line}; read what there was")
+            self._warnings.append(
+                f"{self._lines.path}: {self._lines.torn} after line {self._lines.number}; read what there was"
+            )
+
+    def _take_header(self, line: bytes) -> InputError | None:
+        """Take a later header; the error, if its records are on another clock or in other blocks."""
+        where = self.where()
+        found = parse_object(line, where)["meta"]
+        try:
+            later = decode_meta(found if isinstance(found, dict) else {}, where)
+            check_continues(self.meta, later, where)
+        except InputError as error:
+            return error
+        self._later_meta = later
+        return None
 
     def _read_records(self) -> Iterator[Record]:
         for result in self.results():
@@ -104,13 +153,24 @@ class TraceReader:
 
     def _decode(self, line: bytes) -> Record | InputError:
         try:
-            return self._decoder.decode(line, f"{self.path}:{self.line}")
+            return self._decoder.decode(line, f"{self._lines.path}:{self._lines.number}")
         except InputError as error:
             return error
 
 
+def check_continues(first: Meta, later: Meta, where: str) -> None:
+    """Raise InputError unless records under the two headers can stand in one trace."""
+    for name in SHARED_BY_SEGMENTS:
+        there, here = getattr(first, name), getattr(later, name)
+        if here != there:
+            raise InputError(f"{where}: meta.{name}: {here}; expected {there}, as in the trace's first header")
+
+
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a kvtape, Mooncake or vllm-vcr trace, plain, gzip or zstd; all told by content, never by name."""
+    """Open a kvtape, Mooncake or vllm-vcr trace, plain, gzip or zstd; all told by content, never by name.
+
+    A folder of segments, their manifest, or the name that the whole would have, opens them as one.
+    """
     return TraceReader(path)
 
 
