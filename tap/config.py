@@ -156,6 +156,8 @@ def checked_injection(words: Sequence[str], dialect: Dialect | None) -> frozense
             raise InputError(f"--inject {word}: expected {' or '.join(known)}")
     if wanted and dialect == "trtllm":
         raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
+    if "token-ids" in wanted and dialect == "llamacpp":
+        raise InputError("--inject token-ids: llama.cpp's OpenAI endpoints return no token ids; expected usage")
     return frozenset(injection for injection in known if injection in wanted)
 
 

@@ -1,0 +1,118 @@
+"""Where the parts of a JSON text stand, so that bytes can be changed in place and all others stay as they came.
+
+msgspec walks over the values, in C; what is left for Python are the keys. A prompt of megabytes costs what it takes to
+skip it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+WHITESPACE = b" \t\r\n"
+
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_BEFORE_VALUE = re.compile(rb'[{,\s]*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
+_BEFORE_ITEM = re.compile(rb"[,\s]*")
+_BEFORE_KEY = re.compile(rb"[{,\s]*")
+
+
+class UnlocatableError(Exception):
+    """Not JSON, not of the kind that was expected, or an object that says a name twice: what it means is unsure."""
+
+
+class Span(NamedTuple):
+    """Bytes ``start`` up to ``end`` of a text."""
+
+    start: int
+    end: int
+
+    def of(self, text: bytes) -> bytes:
+        """The bytes themselves."""
+        return text[self.start : self.end]
+
+
+class Member(NamedTuple):
+    """A member of an object: from its name's opening quote to its value's last byte."""
+
+    start: int
+    value: Span
+
+
+class Edit(NamedTuple):
+    """A span's bytes, to be replaced."""
+
+    start: int
+    end: int
+    new: bytes
+
+
+def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
+    """The members of the object that ``text`` (or the span of it) is, in order. Raises UnlocatableError."""
+    at, end = span or (0, len(text))
+    try:
+        values = _decode_members(memoryview(text)[at:end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnlocatableError from None
+    members: dict[str, Member] = {}
+    for name, raw in values.items():
+        plain = b'"%b":' % name.encode()
+        if text.startswith(plain, at + 1) and text[at + 1 + len(plain)] not in WHITESPACE:  # as engines write it
+            start = at + 1
+            at = start + len(plain)
+        else:
+            before_key, before_value = _BEFORE_KEY.match(text, at), _BEFORE_VALUE.match(text, at)
+            if before_key is None or before_value is None:
+                raise UnlocatableError
+            start, at = before_key.end(), before_value.end()
+        value_end = at + len(memoryview(raw))
+        members[name] = Member(start, Span(at, value_end))
+        at = value_end
+    if text[at:end].strip(WHITESPACE + b"{") != b"}":
+        raise UnlocatableError  # a name came twice, and only one of its values was counted
+    return members
+
+
+def array_items(text: bytes, span: Span) -> list[Span]:
+    """The items of the array that the span of ``text`` is. Raises UnlocatableError."""
+    at = span.start + 1
+    try:
+        values = _decode_items(memoryview(text)[span.start : span.end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnlocatableError from None
+    items = []
+    for raw in values:
+        before = _BEFORE_ITEM.match(text, at)
+        at = before.end() if before is not None else at
+        items.append(Span(at, at + len(memoryview(raw))))
+        at = items[-1].end
+    return items
+
+
+def without_members(members: dict[str, Member], names: frozenset[str]) -> list[Edit]:
+    """The edits that take these members out of an object, with the commas that went with them."""
+    kept = next((member.start for name, member in members.items() if name not in names), None)
+    edits = []
+    previous_end: int | None = None
+    for name, member in members.items():
+        if name not in names or previous_end is not None:
+            if name in names and previous_end is not None:
+                edits.append(Edit(previous_end, member.value.end, b""))
+            previous_end = member.value.end
+        elif not edits:  # removed from the front, up to the first that stays
+            last = next(reversed(members.values())).value.end
+            edits.append(Edit(member.start, last if kept is None else kept, b""))
+    return edits
+
+
+def apply_edits(text: bytes, edits: Sequence[Edit]) -> bytes:
+    """The text with its edits made; they do not overlap, in any order."""
+    pieces: list[bytes] = []
+    at = 0
+    for edit in sorted(edits):
+        pieces += (text[at : edit.start], edit.new)
+        at = edit.end
+    pieces.append(text[at:])
+    return b"".join(pieces)
