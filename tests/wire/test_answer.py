@@ -1,0 +1,226 @@
+"""Responses and Messages as engines send them, byte by byte: which read had the first token, and what usage says."""
+
+import json
+from typing import Any
+
+import pytest
+
+from wire.answer import parse_answer
+from wire.completion import Completion
+from wire.stream import BodyRead
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())
+
+
+def stream(endpoint: str, *timed: tuple[int, bytes]) -> Completion:
+    return parse_answer(endpoint, [BodyRead(at_ns, data) for at_ns, data in timed], stream=True)
+
+
+def whole(endpoint: str, body: Any) -> Completion:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_answer(endpoint, [BodyRead(1, data[:10]), BodyRead(2, data[10:])], stream=False)
+
+
+RESPONSES = "/v1/responses"
+CREATED = event("response.created", response={"id": "resp_1", "model": "m", "status": "in_progress", "output": []})
+MESSAGE_ADDED = event("response.output_item.added", item={"type": "message", "content": [], "role": "assistant"})
+PART_ADDED = event("response.content_part.added", part={"type": "output_text", "text": ""})
+TEXT = event("response.output_text.delta", delta="hi", item_id="msg_1", sequence_number=4)
+TEXT_DONE = event("response.output_text.done", text="hihi")
+RESPONSE_USAGE = {
+    "input_tokens": 20, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 3, "total_tokens": 23
+}  # fmt: skip
+OUTPUT = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+    {"type": "function_call", "name": "sail", "arguments": "{}", "call_id": "c"},
+    {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+]
+COMPLETED = event(
+    "response.completed", response={"model": "m", "status": "completed", "output": OUTPUT, "usage": RESPONSE_USAGE}
+)
+
+
+def test_a_response_begins_with_its_first_delta_and_ends_with_its_usage() -> None:
+    answer = stream(
+        RESPONSES, (10, CREATED), (20, MESSAGE_ADDED + PART_ADDED), (30, TEXT), (45, TEXT), (50, TEXT_DONE + COMPLETED)
+    )
+    assert (answer.first_token_ns, answer.gaps_ns, answer.gap_tokens) == (30, [15], [1])
+    assert answer.first_tokens == 2, "the token that stops has no event, and is left with the first"
+    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (20, 3, 16)
+    assert (answer.finish_reason, answer.model, answer.text) == ("stop", "m", "hihi")
+    assert (answer.done, answer.error_kind) == (True, None)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        event("response.reasoning_text.delta", delta="hm"),
+        event("response.reasoning_summary_text.delta", delta="hm"),
+        event("response.refusal.delta", delta="no"),
+        event("response.function_call_arguments.delta", delta='{"'),
+        event("response.custom_tool_call_input.delta", delta="x"),
+        event("response.output_item.added", item={"type": "function_call", "name": "sail", "arguments": ""}),
+    ],
+)
+def test_thoughts_refusals_and_calls_are_tokens_of_a_response(first: bytes) -> None:
+    answer = stream(RESPONSES, (10, CREATED), (20, event("response.in_progress")), (30, first), (40, TEXT))
+    assert (answer.first_token_ns, answer.gaps_ns, answer.text) == (30, [10], "hi")
+    assert (answer.done, answer.finish_reason) == (False, None)
+
+
+def test_an_empty_delta_is_no_token() -> None:
+    answer = stream(RESPONSES, (10, event("response.output_text.delta", delta="")), (20, TEXT))
+    assert answer.first_token_ns == 20
+
+
+@pytest.mark.parametrize(
+    ("end", "finish_reason", "error_kind"),
+    [
+        (
+            event(
+                "response.incomplete",
+                response={"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            ),
+            "length",
+            None,
+        ),
+        (
+            event("response.failed", response={"status": "failed", "error": {"message": "secret"}}),
+            "failed",
+            "stream_error",
+        ),
+    ],
+)
+def test_how_a_response_may_end(end: bytes, finish_reason: str, error_kind: str | None) -> None:
+    answer = stream(RESPONSES, (1, TEXT), (2, end))
+    assert (answer.done, answer.finish_reason, answer.error_kind) == (True, finish_reason, error_kind)
+    assert "secret" not in repr(answer)
+
+
+def test_an_error_event_is_an_error_and_no_end() -> None:
+    answer = stream(RESPONSES, (1, TEXT), (2, event("error", code="x", message="secret")))
+    assert (answer.done, answer.error_kind) == (False, "stream_error")
+
+
+def test_a_whole_response_has_its_messages_text_and_the_ids_that_were_asked_for() -> None:
+    body = {"object": "response", "model": "m", "status": "completed", "error": None, "output": OUTPUT}
+    ids = {"input_messages": [{"type": "raw_message_tokens", "message": "x", "tokens": [1, 2]}], "output_messages": []}
+    answer = whole(RESPONSES, {**body, **ids, "usage": RESPONSE_USAGE})
+    assert (answer.text, answer.finish_reason, answer.first_token_ns, answer.done) == ("hi", "stop", None, True)
+    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (20, 3, 16)
+    assert (answer.prompt_token_ids, answer.token_ids) == ([1, 2], None)
+    assert whole(RESPONSES, {"error": {"message": "m"}}).error_kind == "stream_error"
+    assert whole(RESPONSES, b"<html>").error_kind == "unparseable"
+
+
+MESSAGES = "/v1/messages"
+PING = event("ping")
+TEXT_START = event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+TEXT_DELTA = event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"})
+TEXT_STOP = event("content_block_stop", index=0)
+STOP = event("message_stop")
+
+
+def started(**usage: int) -> bytes:
+    return event("message_start", message={"type": "message", "role": "assistant", "model": "m", "usage": usage})
+
+
+def ended(**usage: int) -> bytes:
+    return event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, usage=usage)
+
+
+def test_a_message_begins_with_its_first_delta_and_its_prompt_is_the_sum_of_three_parts() -> None:
+    """As Anthropic's own servers do it: the prompt's parts at the start, the output's count at the end."""
+    start = started(input_tokens=5, cache_read_input_tokens=64, cache_creation_input_tokens=16, output_tokens=1)
+    answer = stream(
+        MESSAGES, (10, start), (20, PING + TEXT_START), (30, TEXT_DELTA), (50, TEXT_DELTA),
+        (60, TEXT_STOP + ended(output_tokens=3) + STOP),
+    )  # fmt: skip
+    assert (answer.first_token_ns, answer.gaps_ns, answer.gap_tokens) == (30, [20], [1])
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (85, 64, 3)
+    assert (answer.text, answer.model, answer.finish_reason, answer.done) == ("hihi", "m", "stop", True)
+
+
+def test_an_engine_that_learns_of_its_cache_at_the_end_is_believed_then() -> None:
+    """As vLLM does it: the whole prompt as input at the start, the parts at the end."""
+    end = ended(input_tokens=20, cache_read_input_tokens=80, output_tokens=2)
+    answer = stream(MESSAGES, (1, started(input_tokens=100, output_tokens=0)), (2, TEXT_DELTA), (3, end + STOP))
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (100, 80, 2)
+
+
+def test_a_cache_that_is_not_spoken_of_is_not_a_miss() -> None:
+    answer = stream(MESSAGES, (1, started(input_tokens=9, output_tokens=0)), (2, ended(output_tokens=2)))
+    assert (answer.prompt_tokens, answer.cached_tokens) == (9, None)
+    zero = stream(MESSAGES, (1, started(input_tokens=9, cache_read_input_tokens=0)))
+    assert (zero.prompt_tokens, zero.cached_tokens) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_token"),
+    [
+        (event("content_block_delta", delta={"type": "thinking_delta", "thinking": "hm"}), True),
+        (event("content_block_delta", delta={"type": "input_json_delta", "partial_json": '{"'}), True),
+        (event("content_block_start", content_block={"type": "tool_use", "name": "sail", "input": {}}), True),
+        (event("content_block_start", content_block={"type": "thinking", "thinking": ""}), False),
+        (event("content_block_delta", delta={"type": "input_json_delta", "partial_json": ""}), False),
+        (event("content_block_delta", delta={"type": "signature_delta", "signature": "abc"}), False),
+    ],
+)
+def test_what_is_a_token_of_a_message(first: bytes, is_token: bool) -> None:
+    answer = stream(MESSAGES, (10, started(input_tokens=1)), (20, first), (30, TEXT_DELTA))
+    assert answer.first_token_ns == (20 if is_token else 30)
+    assert answer.text == "hi"
+
+
+@pytest.mark.parametrize(
+    ("word", "finish_reason"),
+    [("max_tokens", "length"), ("tool_use", "tool_calls"), ("stop_sequence", "stop"), ("refusal", "refusal")],
+)
+def test_a_messages_stop_reasons_in_the_words_of_the_completions(word: str, finish_reason: str) -> None:
+    body = {"type": "message", "content": [{"type": "text", "text": "a"}], "stop_reason": word, "usage": None}
+    assert whole(MESSAGES, body).finish_reason == finish_reason
+
+
+def test_a_whole_message() -> None:
+    content = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "t", "name": "sail", "input": {"to": "sea"}},
+        {"type": "text", "text": "b"},
+    ]
+    usage = {"input_tokens": 4, "cache_read_input_tokens": 8, "output_tokens": 6}
+    answer = whole(MESSAGES, {"type": "message", "model": "m", "content": content, "usage": usage})
+    assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == ("ab", 12, 8, 6)
+    assert (answer.done, answer.first_token_ns, answer.error_kind) == (True, None, None)
+
+
+def test_errors_of_messages_are_errors_in_a_stream_and_whole() -> None:
+    error = {"type": "overloaded_error", "message": "secret"}
+    assert stream(MESSAGES, (1, event("error", error=error))).error_kind == "stream_error"
+    assert whole(MESSAGES, {"type": "error", "error": error}).error_kind == "stream_error"
+
+
+def test_a_token_of_either_comes_with_the_read_that_completes_its_event() -> None:
+    for endpoint, data in ((RESPONSES, TEXT), (MESSAGES, TEXT_DELTA)):
+        for cut in range(1, len(data)):
+            assert stream(endpoint, (10, data[:cut]), (20, data[cut:])).first_token_ns == 20
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
+def test_llamacpps_own_account_counts_where_it_sends_no_usage(endpoint: str) -> None:
+    word = b'data: {"choices":[{"index":0,"text":"a","delta":{"content":"a"}}]}\n\n'
+    last = b'data: {"choices":[],"timings":{"cache_n":290,"prompt_n":120,"predicted_n":2,"prompt_ms":9.5}}\n\n'
+    answer = stream(endpoint, (1, word), (2, last))
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (410, 290, 2)
+    usage = b'data: {"usage":{"prompt_tokens":411,"completion_tokens":3},"timings":{"cache_n":290,"prompt_n":120}}\n\n'
+    answer = stream(endpoint, (1, word), (2, usage))
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (411, 290, 3)
+
+
+def test_another_endpoint_is_read_by_its_usage_and_its_errors() -> None:
+    embeddings = {"object": "list", "data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7}}
+    assert whole("/v1/embeddings", embeddings).prompt_tokens == 7
+    assert whole("/v1/rerank", {"error": {"message": "m"}}).error_kind == "stream_error"
