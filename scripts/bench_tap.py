@@ -121,8 +121,8 @@ class Bench:
         self.results.failed[proxy.name] += window.failures
 
     async def _ttft(self, proxy: Proxy) -> None:
-        for figure, size in (("ttft", 400), ("ttft_large", LARGE_PROMPT_BYTES)):
-            times = await first_tokens(proxy, self._plan.requests, size)
+        for figure, size, pause_s in (("ttft", 400, 0.002), ("ttft_large", LARGE_PROMPT_BYTES, 0.02)):
+            times = await first_tokens(proxy, self._plan.requests, size, pause_s)
             self.results.add(proxy.name, figure, statistics.median(times))
 
     async def _unary(self, proxy: Proxy) -> None:

@@ -2,17 +2,20 @@
 
 Client and upstream share a process, a loop and a clock, so a chunk can carry the time it was sent at, and neither costs
 a context switch. What is asked for stands in the query string, which every proxy passes on: ``answer=stream`` goes on
-until ``end_streams``, ``answer=first`` is one token and the end, anything else a unary response.
+for ``chunks`` of them, or until ``end_streams``; ``answer=cut`` does, and then the connection is lost; ``answer=first``
+is one token and the end, ``answer=error`` a 429, anything else a unary response.
 """
 
 import asyncio
 import os
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import cast
 
 TICK_S = 0.001
+_CHUNKS = re.compile(rb"[?&]chunks=(\d+)")
 
 _EVENT = (
     b'data: {"id":"cmpl-4f1d2c3b5a69788796a5b4c3d2e1f001","object":"text_completion","created":1700000000,"model":"m",'
@@ -38,23 +41,32 @@ STAMP_DIGITS = 19
 _STAMPED = _EVENT % (b"0" * STAMP_DIGITS, b"null", b"null")
 _BEFORE_STAMP, _, _AFTER_STAMP = chunk(_STAMPED).partition(b"0" * STAMP_DIGITS)
 _FIRST = _HEAD + chunk(_EVENT % (b" token", b"null", b"null"))
-_UNARY = (
+UNARY_BODY = (
     b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m","choices":[{"index":0,"text":" token"'
 )
-_UNARY += b',"logprobs":null,"finish_reason":"length"}],"usage":%b}' % usage(64, 1)
+UNARY_BODY += b',"logprobs":null,"finish_reason":"length"}],"usage":%b}' % usage(64, 1)
 UNARY_RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-    *(len(_UNARY), _UNARY),
+    *(len(UNARY_BODY), UNARY_BODY),
 )
+BUSY_BODY = b'{"error":{"message":"too many requests","type":"rate_limit_error","code":429}}'
+ERROR_RESPONSE = (
+    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Content-Length: %d\r\n\r\n%b"
+) % (len(BUSY_BODY), BUSY_BODY)
 FIRST_RESPONSE = _FIRST + chunk(_EVENT % (b"", b'"length"', usage(64, 1))) + chunk(b"data: [DONE]\n\n") + _LAST
 
 
 class Stream:
-    """One endless response, a chunk at each of its gaps."""
+    """One response, a chunk at each of its gaps."""
 
-    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks")
+    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "cut", "limit")
 
     def __init__(self, engine: "Engine", transport: asyncio.Transport, gaps_ms: Sequence[int], first_gap: int) -> None:
         self._engine, self._transport = engine, transport
+        self.limit: int | None = None
+        """How many chunks it has. Null: as many as there is time for."""
+        self.cut = False
+        """Whether the connection is lost where it should end."""
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._gaps_ms, self._gap = gaps_ms, first_gap
         self.chunks = 0
@@ -86,8 +98,16 @@ class Stream:
         self._engine.sent += 1
         return True
 
+    @property
+    def complete(self) -> bool:
+        """Whether it has had all its chunks."""
+        return self.limit is not None and self.chunks >= self.limit
+
     def end(self) -> None:
-        """Send the usage and the end, as vLLM does."""
+        """Send the usage and the end, as vLLM does, or lose the connection."""
+        if self.cut:
+            self._transport.abort()
+            return
         final = chunk(_EVENT % (b"", b'"length"', usage(64, self.chunks)))
         self._transport.write(final + chunk(b"data: [DONE]\n\n") + _LAST)
 
@@ -122,11 +142,16 @@ class EngineConnection(asyncio.Protocol):
 
     def _answer(self, request_line: bytes) -> None:
         assert self.transport is not None
-        if b"answer=stream" in request_line:
+        if b"answer=stream" in request_line or b"answer=cut" in request_line:
             self.transport.write(_HEAD)
-            self._engine.begin_stream(self.transport)
+            stream = self._engine.begin_stream(self.transport)
+            chunks = _CHUNKS.search(request_line)
+            stream.limit = int(chunks[1]) if chunks is not None else None
+            stream.cut = b"answer=cut" in request_line
         elif b"answer=first" in request_line:
             self.transport.write(FIRST_RESPONSE)
+        elif b"answer=error" in request_line:
+            self.transport.write(ERROR_RESPONSE)
         else:
             self._engine.unary += 1
             self.transport.write(UNARY_RESPONSE)
@@ -150,7 +175,9 @@ class Engine:
         self.unary = 0
         self.gaps_ms: Sequence[int] = [20]
         """Gaps of the streams that begin from now on, each stream at another place of the cycle."""
-        self.streams: list[Stream] = []
+        self.streams: set[Stream] = set()
+        """Those that have not ended, nor been left."""
+        self._begun = 0
         self._wheel: defaultdict[int, list[Stream]] = defaultdict(list)
         self._tick = 0
         self._ticking: asyncio.TimerHandle | None = None
@@ -162,15 +189,16 @@ class Engine:
         )
         return int(server.sockets[0].getsockname()[1])
 
-    def begin_stream(self, transport: asyncio.Transport) -> None:
+    def begin_stream(self, transport: asyncio.Transport) -> Stream:
         """Send the first chunk in the next tick, the others at their gaps."""
-        first_gap = (7 * len(self.streams)) % len(self.gaps_ms)
-        stream = Stream(self, transport, self.gaps_ms, first_gap)
-        self.streams.append(stream)
+        self._begun += 1
+        stream = Stream(self, transport, self.gaps_ms, 7 * self._begun % len(self.gaps_ms))
+        self.streams.add(stream)
         if self._ticking is None:
             self._tick = now_ms()
             self._advance()
         self._wheel[self._tick + 1].append(stream)
+        return stream
 
     def end_streams(self) -> None:
         """End every stream that is still there."""
@@ -190,8 +218,12 @@ class Engine:
         while self._tick < now:
             self._tick += 1
             for stream in wheel.pop(self._tick, ()):
-                if stream.send():
+                if stream.send() and not stream.complete:
                     wheel[self._tick + stream.next_gap_ms()].append(stream)
+                    continue
+                self.streams.discard(stream)
+                if stream.complete:
+                    stream.end()
         self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._advance)
 
 

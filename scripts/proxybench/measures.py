@@ -66,7 +66,7 @@ async def stream_window(
     engine.gaps_ms = gaps_ms
     proxy.sent += streams
     recorder_ns = total_ns(proxy.recorder)
-    failed_before = engine.failed
+    failed_before, sent_before = engine.failed, engine.sent
     clients = await open_streams(proxy.port, streams, streaming_body(proxy, 400))
     await all_begun(engine, streams)
     await asyncio.sleep(warm_s)
@@ -74,7 +74,7 @@ async def stream_window(
     await asyncio.sleep(window_s)
     until_ns, chunks, plane_ns = perf_counter_ns(), engine.sent - sent, total_ns(proxy.pid) - plane_ns
     memory = rss_mb(proxy.pid) if proxy.pid is not None else None
-    all_chunks = sum(stream.chunks for stream in engine.streams)
+    all_chunks = engine.sent - sent_before
     engine.end_streams()
     failures = await all_ended(clients, 10.0) + engine.failed - failed_before
     await settled(proxy)
@@ -103,15 +103,18 @@ def missing(clients: Sequence[StreamClient], sent: int) -> int:
     return sent - len(everything.latency_us)
 
 
-async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int) -> list[float]:
-    """TTFT of requests one after another on one connection, µs."""
+async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: float) -> list[float]:
+    """TTFT of requests one after another on one connection, µs; the pause lets a recorder finish the one before."""
     request = post(streaming_body(proxy, prompt_bytes), "first")
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(FirstTokenClient, "127.0.0.1", proxy.port)
     proxy.sent += count + 5
     for _ in range(5):
         await client.ttft_us(request)
-    times = [await client.ttft_us(request) for _ in range(count)]
+    times = []
+    for _ in range(count):
+        await asyncio.sleep(pause_s)
+        times.append(await client.ttft_us(request))
     client.close()
     await settled(proxy)
     return times

@@ -1,8 +1,15 @@
 """What processes cost: CPU time to the nanosecond, memory, cores. Linux only."""
 
+import asyncio
+import contextlib
 import os
+import socket
+import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+START_S = 30.0
 
 
 def cpu_ns(pid: int) -> int:
@@ -51,3 +58,20 @@ def machine_busy_ns() -> int:
         int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
     return (user + nice + system + irq + softirq) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until_listening(port: int, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until somebody listens on the port; raise RuntimeError if the process ends before."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        await asyncio.sleep(0.02)
+    raise RuntimeError(f"{process.args!r} did not start to listen on {port}")

@@ -2,33 +2,31 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxybench.processes import children, named, pin
+from proxybench.processes import children, free_port, named, pin, until_listening
+from proxybench.tapprocess import RecordCount, running_tap
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PROXY_CORE, LOAD_CORE = 1, 0
-START_S = 30.0
 
 # Each as its own manual would have it for token streams: connections kept on both sides, nothing buffered, no log.
+# nginx passes a request on as it comes, in pieces of up to 128 KB; with its default of 16 KB a long prompt takes it
+# three times as long.
 NGINX_CONF = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log crit;
 worker_rlimit_nofile 16384;
 events {{ worker_connections 8192; }}
 http {{
   access_log off; client_max_body_size 64m; keepalive_requests 100000000;
+  client_body_buffer_size 128k;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   upstream engine {{ server 127.0.0.1:{upstream}; keepalive 1024; keepalive_requests 100000000; }}
@@ -60,24 +58,6 @@ backend engine
 """
 
 
-class RecordCount:
-    """How many records a growing trace has; only what is new is read."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-        self._offset = 0
-        self._lines = 0
-
-    def count(self) -> int:
-        """Whole records up to now, the header not among them."""
-        with self._trace.open("rb") as file:
-            file.seek(self._offset)
-            while block := file.read(1 << 20):
-                self._lines += block.count(b"\n")
-                self._offset += len(block)
-        return max(0, self._lines - 1)
-
-
 @dataclass(slots=True)
 class Proxy:
     """A proxy that runs, or none: then ``port`` is the upstream's own."""
@@ -102,28 +82,11 @@ async def running(command: Sequence[str], port: int, **options: Any) -> AsyncIte
     process = subprocess.Popen(command, **options)  # noqa: ASYNC220  once, before anything is measured
     try:
         pin(process.pid, PROXY_CORE)
-        await answering(port, process)
+        await until_listening(port, process)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait)
-
-
-async def answering(port: int, process: "subprocess.Popen[bytes]") -> None:
-    """Wait until somebody listens on the port; raise RuntimeError if the process ends before."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            return
-        await asyncio.sleep(0.02)
-    raise RuntimeError(f"{process.args!r} did not start to listen on {port}")
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def binary(name: str) -> str | None:
@@ -160,34 +123,17 @@ async def tap(
     folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], recorder_core: int
 ) -> AsyncIterator[Proxy]:
     """The tap with full recording and hashing; at the end the proxy's account is the summary that the tap kept."""
-    trace = folder / f"{tokenizer}.jsonl"
-    port = free_port()
-    command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream}"]
-    command += ["--listen", f"127.0.0.1:{port}", "--trace", str(trace), "--tokenizer", tokenizer, *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "key")}
-    log = (folder / f"{tokenizer}.log").open("wb")
-    with log:
-        proxy = Proxy(f"tap {tokenizer}", port, records=RecordCount(trace), token_ids=tokenizer != "bytes")
-        async with running(command, port, cwd=ROOT, env=environment, stdout=log, stderr=log) as process:
-            proxy.pid, proxy.recorder = tap_processes(process.pid)
-            pin(proxy.recorder, recorder_core)
-            yield proxy
-    proxy.account = kept_account(trace)
-
-
-def kept_account(trace: Path) -> dict[str, Any]:
-    """The counts that the tap kept beside its trace; empty if it kept none."""
-    summary = Path(f"{trace}.summary.json")
-    account: dict[str, Any] = json.loads(summary.read_bytes()) if summary.exists() else {}
-    return account
-
-
-def tap_processes(pid: int) -> tuple[int, int]:
-    """The data plane and the recorder of a running tap. A tap without worker processes is its own data plane."""
-    below = children(pid)
-    workers = named(below, "tap.worker")
-    [recorder] = named(below, "tap.recorder")
-    return (workers[0] if workers else pid), recorder
+    own = folder / tokenizer
+    own.mkdir()
+    async with running_tap(own, upstream, ["--tokenizer", tokenizer, *flags]) as command:
+        plane, recorder = command.data_plane, await command.pid("recorder")
+        for pid, core in ((command.process.pid, PROXY_CORE), (plane, PROXY_CORE), (recorder, recorder_core)):
+            pin(pid, core)
+        records, token_ids = RecordCount(command.trace), tokenizer != "bytes"
+        proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, records, token_ids)
+        yield proxy
+        await command.end()
+        proxy.account = command.account
 
 
 def version(name: str) -> str | None:

@@ -106,20 +106,21 @@ class Results:
 
     def figure(self, proxy: str, figure: Figure) -> float | None:
         """The median over the rounds; of what is added, over the differences of each round."""
-        values = self.values[proxy].get(figure.name)
-        if not values:
-            return None
-        if not figure.added:
-            return statistics.median(values)
-        base = self.values[DIRECT].get(figure.name)
-        if proxy == DIRECT or not base:
-            return None
-        return statistics.median(value - under for value, under in zip(values, base, strict=False))
+        rounds = self._rounds(proxy, figure)
+        return statistics.median(rounds) if rounds else None
 
     def ratio(self, proxy: str, figure: Figure) -> float | None:
-        """The figure over the reference's."""
-        value, reference = self.figure(proxy, figure), self.figure(REFERENCE, figure)
-        return value / reference if value is not None and reference else None
+        """The median of each round's figure over the reference's of the same round: noise that both had cancels."""
+        pairs = zip(self._rounds(proxy, figure), self._rounds(REFERENCE, figure), strict=False)
+        ratios = [value / reference for value, reference in pairs if reference > 0]
+        return statistics.median(ratios) if ratios else None
+
+    def _rounds(self, proxy: str, figure: Figure) -> list[float]:
+        values = self.values[proxy].get(figure.name, [])
+        if not figure.added:
+            return values
+        base = self.values[DIRECT].get(figure.name, [])
+        return [] if proxy == DIRECT else [value - under for value, under in zip(values, base, strict=False)]
 
 
 def table(results: Results, proxies: Sequence[str]) -> str:

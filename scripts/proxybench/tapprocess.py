@@ -1,0 +1,116 @@
+"""The tap as a command that runs: its processes by their roles, and at its end the account of every request."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxybench.processes import children, free_port, named, until_listening
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROLES = {"worker": "tap.worker", "recorder": "tap.recorder", "admin": "tap.admin"}
+
+
+@dataclass(slots=True)
+class RunningTap:
+    """A tap from when it listens; the account is there once it has ended."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    trace: Path
+    log: Path
+    account: dict[str, Any] = field(default_factory=dict)
+
+    def pids(self, role: str) -> list[int]:
+        """Its processes of that role; ``tap`` is the one that was started."""
+        if role == "tap":
+            return [self.process.pid]
+        return named(children(self.process.pid), ROLES[role])
+
+    @property
+    def data_plane(self) -> int:
+        """The process that relays. A tap without worker processes does so itself."""
+        return (self.pids("worker") or self.pids("tap"))[0]
+
+    async def pid(self, role: str) -> int:
+        """The one process of a role, waited for where it is being started again."""
+        while not (found := self.pids(role)):  # noqa: ASYNC110  another process's children
+            await asyncio.sleep(0.02)
+        return found[0]
+
+    async def end(self) -> None:
+        """Ask it to end as an operator would, and read its account."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(self.process.wait)
+        self.account = kept_account(self.trace)
+
+
+@contextlib.asynccontextmanager
+async def running_tap(
+    folder: Path,
+    upstream: int,
+    flags: Sequence[str],
+    *,
+    trace: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[RunningTap]:
+    """``tap`` in front of a port until the block ends."""
+    port, trace, log = free_port(), trace or folder / "captured.jsonl", folder / "tap.log"
+    command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream}"]
+    command += ["--listen", f"127.0.0.1:{port}", "--trace", str(trace), *flags]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "key"), **(environment or {})}
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220  once, before anything is measured
+            command, cwd=ROOT, env=variables, stdout=output, stderr=output
+        )
+    tap = RunningTap(process, port, trace, log)
+    try:
+        await until_listening(port, process)
+        yield tap
+    finally:
+        await tap.end()
+
+
+def kept_account(trace: Path) -> dict[str, Any]:
+    """The counts that the tap kept beside its trace; empty if it kept none."""
+    summary = Path(f"{trace}.summary.json")
+    try:
+        account: dict[str, Any] = json.loads(summary.read_bytes())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return account
+
+
+def records_in_files(trace: Path) -> int:
+    """Records in a plain trace, all of its segments together: lines that are no header and not torn."""
+    lines = 0
+    for path in trace.parent.glob(f"{trace.stem}*{trace.suffix}"):
+        if not path.name.endswith(".engine.jsonl"):
+            lines += sum(line.endswith(b"\n") and not line.startswith(b'{"meta"') for line in path.open("rb"))
+    return lines
+
+
+class RecordCount:
+    """How many records a growing trace has; only what is new is read."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+        self._offset = 0
+        self._lines = 0
+
+    def count(self) -> int:
+        """Whole records up to now, the header not among them."""
+        with self._trace.open("rb") as file:
+            file.seek(self._offset)
+            while block := file.read(1 << 20):
+                self._lines += block.count(b"\n")
+                self._offset += len(block)
+        return max(0, self._lines - 1)

@@ -1,0 +1,128 @@
+"""Mixed traffic whose every answer is known beforehand, so that a client can tell what a proxy did to it.
+
+Users take turns: streams, unary requests, errors, streams that the engine loses and streams that the client leaves. An
+answer that is not what the engine sent is a failure: another status, another body, a stream that was lost upstream and
+ends as if it were whole.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from proxybench.engine import BUSY_BODY, UNARY_BODY
+
+from wire.client import Client, Exchange
+from wire.head import header_values
+from wire.url import Origin
+
+DONE = b"data: [DONE]\n\n"
+PREFIXES = 8
+HEADERS = ((b"Content-Type", b"application/json"),)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was sent, and what came back otherwise than the engine sent it."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """By kind of request and what was wrong."""
+
+    @property
+    def total(self) -> int:
+        """Requests sent."""
+        return self.sent.total()
+
+
+class Traffic:
+    """Users who each send one request after another until told to stop."""
+
+    def __init__(self, port: int, *, users: int, seed: int = 1, think_s: float = 0.05) -> None:
+        self._client = Client(Origin("http", "127.0.0.1", port))
+        self._users, self._think_s = users, think_s
+        self._random = random.Random(seed)
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.tally = Tally()
+
+    def start(self) -> None:
+        """Let the users begin."""
+        self._tasks = [asyncio.create_task(self._user()) for _ in range(self._users)]
+
+    async def stop(self) -> None:
+        """Let every user finish the request in hand."""
+        self._stopping.set()
+        await asyncio.gather(*self._tasks)
+        await self._client.close()
+
+    async def _user(self) -> None:
+        kinds = (self._stream, self._unary, self._error, self._lost_stream, self._left_stream)
+        while not self._stopping.is_set():
+            [kind] = self._random.choices(kinds, weights=(40, 40, 8, 4, 8))
+            await kind()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self._random.expovariate(1 / self._think_s))
+
+    async def _stream(self) -> None:
+        chunks = self._random.randint(2, 40)
+        exchange = await self._send("stream", f"stream&chunks={chunks}")
+        body = body_of(exchange)
+        self._expect("stream", exchange.outcome == "ok" and exchange.status == 200, describe(exchange))
+        self._expect("stream", body.count(b"data: {") == chunks + 1 and body.endswith(DONE), "not the engine's events")
+
+    async def _unary(self) -> None:
+        exchange = await self._send("unary", "unary")
+        self._expect("unary", exchange.outcome == "ok" and exchange.status == 200, describe(exchange))
+        self._expect("unary", body_of(exchange) == UNARY_BODY, "not the engine's body")
+
+    async def _error(self) -> None:
+        exchange = await self._send("error", "error")
+        self._expect("error", exchange.outcome == "ok" and exchange.status == 429, describe(exchange))
+        kept = header_values(exchange.headers, b"retry-after") == [b"1"] and body_of(exchange) == BUSY_BODY
+        self._expect("error", kept, "not the engine's error")
+
+    async def _lost_stream(self) -> None:
+        chunks = self._random.randint(1, 10)
+        exchange = await self._send("lost stream", f"cut&chunks={chunks}")
+        self._expect("lost stream", exchange.outcome == "upstream_abort", f"ended {describe(exchange)}")
+
+    async def _left_stream(self) -> None:
+        """Leave once the first read has come."""
+        exchange = Exchange()
+        request = asyncio.create_task(self._send("left stream", "stream&chunks=400", exchange))
+        while not exchange.reads and not request.done():  # noqa: ASYNC110  the client has no event for a read
+            await asyncio.sleep(0.005)
+        self._expect("left stream", bool(exchange.reads), describe(exchange))
+        request.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await request
+
+    async def _send(self, kind: str, answer: str, into: Exchange | None = None) -> Exchange:
+        self.tally.sent[kind] += 1
+        body = msgspec.json.encode(
+            {"model": "m", "prompt": self._prompt(), "max_tokens": 400, "stream": kind != "unary"}
+        )
+        return await self._client.request("POST", f"/v1/completions?answer={answer}", HEADERS, body, into=into)
+
+    def _prompt(self) -> list[int]:
+        """One of a few long beginnings, then tokens that no other request has."""
+        beginning = self._random.randrange(PREFIXES)
+        own = [self._random.randrange(50_000) for _ in range(self._random.randint(8, 200))]
+        return [*range(1000 * beginning, 1000 * beginning + 256), *own]
+
+    def _expect(self, kind: str, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.tally.failures[f"{kind}: {otherwise}"] += 1
+
+
+def body_of(exchange: Exchange) -> bytes:
+    """The whole body that came."""
+    return b"".join(read.data for read in exchange.reads)
+
+
+def describe(exchange: Exchange) -> str:
+    """What came, in a word or two."""
+    return f"{exchange.outcome} {exchange.error_kind or exchange.status or ''}".strip()
