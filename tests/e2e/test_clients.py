@@ -291,7 +291,7 @@ def test_openai_embeddings(tap: Tap, canned_engine: Any) -> None:
         answer = tapped.openai().embeddings.create(model="embedder", input="a seat", encoding_format="float")
         assert answer.data[0].embedding == [0.25, 0.5]
         [record] = tapped.end()
-    assert (record.endpoint, record.model, record.block_hashes) == ("/v1/embeddings", "embedder", None)
+    assert (record.endpoint, record.model, record.prompt_tokens) == ("/v1/embeddings", "embedder", 7)
 
 
 def test_openai_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:

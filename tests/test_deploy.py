@@ -1,0 +1,212 @@
+"""What deploy/ and the documentation tell people to run is what the tap takes."""
+
+import argparse
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tap.__main__ import parser, read_config
+from tap.config import read_upstreams
+from tap.service import FLUSH_TIMEOUT_S, LEAVE_S
+
+ROOT = Path(__file__).parent.parent
+FINISH_S = 2 * FLUSH_TIMEOUT_S + LEAVE_S
+"""After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
+DEPLOY = ROOT / "deploy"
+PAGES = [ROOT / "README.md", DEPLOY / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def parsed(arguments: Sequence[str], place: str) -> argparse.Namespace:
+    """The arguments as ``tap`` reads them; an unknown or a missing flag fails and names the place."""
+    try:
+        return parser().parse_args(arguments)
+    except SystemExit:
+        pytest.fail(f"{place}: tap does not take {shlex.join(arguments)}")
+
+
+def dockerfile() -> str:
+    return (DEPLOY / "container" / "Dockerfile").read_text()
+
+
+def image_arguments() -> list[str]:
+    """What the image itself gives to ``tap``, before what whoever runs it adds."""
+    found = re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile(), re.MULTILINE)
+    assert found is not None
+    program, *arguments = json.loads(found[1])
+    assert program == "tap"
+    return list(arguments)
+
+
+def documents(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def compose_tap() -> Any:
+    [compose] = documents(DEPLOY / "container" / "compose.yaml")
+    return compose["services"]["tap"]
+
+
+def pod() -> Any:
+    deployment, _ = documents(DEPLOY / "kubernetes" / "sidecar.yaml")
+    return deployment["spec"]["template"]["spec"]
+
+
+def sidecar() -> Any:
+    [container] = [container for container in pod()["containers"] if container["name"] == "tap"]
+    return container
+
+
+def unit() -> configparser.SectionProxy:
+    """The unit's service section; of a setting given twice, the last."""
+    text = (DEPLOY / "systemd" / "kvtape-tap.service").read_text().replace("\\\n", " ")
+    read = configparser.RawConfigParser(strict=False, comment_prefixes=("#",))
+    read.optionxform = str  # type: ignore[assignment,method-assign]  # settings are written as they are
+    read.read_string(text)
+    return read["Service"]
+
+
+def unit_arguments() -> list[str]:
+    program, *arguments = shlex.split(unit()["ExecStart"])
+    assert Path(program).name == "tap"
+    return arguments
+
+
+def seconds(text: str) -> int:
+    return int(text.removesuffix("s"))
+
+
+def test_the_image_lacks_only_what_a_user_must_say() -> None:
+    arguments = image_arguments()
+    parsed([*arguments, "--upstream", "http://engine:8000", "--tokenizer", "bytes"], "Dockerfile")
+    assert "--resume" in arguments, "a container that is started again goes on with its volume's trace"
+
+
+def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is() -> None:
+    text = dockerfile()
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    asked = re.search(r"HEALTHCHECK.*?http://127\.0\.0\.1:(\d+)/healthz", text, re.DOTALL)
+    assert asked is not None
+    port = parsed([*image_arguments(), "--tokenizer", "bytes"], "Dockerfile").admin.rpartition(":")[2]
+    assert asked[1] == port
+    assert {port, "8001"} <= set(re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
+
+
+def test_the_build_copies_every_package_and_nothing_else() -> None:
+    kept = set((DEPLOY / "container" / "Dockerfile.dockerignore").read_text().split("\n"))
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {name.partition(".")[0] for name in built}
+    assert {line.removeprefix("!") for line in kept if line.startswith("!")} == packages | {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    }
+
+
+def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
+    service = compose_tap()
+    args = parsed([*image_arguments(), *service["command"]], "compose.yaml")
+    assert service["read_only"] is True
+    assert seconds(service["stop_grace_period"]) > args.drain_s + FINISH_S
+
+
+def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
+    container = sidecar()
+    args = parsed([*image_arguments(), *container["args"]], "sidecar.yaml")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [f"0.0.0.0:{ports['http']}", f"0.0.0.0:{ports['admin']}"] == [args.listen, args.admin]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert [(probe["path"], probe["port"]) for probe in probes] == [
+        ("/healthz", "admin"),
+        ("/healthz", "admin"),
+        ("/readyz", "admin"),
+    ]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod()["terminationGracePeriodSeconds"] > pause + args.drain_s + FINISH_S
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod()["volumes"]}
+
+
+def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
+    service, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
+    assert service["KillMode"] == "mixed"
+    assert int(service["TimeoutStopSec"]) > args.drain_s + FINISH_S
+    assert (str(args.key_file), service["LoadCredential"]) == ("%d/key", "key:/etc/kvtape/key")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """All of it but the program's path, which is where the service will be installed."""
+    text = (DEPLOY / "systemd" / "kvtape-tap.service").read_text().replace("/opt/kvtape/bin/tap", "/bin/true")
+    (tmp_path / "kvtape-tap.service").write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "kvtape-tap.service")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    about_it = [line for line in result.stderr.splitlines() if "kvtape-tap" in line]
+    assert (result.returncode, about_it) == (0, [])
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+def test_haproxy_takes_its_configuration() -> None:
+    command = ["haproxy", "-c", "-f", str(DEPLOY / "gateway" / "haproxy.cfg")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "WARNING" not in result.stderr
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("*/upstreams")), ids=lambda path: path.parent.name)
+def test_lists_of_upstreams_are_lists_of_upstreams(path: Path) -> None:
+    assert read_upstreams(path)
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """The commands in a page's blocks of shell, with their lines; comments, redirections and ``&`` are left out."""
+    text = page.read_text()
+    for block in re.finditer(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, block.start()) + 2
+        joined = block[1].replace("\\\n", " ")
+        for command in re.split(r"\n|&&|;|(?<=\s)&(?=\s|$)|\|", joined):
+            words = shlex.split(re.sub(r"\d?>+\S*", "", command), comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*|sudo|\(|-u|kvtape", words[0]):
+                words.pop(0)
+            if words:
+                yield line, words
+
+
+def tap_arguments(words: list[str]) -> list[str] | None:
+    """What a command gives to the tap, directly or through the image; null: it runs something else."""
+    if Path(words[0]).name == "tap":
+        return words[1:]
+    if words[:2] == ["docker", "run"] and "kvtape" in words:
+        return [*image_arguments(), *words[words.index("kvtape") + 1 :]]
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_tap_command_in_the_documentation_is_one(page: Path) -> None:
+    for line, words in commands(page):
+        arguments = tap_arguments(words)
+        if arguments is not None and "..." not in arguments:
+            parsed(arguments, f"{page.relative_to(ROOT)}, block at line {line}")
+
+
+def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path) -> None:
+    """Beyond their names: the settings are read as the command reads them, files of the target machine aside."""
+    here = {"%d/key": str(tmp_path / "key"), "/etc/kvtape/upstreams": str(DEPLOY / "systemd" / "upstreams")}
+    given = {
+        "compose.yaml": [*image_arguments(), *compose_tap()["command"]],
+        "sidecar.yaml": [*image_arguments(), *sidecar()["args"]],
+        "kvtape-tap.service": unit_arguments(),
+    }
+    for name, arguments in given.items():
+        config = read_config([here.get(argument, argument) for argument in arguments])
+        assert config.resume, f"{name}: a service that is started again goes on with its trace"
+        assert config.rotate_s, f"{name}: a trace that never ends a file cannot be shipped or thinned"
