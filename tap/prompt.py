@@ -78,16 +78,20 @@ class PromptHasher:
         """
         try:
             form = prompt_form(shape)
+        except UntokenizableError as error:
+            # Where the request does not tell its prompt, the engine may have said it; but of a batch only the first.
+            if engine_ids is None or error.reason == "batch":
+                return HashedPrompt(unhashed=error.reason)
+            return self._of_ids(start, engine_ids, "engine")
+        try:
             first = first_media_message(form.body) if isinstance(form, ChatPrompt) else None
             if isinstance(form, ChatPrompt) and first is not None:
                 return self._before_media(start, form, first)
-            if engine_ids is None:
-                return self._of_form(start, form, usage_tokens)
+            if engine_ids is not None:
+                return self._of_ids(start, engine_ids, "engine")
+            return self._of_form(start, form, usage_tokens)
         except UntokenizableError as error:
-            # Where the prompt cannot be known from the request, the engine may have said it, but of a batch only one.
-            if engine_ids is None or error.reason == "batch":
-                return HashedPrompt(unhashed=error.reason)
-        return self._of_ids(start, engine_ids, "engine")
+            return HashedPrompt(unhashed=error.reason)
 
     def output_hashes(
         self, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]

@@ -1,0 +1,352 @@
+"""Each API's requests and responses made into records, from the bytes that clients and engines send."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import zstandard
+
+from tap.byteblocks import ByteBlocks
+from tap.endpoint import recorded_endpoint
+from tap.exchange import Dialect, Endpoint, ExchangeCopy
+from tap.prompt import PromptHasher
+from tap.recording import MadeRecord, RecordMaker
+from tracefile import BlockHasher, HashKey, keyed_id
+
+KEY = HashKey(bytes(32))
+BLOCK = 4
+
+
+class LetterTokenizer:
+    """A character is a token, a chat is ``role:content|`` for each message, then the tools' names, then ``>``."""
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        return [*([1] if add_special_tokens else []), *(ord(letter) for letter in text)]
+
+    def encode_chat(self, body: Any) -> Sequence[int]:
+        said = "".join(f"{message['role']}:{message.get('content')}|" for message in body["messages"])
+        tools = "".join(tool["function"]["name"] + "," for tool in body.get("tools") or ())
+        return self.encode_text(said + tools + ">", add_special_tokens=False)
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def chain(ids: Sequence[int], model: str = "m") -> list[int]:
+    """The chain, from the documented rule alone: each block's hash needs the one before."""
+    hasher = BlockHasher(KEY, block_size=BLOCK, model=model)
+    hashes: list[Any] = []
+    for at in range(0, len(ids) - BLOCK + 1, BLOCK):
+        hashes += hasher.extend(hashes[-1] if hashes else None, ids[at : at + BLOCK])
+    return hashes
+
+
+def maker(tokenizer: Any = None, byte_blocks: bool = False, **settings: Any) -> RecordMaker:
+    blocks = ByteBlocks(BLOCK) if byte_blocks else None
+    prompts = PromptHasher(KEY, "xxh3_64", BLOCK, tokenizer=tokenizer, byte_blocks=blocks)
+    return RecordMaker(KEY, prompts, epoch_ns=0, hash_model=None, loras=frozenset(), **settings)
+
+
+def exchange(endpoint: Endpoint, body: Any, answer: Any, **fields: Any) -> ExchangeCopy:
+    """An answer that is a list is a stream: each of its events comes with a read of its own, 1 ms after the other."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    if isinstance(answer, list):
+        content_type = "text/event-stream"
+        reads = [((at + 1) * 1_000_000, b"data: %b\n\n" % json.dumps(each).encode()) for at, each in enumerate(answer)]
+    else:
+        content_type = "application/json"
+        reads = [(1_000_000, answer if isinstance(answer, bytes) else json.dumps(answer).encode())]
+    settings: dict[str, Any] = {
+        "endpoint": endpoint, "arrival_ns": 0, "end_ns": 99_000_000, "concurrency": 1, "request_headers": {},
+        "request_body": [data], "http_status": 200, "response_headers": {"content-type": content_type},
+        "response_reads": reads, "response_whole": True, "last_reads": [], "outcome": "ok", "error_kind": None,
+    }  # fmt: skip
+    return ExchangeCopy(**(settings | fields))
+
+
+def made(endpoint: Endpoint, body: Any, answer: Any, tokenizer: Any = None, **fields: Any) -> MadeRecord:
+    return maker(tokenizer or LetterTokenizer()).make(exchange(endpoint, body, answer, **fields))
+
+
+def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
+    return {"input_tokens": prompt, "output_tokens": output, "input_tokens_details": {"cached_tokens": cached}}
+
+
+@pytest.mark.parametrize(
+    ("target", "endpoint"),
+    [
+        (b"/v1/completions?x=1", "/v1/completions"),
+        (b"/gateway/v1/chat/completions", "/v1/chat/completions"),
+        (b"/v1/responses", "/v1/responses"),
+        (b"/v1/responses/resp_0a1/cancel", "/v1/responses/*/cancel"),
+        (b"/anthropic/v1/messages", "/v1/messages"),
+        (b"/v1/messages/count_tokens", None),
+        (b"/v1/embeddings", "/v1/embeddings"),
+        (b"/v1/audio/transcriptions?v1/x", "/v1/audio/transcriptions"),
+        (b"/v1/rerank/", "/v1/rerank"),
+        (b"/v1/load_lora_adapter", None),
+        (b"/v1/files", None),
+        (b"/v1/0b3f", None),
+        (b"/tokenize", None),
+        (b"/v1/a/b/c/d/e/f", None),
+        (b"/health", None),
+    ],
+)
+def test_which_posts_are_recorded_and_under_what_name(target: bytes, endpoint: str | None) -> None:
+    assert recorded_endpoint(target) == endpoint
+
+
+def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
+    body = {
+        "model": "m", "stream": True, "max_output_tokens": 64, "instructions": "be", "user": "u",
+        "input": [{"role": "user", "content": "hey"}], "tools": [{"type": "function", "name": "sail"}],
+    }  # fmt: skip
+    prompt = letters("system:be|user:hey|sail,>")
+    answer = [
+        {"type": "response.created", "response": {"model": "m", "status": "in_progress"}},
+        {"type": "response.output_item.added", "item": {"type": "message", "content": []}},
+        {"type": "response.output_text.delta", "delta": "yo"},
+        {"type": "response.output_text.delta", "delta": "ho"},
+        {"type": "response.completed", "response": {"status": "completed", "usage": responses_usage(25, 5, 8)}},
+    ]
+    record = made("/v1/responses", body, answer).record
+    assert (record.endpoint, record.model, record.stream, record.max_tokens) == ("/v1/responses", "m", True, 64)
+    assert (record.tools, record.status, record.finish_reason) == (1, "ok", "stop")
+    assert (record.ttft_ms, record.itl_ms) == (3.0, [1.0])
+    assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == (25, 5, 8)
+    # The text's four tokens and the one that stops: of 30 tokens the last one's KV is never computed, 29 // 4 = 7.
+    assert record.block_hashes == chain(prompt)
+    assert record.block_hashes + (record.output_block_hashes or []) == chain([*prompt, *letters("yoho")])
+    assert (record.hash_source, record.output_hash_source) == ("tokenizer", "tokenizer")
+    assert record.session_id == keyed_id(KEY, "session", "u")
+
+
+def test_a_response_without_its_end_is_incomplete() -> None:
+    answer = [{"type": "response.output_text.delta", "delta": "yo"}]
+    record = made("/v1/responses", {"input": "x", "stream": True}, answer).record
+    assert (record.status, record.error, record.output_tokens) == ("error", "response_incomplete", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "unknown_item_kind"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "encrypted_reasoning"),
+        ({"input": None}, "malformed_prompt"),
+    ],
+)
+def test_a_response_to_what_the_server_keeps_has_no_chain_and_a_reason(fields: dict[str, Any], reason: str) -> None:
+    answer = {"status": "completed", "usage": responses_usage(9, 1, 0), "output": []}
+    found = made("/v1/responses", {"model": "m", "input": "go on", **fields}, answer)
+    assert (found.unhashed, found.record.block_hashes, found.record.prompt_tokens) == (reason, None, 9)
+    session = found.record.session_id
+    assert session == (keyed_id(KEY, "session", "conv_1") if reason == "conversation" else None)
+
+
+def test_the_engines_own_ids_make_a_chain_where_the_request_does_not_tell_its_prompt() -> None:
+    ids = list(range(9))
+    answer = {
+        "status": "completed", "output": [], "usage": responses_usage(9, 2, 0),
+        "input_messages": [{"tokens": ids, "message": ""}], "output_messages": [{"tokens": [20, 21], "message": ""}],
+    }  # fmt: skip
+    found = made("/v1/responses", {"model": "m", "input": "x", "previous_response_id": "r"}, answer)
+    assert (found.record.block_hashes, found.record.hash_source) == (chain(ids), "engine")
+    assert (found.record.output_block_hashes, found.record.output_hash_source) == ([], "engine")
+    assert (found.unhashed, found.prompt_count_matches) == (None, True)
+
+
+def test_a_streamed_message_with_tools_and_a_prompt_in_three_parts() -> None:
+    body = {
+        "model": "m", "max_tokens": 9, "stream": True, "system": [{"type": "text", "text": "be"}],
+        "tools": [{"name": "sail", "input_schema": {}}], "metadata": {"user_id": "s"},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hey"}]}],
+    }  # fmt: skip
+    prompt = letters("system:be|user:hey|sail,>")
+    start = {"input_tokens": 5, "cache_read_input_tokens": 16, "cache_creation_input_tokens": 4, "output_tokens": 1}
+    answer = [
+        {"type": "message_start", "message": {"model": "m", "usage": start}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "yo"}},
+        {"type": "ping"},
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
+        {"type": "message_stop"},
+    ]
+    found = made("/v1/messages", body, answer)
+    record = found.record
+    assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (25, 16, 2)
+    assert (record.ttft_ms, record.finish_reason, record.status, record.max_tokens) == (3.0, "length", "ok", 9)
+    assert record.block_hashes == chain(prompt)
+    assert (record.output_block_hashes, record.output_hash_source) == ([], "tokenizer")
+    assert (found.prompt_count_matches, record.session_id) == (True, keyed_id(KEY, "session", "s"))
+
+
+def test_an_error_of_messages_is_an_error() -> None:
+    error = {"type": "error", "error": {"type": "overloaded_error", "message": "CANARY"}}
+    record = made("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, [error]).record
+    assert (record.status, record.error) == ("error", "stream_error")
+    assert "CANARY" not in repr(record)
+
+
+def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not() -> None:
+    answer = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
+    for given in ("seas", ["seas"]):
+        record = made("/v1/embeddings", {"model": "m", "input": given}, answer).record
+        assert record.block_hashes == chain([1, *letters("seas")])
+        assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 5, None)
+    assert made("/v1/embeddings", {"model": "m", "input": [1, 2, 3, 4, 5]}, answer).record.hash_source == "engine"
+    batch = made("/v1/embeddings", {"model": "m", "input": ["a", "b"]}, answer)
+    assert (batch.unhashed, batch.record.prompt_tokens) == ("batch", 5)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answer", "content_type", "reason"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["d"]}, {"results": [], "usage": {}}, "application/json", "other"),
+        ("/v1/audio/speech", {"input": "say"}, b"ID3\x00\xff", "audio/mpeg", "other"),
+        ("/v1/audio/transcriptions", b"--boundary\r\n\x00", {"text": "said"}, "application/json", "form"),
+        ("/v1/score", {"model": "m", "text_1": "a"}, {"choices": "odd"}, "application/json", "other"),
+    ],
+)
+def test_any_other_endpoint_is_recorded_by_its_shape(
+    endpoint: str, body: Any, answer: Any, content_type: str, reason: str
+) -> None:
+    found = made(endpoint, body, answer, response_headers={"content-type": content_type})
+    assert (found.record.endpoint, found.record.status, found.record.http_status) == (endpoint, "ok", 200)
+    assert found.record.block_hashes is None
+    assert found.unhashed == {"other": "other_endpoint", "form": "request_not_json"}[reason]
+
+
+def test_a_batch_has_no_chain_even_where_the_engine_says_the_ids_of_its_first_prompt() -> None:
+    choices = [{"index": 0, "text": "a", "prompt_token_ids": [1, 2, 3, 4]}, {"index": 1, "text": "b"}]
+    answer = {"choices": choices, "usage": {"prompt_tokens": 8, "completion_tokens": 2}}
+    found = made("/v1/completions", {"model": "m", "prompt": [[1, 2, 3, 4], [5, 6, 7, 8]]}, answer)
+    assert (found.unhashed, found.record.prompt_tokens, found.record.hash_source) == ("batch", 8, None)
+
+
+def test_several_choices_count_together_and_have_no_one_output_chain() -> None:
+    choices = [{"index": index, "text": "ab", "token_ids": [5, 6]} for index in range(3)]
+    answer = {"choices": choices, "usage": {"prompt_tokens": 4, "completion_tokens": 6}}
+    body = {"model": "m", "prompt": [1, 2, 3, 4], "n": 3, "logprobs": 5}
+    record = made("/v1/completions", body, answer).record
+    assert (record.n, record.output_tokens, record.block_hashes) == (3, 6, chain([1, 2, 3, 4]))
+    assert (record.output_block_hashes, record.output_hash_source) == (None, None)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def chat_with_image(part: Any) -> dict[str, Any]:
+    said = [{"type": "text", "text": "what is this"}, part]
+    return {"model": "m", "messages": [{"role": "system", "content": "be terse"}, {"role": "user", "content": said}]}
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_a_chain_stops_before_the_message_with_the_first_image(kind: str) -> None:
+    answer = {"choices": [{"message": {"content": "a cat"}}], "usage": {"prompt_tokens": 2000, "completion_tokens": 5}}
+    found = made("/v1/chat/completions", chat_with_image({"type": kind}), answer)
+    known = letters("system:be terse|user:")
+    # Of the 21 tokens that are the same whatever follows, one is left out that what follows could have changed.
+    assert found.record.block_hashes == chain(known[:-1]) == chain(known)
+    assert (found.record.hashable_blocks, found.record.prompt_tokens) == (5, 2000)
+    assert (found.record.output_block_hashes, found.prompt_count_matches) == (None, None)
+    assert found.unhashed is None
+
+
+def test_an_image_stops_the_chain_of_the_engines_ids_too_since_they_are_the_same_for_every_image() -> None:
+    choice = {"message": {"content": "a"}, "prompt_token_ids": [9] * 40}
+    answer = {"choices": [choice], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}
+    found = made("/v1/chat/completions", chat_with_image(IMAGE), answer)
+    assert found.record.block_hashes == chain(letters("system:be terse|user:"))
+    ids_only = RecordMaker(
+        KEY, PromptHasher(KEY, "xxh3_64", BLOCK), epoch_ns=0, hash_model=None, loras=frozenset()
+    ).make(exchange("/v1/chat/completions", chat_with_image(IMAGE), answer))
+    assert (ids_only.unhashed, ids_only.record.block_hashes) == ("multimodal", None)
+
+
+def test_a_message_of_anthropics_with_an_image_in_a_tools_result_stops_there() -> None:
+    result = [{"type": "text", "text": "see"}, {"type": "image", "source": {"type": "url", "url": "http://x"}}]
+    body = {
+        "model": "m", "max_tokens": 5,
+        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": result}]}],
+    }  # fmt: skip
+    record = made("/v1/messages", body, {"content": [], "usage": {"input_tokens": 500, "output_tokens": 1}}).record
+    assert record.block_hashes == chain(letters("tool:see|user:")[:-1])
+    assert record.hashable_blocks == 3
+
+
+def test_bytes_stop_before_an_image_as_well() -> None:
+    recorder = maker(byte_blocks=True)
+    system = {"role": "system", "content": "be terse and kind to everyone here " * 4}
+    with_image = {"model": "m", "messages": [system, {"role": "user", "content": [IMAGE]}]}
+    answer = {"choices": [], "usage": {"prompt_tokens": 3000, "completion_tokens": 5}}
+    record = recorder.make(exchange("/v1/chat/completions", with_image, answer)).record
+    text = b"<system>" + system["content"].encode() + b"\n"
+    assert record.hashable_blocks == len(record.block_hashes or []) == len(text) // 4 // BLOCK
+    alone = {"model": "m", "messages": [{"role": "user", "content": [IMAGE]}]}
+    record = recorder.make(exchange("/v1/chat/completions", alone, answer)).record
+    assert (record.block_hashes, record.hashable_blocks, record.hash_source) == ([], 0, "bytes")
+
+
+def usage_of(details: Any) -> dict[str, Any]:
+    usage = {"prompt_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": details}
+    return {"choices": [{"text": "a", "finish_reason": "length"}], "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"), [("sglang", [None, 3, 0]), ("vllm", [None, 3, None]), ("llamacpp", [None, 3, None])]
+)
+def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read_so(
+    dialect: Dialect, expected: list[int | None]
+) -> None:
+    recorder = maker(dialect=dialect)
+    body = {"model": "m", "prompt": [1, 2, 3, 4]}
+    answers = [usage_of(None), usage_of({"cached_tokens": 3}), usage_of(None)]
+    records = [recorder.make(exchange("/v1/completions", body, answer)).record for answer in answers]
+    assert [record.cached_tokens for record in records] == expected
+    failed = recorder.make(exchange("/v1/completions", body, {"error": {}}, http_status=500)).record
+    assert failed.cached_tokens is None, "no usage, no count"
+
+
+def test_kept_headers_the_upstream_and_what_was_injected_are_in_the_record() -> None:
+    recorder = maker(keep_headers=("x-team", "x-none"))
+    body, answer = {"model": "m", "prompt": [1, 2, 3, 4]}, usage_of(None)
+    headers = {"x-team": "search", "x-request-id": "r"}
+    copy = exchange("/v1/completions", body, answer, request_headers=headers, upstream="http://b:1", injected=["usage"])
+    record = recorder.make(copy).record
+    assert (record.headers, record.upstream, record.injected) == ({"x-team": "search"}, "http://b:1", ["usage"])
+    plain = recorder.make(exchange("/v1/completions", body, answer)).record
+    assert (plain.headers, plain.upstream, plain.injected) == (None, None, None)
+
+
+def packed(coding: str, data: bytes) -> bytes:
+    if coding == "zstd":
+        return zstandard.compress(data[:7]) + zstandard.compress(data[7:])
+    return gzip.compress(data) if coding == "gzip" else zlib.compress(data)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+def test_bodies_in_a_content_coding_are_read_both_ways(coding: str) -> None:
+    body = packed(coding, json.dumps({"model": "m", "prompt": [1, 2, 3, 4]}).encode())
+    answer = packed(coding, json.dumps(usage_of({"cached_tokens": 0})).encode())
+    record = made(
+        "/v1/completions", body, answer, request_headers={"content-encoding": coding},
+        response_headers={"content-type": "application/json", "content-encoding": coding},
+    ).record  # fmt: skip
+    assert (record.block_hashes, record.prompt_tokens, record.cached_tokens) == (chain([1, 2, 3, 4]), 4, 0)
+
+
+def test_a_message_larger_than_the_copy_keeps_its_prompts_length_from_the_start() -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 4, "cache_read_input_tokens": 8}}}
+    delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "yo"}}
+    end = b'data: {"type":"message_delta","usage":{"output_tokens":900}}\n\ndata: {"type":"message_stop"}\n\n'
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    copy = exchange("/v1/messages", body, [start, delta], response_whole=False, last_reads=[(9, end)])
+    record = maker(LetterTokenizer()).make(copy).record
+    assert (record.prompt_tokens, record.cached_tokens, record.output_tokens, record.status) == (12, 8, 900, "ok")
