@@ -1,6 +1,7 @@
 """``tap``: a reverse proxy that records traffic's shape, timing and prefix sharing, not its content."""
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -244,7 +245,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to end."""
-    run(serve(read_config(argv)))
+    try:
+        run(serve(read_config(argv)))
+    except asyncio.CancelledError:  # told to end before it had begun
+        return 130
     return 0
 
 

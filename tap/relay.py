@@ -9,33 +9,41 @@ import asyncio
 import re
 import socket
 import struct
+from collections.abc import Sequence
 from time import perf_counter_ns
 
-from tap.exchange import Endpoint
+from tap.endpoint import recorded_endpoint
+from tap.exchange import KEPT_REQUEST_HEADERS
 from tap.recorderlink import RecorderLink
 from tap.sidecopy import CopyBudget, SideCopy
+from tap.upstreams import Upstream, Upstreams
 from tracefile.schema import Status
 from wire.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind
 from wire.head import Header, connection_options, end_to_end, header_values, serialise_head
-from wire.pool import ConnectError, ConnectionPool
+from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
 
 
-class Upstream:
-    """Where requests go and what is kept of them: what all relays of one tap share."""
+class Relays:
+    """All relays of one worker: where their requests go, and what is kept of them."""
 
     def __init__(
-        self, origin: Origin, pool: ConnectionPool, link: RecorderLink, budget: CopyBudget, max_body_bytes: int
+        self,
+        upstreams: Upstreams,
+        link: RecorderLink,
+        budget: CopyBudget,
+        max_body_bytes: int,
+        keep_headers: Sequence[str] = (),
     ) -> None:
-        self.origin, self.pool, self.link, self.budget = origin, pool, link, budget
+        self.upstreams, self.link, self.budget = upstreams, link, budget
         self.max_body_bytes = max_body_bytes
         self.in_flight = 0
         """Requests that will be recorded and have not ended."""
         self.ending = False
         """The tap is cutting what is left."""
-        self._base_path = origin.base_path.encode()
+        self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
         """The handler of a request whose head has come."""
@@ -46,9 +54,9 @@ class Upstream:
             relay.begin()
         return relay
 
-    def new_copy(self, head: RequestHead) -> SideCopy | None:
+    def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
         """The side copy of a request that is to be recorded; null for any other."""
-        endpoint = recorded_endpoint(self._base_path + head.target) if head.method == b"POST" else None
+        endpoint = recorded_endpoint(base_path + head.target) if head.method == b"POST" else None
         if endpoint is None:
             return None
         self.in_flight += 1
@@ -57,8 +65,9 @@ class Upstream:
             self.max_body_bytes,
             endpoint=endpoint,
             arrival_ns=head.at_ns,
-            concurrency=self.in_flight,
+            concurrency=self.link.begin(),
             headers=head.headers,
+            kept_headers=self._kept_headers,
         )
 
 
@@ -74,15 +83,15 @@ class Relay:
         "_head",
         "_keep_client",
         "_pending",
+        "_relays",
         "_request_complete",
         "_response_paused",
         "_self_delimited",
         "_server",
-        "_upstream",
     )
 
-    def __init__(self, upstream: Upstream, head: RequestHead, client: ClientConnection) -> None:
-        self._upstream, self._head, self._client = upstream, head, client
+    def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
+        self._relays, self._head, self._client = relays, head, client
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._copy: SideCopy | None = None
@@ -97,34 +106,40 @@ class Relay:
 
     def begin(self) -> None:
         """Send the head to the upstream, on a kept connection if there is one."""
-        self._copy = self._upstream.new_copy(self._head)
-        server = self._upstream.pool.take_idle()
+        upstream = self._relays.upstreams.pick(self._head)
+        self._copy = self._relays.new_copy(self._head, upstream.base_path)
+        self._send_to(upstream)
+
+    def _send_to(self, upstream: Upstream) -> None:
+        server = upstream.pool.take_idle()
         if server is not None:
-            self._start(server)
+            self._start(upstream, server)
         else:
             self._client.pause_reading()
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(upstream))
 
-    async def _connect(self) -> None:
+    async def _connect(self, picked: Upstream) -> None:
         try:
-            server = await self._upstream.pool.connect()
+            upstream, server = await self._relays.upstreams.connect(self._head, picked)
         except ConnectError as error:
             self._connecting = None
             self._end("error", error.kind)
             self._client.refuse(502, f"tap cannot reach the upstream ({error.kind})")
             return
         self._connecting = None
-        self._start(server)
+        self._start(upstream, server)
         pending, self._pending = self._pending, []
         for raw in pending:
             server.write(raw)
 
-    def _start(self, server: ServerConnection) -> None:
+    def _start(self, upstream: Upstream, server: ServerConnection) -> None:
         self._server = server
         self._client.resume_reading()
         if self._response_paused:
             server.pause_reading()
-        server.start(upstream_head(self._head, self._upstream.origin), self, head_only=self._head.method == b"HEAD")
+        server.start(upstream_head(self._head, upstream.origin), self, head_only=self._head.method == b"HEAD")
+        if self._copy is not None:
+            self._copy.sent_to(upstream.name, perf_counter_ns())
 
     # The request, from the client.
 
@@ -147,7 +162,7 @@ class Relay:
             self._connecting.cancel()
         if self._server is not None:
             self._server.abort()
-        self._end("client_abort", "tap_ended" if self._upstream.ending else None)
+        self._end("client_abort", "tap_ended" if self._relays.ending else None)
 
     def pause_response(self) -> None:
         """The client is slow: stop reading from the upstream, so that memory stays bounded."""
@@ -228,17 +243,9 @@ class Relay:
         self._ended = True
         self._pending.clear()
         if self._copy is not None:
-            self._upstream.in_flight -= 1
-            self._upstream.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
+            self._relays.in_flight -= 1
+            self._relays.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
             self._copy = None
-
-
-def recorded_endpoint(target: bytes) -> Endpoint | None:
-    """Which API a POST to this target speaks; null: none that is recorded. What a gateway puts before it is let go."""
-    path = target.partition(b"?")[0]
-    if path.endswith(b"/chat/completions"):
-        return "/v1/chat/completions"
-    return "/v1/completions" if path.endswith(b"/completions") else None
 
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:

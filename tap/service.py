@@ -1,214 +1,224 @@
-"""A tap from start to end: reach the upstream, start the recorder, serve, drain, account for every request."""
+"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, account for everything.
+
+The supervisor touches no traffic. It binds the sockets, learns what the engine says of itself, hears the signals,
+starts again what dies, and adds up what became of every request.
+"""
 
 import asyncio
 import contextlib
-import gc
 import signal
-import socket
 import sys
-import time
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from tap.config import NAMED_TOKENIZERS, TapConfig
-from tap.enginefacts import EngineFacts, learn_engine_facts, reach_upstream
-from tap.exchange import RecorderSetup
-from tap.recorderlink import Counts, RecorderLink
-from tap.relay import Upstream
-from tap.sidecopy import CopyBudget
-from tracefile.blockhash import DEFAULT_BLOCK_SIZE, HashKey, load_key
+from tap.account import Account, Ledger, keep_account
+from tap.childprocess import ChildProcess
+from tap.config import TapConfig, read_upstreams
+from tap.control import Cut, Drain, Drained, Reload
+from tap.enginefacts import EngineFacts, learn_engine_facts, reach_upstreams
+from tap.exchange import Ready, RecorderSetup, Refused
+from tap.keeper import Keeper
+from tap.listening import bind_listeners
+from tap.recorderprocess import RecorderProcess
+from tap.setups import Runtime, recorder_setup, worker_setup
+from tracefile.blockhash import load_key
 from tracefile.errors import InputError
-from tracefile.schema import HashInfo, Meta
-from wire.pool import ConnectionPool
-from wire.server import Server
 from wire.url import Origin
 
-MAX_IDLE_S = 3.0
-"""Upstream connections idle for longer are not used again: servers close them (uvicorn after 5 s), and a request that
-crosses that close on the wire would be lost."""
-MAX_IDLE_CONNECTIONS = 1024
 REPORT_INTERVAL_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
-TRUSTED_SHARE = 0.99
+"""How long workers may take to hand over what is left, and the recorder to write it."""
+LEAVE_S = 5.0
+"""How long a process with nothing left to do may take to leave."""
+
+_worker_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained)
 
 
 async def serve(config: TapConfig) -> None:
     """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
-    check_port_is_free(*config.listen)
+    end_before_the_start()
+    listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     key = load_key(config.key_file)
-    pool = ConnectionPool(config.upstreams[0], max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S)
-    (await reach_upstream(pool, config.upstreams[0], config.wait_s)).abort()
-    facts = await learn_engine_facts(config.upstreams[0]) if config.engine_facts else EngineFacts()
-    budget = CopyBudget(config.queue_bytes)
-    async with recording(recorder_setup(config, key, facts), budget) as link:
-        stopping = _stop_signals()
-        upstream = Upstream(config.upstreams[0], pool, link, budget, config.max_body_bytes)
-        server = Server(upstream.new_relay)
-        port = await _listen(server, *config.listen)
-        # Everything loaded so far stays: looking through it for garbage again would stall every stream for 40 ms.
-        gc.collect()
-        gc.freeze()
-        _announce(config, port)
-        reports = asyncio.create_task(_report_regularly(link))
-        await stopping.get()
-        reports.cancel()
-        await drain(server, upstream, stopping, config.drain_s)
-        pool.close()
+    reached = await reach_upstreams(config.upstreams, config.wait_s)
+    for origin in set(config.upstreams).difference(reached):
+        _say(f"upstream {origin} cannot be reached; it gets requests once it can")
+    facts = await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts()
+    with runtime_folder() as runtime, contextlib.ExitStack() as sockets:
+        for listener in listeners:
+            sockets.enter_context(listener)
+        ledger = Ledger(runtime.map_counts(config.workers), config.workers)
+        async with recording(recorder_setup(config, key, facts, runtime), ledger) as recorder:
+            service = Service(config, facts, runtime, ledger, [listener.fileno() for listener in listeners])
+            await service.start()
+            signals = Signals()
+            _announce(config, listeners[0].getsockname()[1])
+            await service.run(signals, recorder)
+            sockets.close()
+            await service.drain(signals)
+
+
+def end_before_the_start() -> None:
+    """Let SIGTERM and SIGINT end what is being started, while nothing is at stake."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+
+
+class Signals:
+    """SIGTERM and SIGINT from now on, as they come, and SIGHUP."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.stops: asyncio.Queue[None] = asyncio.Queue()
+        self.reloads: asyncio.Queue[None] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stops.put_nowait, None)
+        loop.add_signal_handler(signal.SIGHUP, self.reloads.put_nowait, None)
+
+
+class Service:
+    """The workers and the admin process of a tap, and the upstreams that they are to use."""
+
+    def __init__(
+        self, config: TapConfig, facts: EngineFacts, runtime: Runtime, ledger: Ledger, listen_fds: Sequence[int]
+    ) -> None:
+        self._config, self._facts, self._runtime, self._ledger = config, facts, runtime, ledger
+        self._listen_fds = listen_fds
+        self._upstreams = config.upstreams
+        self._cut = 0
+        self._workers = [self._worker(number) for number in range(config.workers)]
+
+    def _worker(self, number: int) -> Keeper:
+        name = "worker" if self._config.workers == 1 else f"worker {number + 1}"
+        return Keeper(
+            name,
+            partial(self._start_worker, number),
+            on_message=self._drained,
+            on_death=partial(self._ledger.worker_died, number),
+            consequence="the requests it had are lost, those that come for it wait",
+        )
+
+    async def _start_worker(self, number: int) -> ChildProcess:
+        listen_fd = self._listen_fds[number]
+        setup = worker_setup(
+            self._config, self._facts, self._runtime, number=number, listen_fd=listen_fd, upstreams=self._upstreams
+        )
+        return await ChildProcess.start("tap.worker", setup, _worker_replies, [listen_fd])
+
+    def _drained(self, message: Drained) -> None:
+        self._cut += message.cut
+
+    async def start(self) -> None:
+        """Start every worker. Raises InputError if one refuses."""
+        await asyncio.gather(*(worker.start() for worker in self._workers))
+
+    async def run(self, signals: Signals, recorder: RecorderProcess) -> None:
+        """Follow signals and the engine until it is time to end."""
+        tasks = [
+            asyncio.create_task(self._report_regularly()),
+            asyncio.create_task(self._reload_when_told(signals)),
+        ]
+        try:
+            await signals.stops.get()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def drain(self, signals: Signals) -> None:
+        """Let what is in flight end, for ``--drain-s`` or until a second signal; then it is cut."""
+        drain_s = self._config.drain_s
+        _say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
+        for worker in self._workers:
+            worker.send(Drain(drain_s))
+        leaving = asyncio.create_task(self._left(drain_s + FLUSH_TIMEOUT_S + LEAVE_S))
+        second = asyncio.create_task(signals.stops.get())
+        await asyncio.wait([leaving, second], return_when=asyncio.FIRST_COMPLETED)
+        second.cancel()
+        for worker in self._workers:
+            worker.send(Cut())
+        await leaving
+        if self._cut:
+            _say(f"{self._cut} responses were cut")
+
+    async def _left(self, timeout_s: float) -> None:
+        if not all(await asyncio.gather(*(worker.left(timeout_s) for worker in self._workers))):
+            _say("a worker did not leave in time and was killed")
+
+    def reload(self) -> None:
+        """Read the file of upstreams again; one that is wrong changes nothing."""
+        file = self._config.upstreams_file
+        if file is None:
+            _say("SIGHUP: the upstreams are flags; expected --upstreams FILE to read again")
+            return
+        try:
+            upstreams = read_upstreams(file)
+        except InputError as error:
+            _say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+            return
+        self._upstreams = upstreams
+        for worker in self._workers:
+            worker.send(Reload(list(map(str, upstreams))))
+        _say(f"SIGHUP: upstreams are now {_names(upstreams)}")
+
+    async def _reload_when_told(self, signals: Signals) -> None:
+        while True:
+            await signals.reloads.get()
+            self.reload()
+
+    async def _report_regularly(self) -> None:
+        """A line on stderr now and then, while there is news."""
+        reported = 0
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            account = self._ledger.account()
+            if account.offered != reported:
+                reported = account.offered
+                _say(account.line())
 
 
 @contextlib.asynccontextmanager
-async def recording(setup: RecorderSetup, budget: CopyBudget) -> AsyncIterator[RecorderLink]:
+async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[RecorderProcess]:
     """A recorder that is ready; at the end it has written everything, and the account is printed and kept."""
-    link = RecorderLink(setup, budget)
-    await link.start()
+    recorder = RecorderProcess(setup, ledger)
+    await recorder.keeper.start()
     try:
-        yield link
+        yield recorder
     finally:
-        await link.finish(FLUSH_TIMEOUT_S)
-        counts = link.counts()
-        print(f"tap: {summary(counts)}; trace: {', '.join(link.traces)}", flush=True)
-        _warn_of_other_tokens(counts)
-        _keep_summary(setup.trace, counts, link.traces)
+        if not await recorder.keeper.finish(FLUSH_TIMEOUT_S):
+            _say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
+        _close_account(setup.trace, ledger.account(ended=True))
 
 
-async def drain(server: Server, upstream: Upstream, stopping: "asyncio.Queue[None]", drain_s: float) -> None:
-    """Let what is in flight end, for ``drain_s`` or until a second signal; then cut it."""
-    _say(f"ending: no new connections; {upstream.in_flight} recorded requests in flight have {drain_s:g} s")
-    draining = asyncio.create_task(server.drain(drain_s))
-    second = asyncio.create_task(stopping.get())
-    timer = asyncio.get_running_loop().call_later(drain_s, _mark_ending, upstream)
-    await asyncio.wait([draining, second], return_when=asyncio.FIRST_COMPLETED)
-    timer.cancel()
-    second.cancel()
-    if not draining.done():
-        draining.cancel()
-        _mark_ending(upstream)
-        draining = asyncio.create_task(server.drain(0))
-    cut = await draining
-    if cut:
-        _say(f"{cut} responses were cut")
+@contextlib.contextmanager
+def runtime_folder() -> Iterator[Runtime]:
+    """A folder for the length of the run; short, since a socket's path may have no more than a hundred letters."""
+    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
+        yield Runtime(Path(folder))
 
 
-def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts) -> RecorderSetup:
-    """What the recorder is told, the trace's header included."""
-    engine_block = facts.engine.block_size if facts.engine is not None else None
-    block_size = config.block_size or min(DEFAULT_BLOCK_SIZE, engine_block or DEFAULT_BLOCK_SIZE)
-    if engine_block and engine_block % block_size:
-        _say(f"blocks of {block_size} tokens do not divide the engine's {engine_block}: hits cannot be counted exactly")
-    epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
-    is_directory = config.tokenizer not in NAMED_TOKENIZERS
-    meta = Meta(
-        source="tap",
-        model=config.model or facts.model,
-        tokenizer=Path(config.tokenizer).resolve().name if is_directory else config.tokenizer,
-        block_size=block_size,
-        hash=HashInfo(algorithm=config.algorithm, key_id=key.key_id),
-        epoch_unix_ns=epoch_unix_ns,
-        engine=facts.engine,
-    )
-    return RecorderSetup(
-        trace=config.trace,
-        overwrite=config.overwrite,
-        meta=meta,
-        tokenizer=config.tokenizer,
-        key_secret=key.secret,
-        algorithm=config.algorithm,
-        block_size=block_size,
-        hash_model=config.model,
-        loras=list(config.loras),
-        epoch_ns=epoch_ns,
-    )
-
-
-def summary(counts: Counts) -> str:
-    """One line: what became of the requests, and how far the hashes can be trusted."""
-    line = f"{counts.recorded} of {counts.offered} requests recorded"
-    if counts.dropped:
-        line += f", dropped: {_by_reason(counts.dropped)}"
-    line += f"; hashed {_share(counts.hashed, counts.recorded)}"
-    if counts.unhashed:
-        line += f" (not: {_by_reason(counts.unhashed)})"
-    matched, checked = counts.prompt_counts_matched, counts.prompt_counts_checked
-    return f"{line}; prompt ids number what the engine reports in {_share(matched, checked)} of {checked}"
-
-
-def check_port_is_free(host: str, port: int) -> None:
-    """Raise InputError if nothing can listen there; asked before a trace is begun."""
+def _close_account(trace: str, account: Account) -> None:
+    print(f"tap: {account.line()}; trace: {trace}", flush=True)
+    if account.other_tokens:
+        _say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from None
-
-
-async def _listen(server: Server, host: str, port: int) -> int:
-    try:
-        return await server.listen(host, port)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from None
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> InputError:
-    return InputError(f"--listen {host}:{port}: {error.strerror or error}; expected a free address of this machine")
-
-
-def _stop_signals() -> "asyncio.Queue[None]":
-    """Gets an item for each SIGTERM and SIGINT from now on; before, while nothing is at stake, they just end it."""
-    loop = asyncio.get_running_loop()
-    stopping: asyncio.Queue[None] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.put_nowait, None)
-    return stopping
-
-
-async def _report_regularly(link: RecorderLink) -> None:
-    """A line on stderr now and then, while there is news."""
-    reported = 0
-    while True:
-        await asyncio.sleep(REPORT_INTERVAL_S)
-        counts = link.counts()
-        if counts.offered != reported:
-            reported = counts.offered
-            _say(summary(counts))
+        keep_account(trace, account)
+    except InputError as error:
+        _say(f"the account could not be kept beside the trace: {error}")
 
 
 def _announce(config: TapConfig, port: int) -> None:
     address = Origin("http", config.listen[0], port)
-    print(
-        f"tap: listening on {address}, recording to {config.trace}, upstream {', '.join(map(str, config.upstreams))}",
-        flush=True,
-    )
+    upstreams = _names(config.upstreams)
+    print(f"tap: listening on {address}, recording to {config.trace}, upstream {upstreams}", flush=True)
 
 
-def _warn_of_other_tokens(counts: Counts) -> None:
-    """Hashes of ids that are not the engine's say nothing of its cache; the counts are how that shows."""
-    if counts.prompt_counts_matched < TRUSTED_SHARE * counts.prompt_counts_checked:
-        _say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
-
-
-def _keep_summary(trace: str, counts: Counts, traces: list[str]) -> None:
-    """The counts beside the trace, whose header was written before they were known."""
-    facts = {**msgspec.to_builtins(counts), "traces": [Path(path).name for path in traces]}
-    try:
-        Path(f"{trace}.summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    except OSError as error:
-        _say(f"the summary could not be kept beside the trace ({error.strerror})")
-
-
-def _mark_ending(upstream: Upstream) -> None:
-    upstream.ending = True
-
-
-def _by_reason(counts: dict[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "none"
+def _names(origins: Sequence[Origin]) -> str:
+    return ", ".join(map(str, origins))
 
 
 def _say(text: str) -> None:

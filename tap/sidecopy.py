@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from tap.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy
+from tap.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy, Injection
 from tracefile.schema import Status
 from wire.head import Headers
 
@@ -40,7 +40,10 @@ class SideCopy:
         "_response_bytes",
         "_response_headers",
         "_response_whole",
+        "_sent_ns",
+        "_upstream",
         "dropped",
+        "injected",
     )
 
     def __init__(
@@ -52,11 +55,12 @@ class SideCopy:
         arrival_ns: int,
         concurrency: int,
         headers: Headers,
+        kept_headers: frozenset[bytes] = KEPT_REQUEST_HEADERS,
     ) -> None:
         self._budget, self._max_body_bytes = budget, max_body_bytes
         self._endpoint: Endpoint = endpoint
         self._arrival_ns, self._concurrency = arrival_ns, concurrency
-        self._request_headers = _kept(headers, KEPT_REQUEST_HEADERS)
+        self._request_headers = _kept(headers, kept_headers)
         self._body: list[bytes] | None = []
         self._body_bytes = 0
         self._http_status: int | None = None
@@ -65,6 +69,10 @@ class SideCopy:
         self._response_bytes = 0
         self._response_whole = True
         self._last_reads: deque[tuple[int, bytes]] = deque(maxlen=LAST_READS)
+        self._upstream = ""
+        self._sent_ns: int | None = None
+        self.injected: list[Injection] = []
+        """What was added to the request."""
         self._held = 0
         self.dropped: str | None = None
 
@@ -79,6 +87,10 @@ class SideCopy:
             return
         self._body.append(data)
         self._hold(len(data) + READ_OVERHEAD_BYTES)
+
+    def sent_to(self, upstream: str, at_ns: int) -> None:
+        """Note who serves the request, and when its head was written there."""
+        self._upstream, self._sent_ns = upstream, at_ns
 
     def response_head(self, status: int, headers: Headers) -> None:
         """Keep the final response head's status and the few headers that parsing needs."""
@@ -113,6 +125,9 @@ class SideCopy:
             last_reads=list(self._last_reads),
             outcome=outcome,
             error_kind=error_kind,
+            upstream=self._upstream,
+            sent_ns=self._sent_ns,
+            injected=self.injected,
         )
         self._release(self._held)
         return exchange

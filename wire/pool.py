@@ -86,6 +86,13 @@ class ConnectionPool:
         for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
             self._fell_idle(connection)
 
+    def retire(self) -> None:
+        """Keep no connection any longer: idle ones go now, busy ones when their exchange has ended."""
+        self._max_idle = 0
+        for connection in list(self._idle):
+            connection.abort()
+        self._idle.clear()
+
     def close(self) -> None:
         """Drop every connection, busy ones too."""
         for connection in list(self._open):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol, cast
@@ -350,6 +351,12 @@ class Server:
         self._listener = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=reuse_port or None)
         self._sweep()
         return int(self._listener.sockets[0].getsockname()[1])
+
+    async def listen_on(self, sock: socket.socket) -> None:
+        """Accept connections from a socket that is bound already."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._accept, sock=sock, backlog=1024)
+        self._sweep()
 
     async def drain(self, timeout_s: float) -> int:
         """Stop accepting, let responses in progress end, cut those that do not; returns how many were cut."""

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from tap.account import Account, Ledger
 from tap.config import TapConfig
 from tap.enginefacts import EngineFacts
-from tap.recorderlink import Counts, RecorderLink
-from tap.relay import Upstream
-from tap.service import recorder_setup, recording
+from tap.recorderlink import RecorderLink
+from tap.relay import Relays
+from tap.service import recording, runtime_folder
+from tap.setups import recorder_setup
 from tap.sidecopy import CopyBudget
+from tap.upstreams import Upstreams
 from tracefile import HashKey, Meta, Record, load_key, load_trace
-from wire.pool import ConnectionPool
 from wire.server import Server
 from wire.url import Origin
 
@@ -168,7 +170,7 @@ class RunningTap:
 
     port: int
     link: RecorderLink
-    upstream: Upstream
+    relays: Relays
     budget: CopyBudget
     server: Server
 
@@ -199,8 +201,7 @@ class Lab:
 
     folder: Path
     key: HashKey
-    counts: Counts = field(default_factory=Counts)
-    traces: list[str] = field(default_factory=list)
+    counts: Account = field(default_factory=Account)
 
     @property
     def trace(self) -> Path:
@@ -219,17 +220,20 @@ class Lab:
             else:
                 await stack.enter_async_context(upstream.serving())
             config = self.config(upstream.port, **settings)
-            budget = CopyBudget(config.queue_bytes)
-            setup = recorder_setup(config, self.key, EngineFacts())
-            async with recording(setup, budget) as link:
-                pool = ConnectionPool(config.upstreams[0])
-                relays = Upstream(config.upstreams[0], pool, link, budget, config.max_body_bytes)
+            runtime = stack.enter_context(runtime_folder())
+            budget, counts = CopyBudget(config.queue_bytes), runtime.map_counts(1)
+            ledger = Ledger(counts, 1)
+            async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger):
+                link = RecorderLink(runtime.recorder_socket, budget, counts)
+                upstreams = Upstreams(config.upstreams, by_session=config.balance == "session")
+                relays = Relays(upstreams, link, budget, config.max_body_bytes, config.keep_headers)
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)
                 yield RunningTap(port, link, relays, budget, server), upstream
                 await server.drain(5.0)
-                pool.close()
-            self.counts, self.traces = link.counts(), link.traces
+                upstreams.close()
+                await link.finish(30.0)
+            self.counts = ledger.account(ended=True)
         assert budget.held_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
 
