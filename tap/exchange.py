@@ -36,6 +36,8 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Records without hashes, by reason."""
     sampled_out: int = 0
     """Exchanges of sessions that the sample leaves out."""
+    found: int = 0
+    """Records that earlier runs had left in the trace, which this one resumed; not among ``recorded``."""
     segments: int = 0
     """Files that the trace is made of so far."""
     uploaded: int = 0
