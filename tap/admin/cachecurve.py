@@ -86,6 +86,11 @@ class CacheCurve:
         self._window = Window(HitCounts)
 
     @property
+    def exact_blocks(self) -> int:
+        """The largest cache whose hits are exact, in blocks."""
+        return self._exact.capacity
+
+    @property
     def deepest(self) -> int:
         """The largest cache that is told of, in blocks."""
         return self._exact.capacity + int(self._sample.capacity * self._weight)

@@ -1,0 +1,234 @@
+"use strict";
+// Asks for /live.json every two seconds and shows it: texts as they come, numbers as inline SVG. Draws nothing hidden.
+(() => {
+  const POLL_MS = 2000;
+  const HEIGHT = 250;
+  const FRAME = { left: 40, right: 14, top: 10, bottom: 34 };
+  const SVG = "http://www.w3.org/2000/svg";
+  const TIMES_MS = [[1, "1 ms"], [10, "10 ms"], [100, "100 ms"], [1e3, "1 s"], [1e4, "10 s"], [1e5, "100 s"]];
+  const THOUSANDS = ["", "k", "M", "G", "T"];
+  const byId = (id) => document.getElementById(id);
+  let live = JSON.parse(byId("first").textContent);
+
+  function make(name, attributes = {}, text = null) {
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (text !== null) element.textContent = text;
+    return element;
+  }
+
+  function draw(parent, name, attributes = {}, text = null) {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (text !== null) element.textContent = text;
+    return parent.appendChild(element);
+  }
+
+  const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+  const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+  // A plot: shares up, something on a logarithmic scale to the right.
+  function plot(place, low, high, ticks, title) {
+    const width = Math.max(place.clientWidth, 260);
+    place.replaceChildren();
+    const svg = draw(place, "svg", { viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
+    const right = width - FRAME.right, bottom = HEIGHT - FRAME.bottom;
+    const from = Math.log(low), span = Math.log(high) - from;
+    const x = (value) => FRAME.left + (right - FRAME.left) * Math.min(1, Math.max(0, (Math.log(value) - from) / span));
+    const y = (share) => bottom - (bottom - FRAME.top) * share;
+    for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+      draw(svg, "line", { class: share ? "grid" : "axis", x1: FRAME.left, x2: right, y1: y(share), y2: y(share) });
+      draw(svg, "text", { x: FRAME.left - 7, y: y(share) + 4, "text-anchor": "end" }, `${100 * share}%`);
+    }
+    for (const [value, text] of ticks.filter(([value]) => value >= low && value <= high)) {
+      draw(svg, "line", { class: "grid", x1: x(value), x2: x(value), y1: FRAME.top, y2: bottom });
+      draw(svg, "text", { x: x(value), y: bottom + 15, "text-anchor": "middle" }, text);
+    }
+    draw(svg, "text", { x: right, y: HEIGHT - 4, "text-anchor": "end" }, title);
+    return { svg, x, y, right, bottom };
+  }
+
+  // A curve that keeps a value until the next time: its corners.
+  function steps(times, values, until) {
+    const corners = [[times[0], values[0]]];
+    for (let i = 1; i < times.length; i += 1) corners.push([times[i], values[i - 1]], [times[i], values[i]]);
+    corners.push([Math.max(until, times[times.length - 1]), values[values.length - 1]]);
+    return corners;
+  }
+
+  function drawSurvival(figure, cohorts) {
+    const place = figure.querySelector(".plot");
+    const judged = cohorts.filter((cohort) => cohort.times_ms.length);
+    const empty = !cohorts.length;
+    figure.querySelector(".empty").hidden = !empty;
+    figure.querySelector("table").hidden = empty;
+    place.hidden = !judged.length;
+    const rows = cohorts.map((cohort) => survivalRow(cohort, cohorts.indexOf(cohort)));
+    figure.querySelector("tbody").replaceChildren(...rows);
+    if (!judged.length) return;
+    const low = Math.min(...judged.map((cohort) => cohort.times_ms[0])) / 1.3;
+    const high = Math.max(...judged.map((cohort) => cohort.until_ms), low * 4);
+    const { svg, x, y } = plot(place, low, high, timeTicks(low, high), "time since arrival");
+    for (const cohort of judged) drawCurve(svg, x, y, low, cohort, cohorts.indexOf(cohort));
+    const told = judged.map((cohort) => `${cohort.title}: ${cohort.quantiles.map((one) => `${one.level} ${one.text}`).join(", ")}`);
+    place.setAttribute("aria-label", `Share of requests still waiting for the first token. ${told.join(". ")}`);
+  }
+
+  function drawCurve(svg, x, y, start, cohort, slot) {
+    const { times_ms: times, waiting, low, high, until_ms: until } = cohort;
+    const place = ([time, share]) => [x(time), y(share)];
+    const upper = steps(times, high, until).map(place), lower = steps(times, low, until).map(place);
+    draw(svg, "path", { class: `band f${slot % 6}`, d: `${path([...upper, ...lower.reverse()])}Z` });
+    const whole = [[start, 1], [times[0], 1], ...steps(times, waiting, until)].map(place);
+    draw(svg, "path", { class: `curve s${slot % 6}`, d: path(whole), "data-cohort": cohort.cohort });
+  }
+
+  function survivalRow(cohort, slot) {
+    const row = make("tr", { "data-cohort": cohort.cohort });
+    const head = make("th", { scope: "row" });
+    const key = draw(head, "svg", { class: "key", viewBox: "0 0 14 8", "aria-hidden": "true" });
+    draw(key, "line", { class: `s${slot % 6}`, x1: 0, x2: 14, y1: 4, y2: 4 });
+    head.append(cohort.title, make("small", {}, cohort.count));
+    row.append(head, ...cohort.quantiles.map((one) => make("td", {}, one.text)));
+    return row;
+  }
+
+  function timeTicks(low, high) {
+    const found = TIMES_MS.filter(([time]) => time >= low && time <= high);
+    if (found.length > 2) return found;
+    const finer = [];
+    for (const [time] of TIMES_MS) for (const times of [1, 2, 5]) {
+      const at = time * times;
+      finer.push([at, at < 1000 ? `${at} ms` : `${at / 1000} s`]);
+    }
+    return finer;
+  }
+
+  function tokenTicks(low, high) {
+    const ticks = [];
+    const factor = high / low > 1e4 ? 10 : 4;
+    for (let power = 0; power < 13; power += 1) {
+      const at = factor === 10 ? 10 ** power : 1000 * 4 ** (power - 2);
+      const group = Math.max(0, Math.floor(Math.log10(at) / 3 + 1e-9));
+      ticks.push([at, `${Math.round(at / 1000 ** group * 100) / 100}${THOUSANDS[group]}`]);
+    }
+    return ticks;
+  }
+
+  function drawPotential(figure, potential) {
+    const place = figure.querySelector(".plot");
+    const { tokens, hit_share: shares } = potential;
+    const empty = !tokens.length;
+    figure.querySelector(".empty").hidden = !empty;
+    place.hidden = empty;
+    figure.querySelector(".sentence").textContent = empty ? "" : potential.sentence;
+    figure.querySelector(".fine").textContent = empty ? "" : potential.note;
+    if (empty) return;
+    const last = tokens[tokens.length - 1];
+    const { svg, x, y, bottom } = plot(place, tokens[0], last, tokenTicks(tokens[0], last), "cache size, tokens");
+    const points = tokens.map((size, i) => [x(size), y(shares[i])]);
+    draw(svg, "path", { class: "band f1", d: `${path([[x(tokens[0]), bottom], ...points, [x(last), bottom]])}Z` });
+    draw(svg, "path", { class: "curve s1", d: path(points), "data-curve": "potential" });
+    if (potential.exact_tokens < last) drawExact(svg, x(potential.exact_tokens), bottom);
+    if (potential.engine_tokens !== null) drawEngine(svg, x, y, bottom, potential, place.clientWidth);
+    place.setAttribute("aria-label", potential.sentence);
+  }
+
+  function drawExact(svg, at, bottom) {
+    draw(svg, "line", { class: "exact", x1: at, x2: at, y1: FRAME.top, y2: bottom });
+    draw(svg, "text", { class: "halo", x: at + 5, y: bottom - 6 }, "sampled from here");
+  }
+
+  function drawEngine(svg, x, y, bottom, potential, width) {
+    const at = x(potential.engine_tokens);
+    const [anchor, aside] = at > width / 2 ? ["end", -8] : ["start", 8];
+    draw(svg, "line", { class: "mark", x1: at, x2: at, y1: FRAME.top, y2: bottom });
+    draw(svg, "text", { class: "marked halo", x: at + aside, y: FRAME.top + 10, "text-anchor": anchor }, "the engine's cache");
+    draw(svg, "circle", { class: "of-curve", cx: at, cy: y(potential.engine_share), r: 3.5 });
+    if (potential.measured_share === null) return;
+    const height = y(potential.measured_share);
+    draw(svg, "circle", { class: "measured", cx: at, cy: height, r: 4.5 });
+    const below = potential.measured_share > 0.85 ? 20 : 4;
+    const text = `measured ${percent(potential.measured_share)}`;
+    draw(svg, "text", { class: "of-measured halo", x: at + aside, y: height + below, "text-anchor": anchor }, text);
+  }
+
+  function showPrefixes(figure, prefixes) {
+    figure.querySelector(".empty").hidden = prefixes.length > 0;
+    figure.querySelector(".scroll").hidden = !prefixes.length;
+    figure.querySelector("tbody").replaceChildren(...prefixes.map((prefix) => {
+      const row = make("tr");
+      const head = make("th", { scope: "row", class: "hash" }, prefix.hash);
+      const share = make("td", {}, prefix.share);
+      const bar = make("span", { class: "bar", "aria-hidden": "true" });
+      bar.appendChild(make("i")).style.width = `${100 * prefix.bar}%`;
+      share.append(bar);
+      row.append(head, make("td", {}, prefix.depth), make("td", {}, prefix.requests), share);
+      return row;
+    }));
+  }
+
+  function showTile(tile) {
+    const place = document.querySelector(`[data-tile="${tile.id}"]`);
+    place.querySelector(".value").textContent = tile.value;
+    place.querySelector(".detail").textContent = tile.detail;
+    place.dataset.alarm = tile.id === "dropped" && tile.value !== "0" ? "yes" : "no";
+    const svg = place.querySelector(".line");
+    svg.replaceChildren();
+    if (tile.line.length < 2) return;
+    const top = Math.max(...tile.line, 1e-9);
+    const points = tile.line.map((value, i) => [120 - 120 * (tile.line.length - 1 - i) / Math.max(60, tile.line.length - 1), 25 - 23 * value / top]);
+    draw(svg, "path", { class: "under", d: `${path([[points[0][0], 26], ...points, [120, 26]])}Z` });
+    draw(svg, "path", { d: path(points) });
+  }
+
+  function showFacts(list, facts) {
+    list.parentElement.querySelector(".empty").hidden = facts.length > 0;
+    list.replaceChildren(...facts.flatMap((fact) => [
+      make("dt", {}, fact.name), make("dd", fact.alarm ? { class: "alarm" } : {}, fact.value),
+    ]));
+  }
+
+  function showStatus() {
+    const pill = byId("status");
+    pill.textContent = live.status;
+    pill.dataset.ready = live.ready ? "yes" : "no";
+    byId("reasons").hidden = live.ready;
+    byId("reasons").replaceChildren(...live.reasons.map((reason) => make("li", {}, reason)));
+    document.body.classList.remove("stale");
+  }
+
+  function show() {
+    for (const place of document.querySelectorAll("[data-text]")) place.textContent = live[place.dataset.text];
+    showStatus();
+    live.tiles.forEach(showTile);
+    for (const figure of document.querySelectorAll("[data-survival]")) drawSurvival(figure, live[figure.dataset.survival]);
+    drawPotential(byId("potential"), live.potential);
+    showPrefixes(byId("prefixes"), live.prefixes);
+    for (const list of document.querySelectorAll("[data-facts]")) showFacts(list, live[list.dataset.facts]);
+  }
+
+  function showSilence() {
+    byId("status").textContent = "not answering";
+    byId("status").dataset.ready = "no";
+    document.body.classList.add("stale");
+  }
+
+  async function poll() {
+    if (!document.hidden) {
+      try {
+        const answer = await fetch("live.json");
+        if (!answer.ok) throw new Error(answer.status);
+        live = await answer.json();
+        show();
+      } catch {
+        showSilence();
+      }
+    }
+    setTimeout(poll, POLL_MS);
+  }
+
+  show();
+  addEventListener("resize", show);
+  setTimeout(poll, POLL_MS);
+})();

@@ -1,0 +1,98 @@
+"""All that the admin process knows, as its feed and the supervisor tell it: what every page and metric is made from."""
+
+from collections import Counter
+
+from tap.admin.cachecurve import CacheCurve
+from tap.admin.control import AdminSetup, ServiceStats
+from tap.admin.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
+from tap.admin.sharedprefixes import SharedPrefixes
+from tap.admin.survival import SurvivalCurves
+from tap.admin.timeline import Growth, Sample, Timeline
+from tracefile.schema import Engine
+
+RECORDER = -1
+"""Beside workers' numbers, where totals are told apart by who told them."""
+
+
+class LiveState:
+    """Takes messages and seconds as they come, by a monotonic clock."""
+
+    def __init__(self, setup: AdminSetup) -> None:
+        self.setup = setup
+        self.service: ServiceStats | None = None
+        """Null: the supervisor has not said anything yet."""
+        self.workers: dict[int, WorkerStats] = {}
+        """The last word of each, by number; a dead one's is replaced by its successor's."""
+        self.recorder: RecorderStats | None = None
+        self.recorder_heard_s = float("-inf")
+        self.reachable: dict[str, bool] = {}
+        """Upstreams that were tried, and whether they took a connection lately."""
+        self.curve = CacheCurve(setup.block_size)
+        self.prefixes = SharedPrefixes()
+        self.survival = SurvivalCurves()
+        self.timeline = Timeline()
+        self.records_seen = 0
+        self._ticked_s: float | None = None
+        self._growth = {name: Growth() for name in ("requests", "prompt", "output", "in", "out", "dropped")}
+
+    @property
+    def engine(self) -> Engine:
+        """What is known of the engine."""
+        known = None if self.service is None else self.service.engine
+        return Engine() if known is None else known
+
+    def take(self, message: WorkerStats | RecorderStats | RecordFeed | ServiceStats, now_s: float) -> None:
+        """Take one message; a feed's records are better given one by one, with pauses."""
+        if isinstance(message, WorkerStats):
+            self.workers[message.worker] = message
+        elif isinstance(message, RecorderStats):
+            self.recorder, self.recorder_heard_s = message, now_s
+        elif isinstance(message, ServiceStats):
+            self.service = message
+            self.reachable = {url: up for url, up in self.reachable.items() if url in message.upstreams}
+        else:
+            for record in message.records:
+                self.see(record, now_s)
+
+    def see(self, record: SeenRecord, now_s: float) -> None:
+        """Look at one record."""
+        self.records_seen += 1
+        self.survival.take(record, now_s)
+        hashes = record.block_hashes
+        if hashes is not None and record.prompt_tokens is not None:
+            seen_blocks = self.curve.take(hashes, record.prompt_tokens, record.cached_tokens, now_s)
+            self.prefixes.take(hashes, seen_blocks, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Add a sample to the timeline; to be called about once a second."""
+        before, self._ticked_s = self._ticked_s, now_s
+        sample = self._sample(0.0 if before is None else now_s - before)
+        if before is not None:
+            self.timeline.add(sample)
+
+    def dropped(self) -> Counter[str]:
+        """Exchanges without a record so far, by reason, as far as those who dropped them are still there."""
+        reasons: Counter[str] = Counter()
+        for worker in self.workers.values():
+            reasons.update(worker.dropped)
+        if self.recorder is not None:
+            reasons.update(self.recorder.progress.dropped)
+        return reasons
+
+    def _sample(self, span_s: float) -> Sample:
+        workers, recorder, growth = self.workers, self.recorder, self._growth
+        told = {} if recorder is None else {recorder.pid: recorder}
+        dropped = {number: float(sum(worker.dropped.values())) for number, worker in workers.items()}
+        if recorder is not None:
+            dropped[RECORDER] = float(sum(recorder.progress.dropped.values()))
+        return Sample(
+            span_s=span_s,
+            requests=growth["requests"].since_last({number: worker.relayed for number, worker in workers.items()}),
+            prompt_tokens=growth["prompt"].since_last({pid: one.prompt_tokens for pid, one in told.items()}),
+            output_tokens=growth["output"].since_last({pid: one.output_tokens for pid, one in told.items()}),
+            bytes_in=growth["in"].since_last({number: worker.bytes_in for number, worker in workers.items()}),
+            bytes_out=growth["out"].since_last({number: worker.bytes_out for number, worker in workers.items()}),
+            dropped=growth["dropped"].since_last(dropped),
+            in_flight=sum(worker.in_flight for worker in workers.values()),
+            queue_bytes=sum(worker.queue_bytes for worker in workers.values()),
+        )

@@ -1,0 +1,172 @@
+"""The state as the live page's snapshot: which numbers, in which words."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tap.admin import wording
+from tap.admin.facts import drop_facts, process_facts, recorder_facts
+from tap.admin.health import reasons_against
+from tap.admin.potential import potential
+from tap.admin.snapshot import CohortCurve, PrefixRow, QuantileText, Snapshot, Tile
+from tap.admin.state import LiveState
+from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
+from tap.admin.timeline import KEPT_SAMPLES
+from tap.admin.window import WINDOW_MINUTES
+
+
+def snapshot(state: LiveState, now_s: float, wall: datetime | None = None) -> Snapshot:
+    """The page at this moment; ``now_s`` is the monotonic clock that the state was fed by."""
+    curves = state.survival.recent(now_s)
+    reasons = reasons_against(state, now_s)
+    return Snapshot(
+        trace=state.setup.trace,
+        engine=engine_text(state),
+        ready=not reasons,
+        status="ready" if not reasons else "not ready",
+        reasons=reasons,
+        at=(wall or datetime.now(UTC)).strftime("%H:%M:%S UTC"),
+        minutes=WINDOW_MINUTES,
+        timeline_s=KEPT_SAMPLES,
+        tiles=tiles(state, curves, now_s),
+        by_turn=[cohort(name, curves[name]) for name in ("all", "turn1", "turns2+") if name in curves],
+        by_uncached=[cohort(name, curve) for name, curve in curves.items() if name.startswith("uncached:")],
+        potential=potential(state, now_s),
+        prefixes=prefixes(state, now_s),
+        recorder=recorder_facts(state),
+        processes=process_facts(state),
+        drops=drop_facts(state),
+    )
+
+
+def engine_text(state: LiveState) -> str:
+    """The engine in a few words."""
+    engine = state.engine
+    words = [" ".join(filter(None, (engine.name, engine.version)))]
+    if engine.num_gpu_blocks and engine.block_size:
+        words.append(f"cache of {wording.compact((engine.num_gpu_blocks - 1) * engine.block_size)} tokens")
+    upstreams = [] if state.service is None else state.service.upstreams
+    words.append(upstreams[0] if len(upstreams) == 1 else f"{len(upstreams)} upstreams" if upstreams else "")
+    return " · ".join(filter(None, words))
+
+
+def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[Tile]:
+    """The first row."""
+    line, rate = state.timeline.line, state.timeline.rate
+    workers = state.workers.values()
+    queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
+    hits = state.curve.recent(now_s)
+    everything = curves.get("all")
+    median, late = (None, None) if everything is None else everything.quantiles_ms[:2]
+    return [
+        Tile(
+            id="requests",
+            title="Requests a second",
+            value=wording.rate(rate(lambda one: one.requests)),
+            detail=f"{wording.size(rate(lambda one: one.bytes_in))}/s in, "
+            f"{wording.size(rate(lambda one: one.bytes_out))}/s out",
+            line=line(lambda one: one.requests / one.span_s),
+        ),
+        Tile(
+            id="in-flight",
+            title="In flight",
+            value=wording.count(sum(one.in_flight for one in workers)),
+            detail=f"{wording.count(sum(one.connections for one in workers))} client connections",
+            line=line(lambda one: one.in_flight),
+        ),
+        Tile(
+            id="output",
+            title="Output tokens a second",
+            value=wording.rate(rate(lambda one: one.output_tokens)),
+            detail=f"{wording.rate(rate(lambda one: one.prompt_tokens))} prompt tokens a second",
+            line=line(lambda one: one.output_tokens / one.span_s),
+        ),
+        Tile(
+            id="ttft",
+            title="TTFT p50",
+            value=wording.NOTHING if median is None else wording.wait(median),
+            detail="no first token seen yet" if everything is None else f"p90 {_quantile_text(everything, late)}",
+            line=[],
+        ),
+        Tile(
+            id="cached",
+            title="Prompt tokens cached",
+            value=wording.share(hits.cached_tokens, hits.reported_tokens),
+            detail="as the engine reports" if hits.reported_tokens else "the engine reports none",
+            line=[],
+        ),
+        Tile(
+            id="dropped",
+            title="Records dropped",
+            value=wording.count(sum(state.dropped().values())),
+            detail=f"queue {wording.size(queue)}" + (f" of {wording.size(limit)}" if limit else ""),
+            line=line(lambda one: one.dropped / one.span_s),
+        ),
+    ]
+
+
+def cohort(name: str, curve: Survival) -> CohortCurve:
+    """One survival curve, empty if it has too few requests to be judged."""
+    judged = curve.n >= MIN_JUDGED
+    return CohortCurve(
+        cohort=name,
+        title=cohort_title(name),
+        n=curve.n,
+        count=_count_text(curve),
+        judged=judged,
+        quantiles=[
+            QuantileText(f"p{level * 100:.0f}", _quantile_text(curve, at) if judged else wording.NOTHING)
+            for level, at in zip(LEVELS, curve.quantiles_ms, strict=True)
+        ],
+        times_ms=_rounded(curve.times_ms, 3) if judged else [],
+        waiting=_rounded(curve.waiting, 5) if judged else [],
+        low=_rounded(curve.low, 5) if judged else [],
+        high=_rounded(curve.high, 5) if judged else [],
+        until_ms=round(curve.known_until_ms, 3),
+    )
+
+
+def cohort_title(name: str) -> str:
+    """The cohort's name as a reader would say it."""
+    fixed = {"all": "All requests", "turn1": "Turn 1", "turns2+": "Turns 2+"}
+    if name in fixed:
+        return fixed[name]
+    low, dash, high = name.removeprefix("uncached:").partition("-")
+    return f"{int(low):,}–{int(high):,}" if dash else f"{int(low.rstrip('+')):,}+"
+
+
+def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
+    """The prefixes that hold most of the recent prompt tokens."""
+    whole = state.curve.recent(now_s).prompt_tokens
+    rows = []
+    for prefix in state.prefixes.top(now_s):
+        tokens = prefix.blocks * state.setup.block_size
+        part = min(tokens * prefix.requests, whole)
+        rows.append(
+            PrefixRow(
+                f"{prefix.hash & (2**64 - 1):016x}",
+                wording.count(tokens),
+                wording.count(prefix.requests),
+                wording.share(part, whole),
+                round(part / whole, 5) if whole else 0.0,
+            )
+        )
+    return rows
+
+
+def _count_text(curve: Survival) -> str:
+    words = [f"{wording.count(curve.n)} request{'s' if curve.n != 1 else ''}"]
+    if curve.censored:
+        words.append(f"{wording.share(curve.censored, curve.n)} gave up")
+    if curve.failed:
+        words.append(f"{wording.share(curve.failed, curve.n)} failed")
+    if curve.n < MIN_JUDGED:
+        words.append(f"under {MIN_JUDGED}: not judged")
+    return ", ".join(words)
+
+
+def _quantile_text(curve: Survival, at_ms: float | None) -> str:
+    return f"> {wording.wait(curve.known_until_ms)}" if at_ms is None else wording.wait(at_ms)
+
+
+def _rounded(values: Sequence[float], digits: int) -> list[float]:
+    return [round(value, digits) for value in values]
