@@ -71,6 +71,15 @@ class ResponseFilter:
         """The engine sends usage with every event: it would have sent the last one unasked too."""
         self._passing = False
 
+    @property
+    def filters_whole(self) -> bool:
+        """Whether an answer that is not streamed holds anything that was added: its usage is there unasked."""
+        return self._ids
+
+    def let_pass(self) -> None:
+        """Filter nothing from here on."""
+        self._passing = True
+
     def feed(self, data: bytes) -> bytes:
         """What the client gets for a read; the part of an event that has not ended waits for the next."""
         if self._passing:

@@ -20,8 +20,8 @@ import msgspec
 from tap.channel import Channel
 from tap.control import Cut, Drain, Drained, Reload, WorkerSetup
 from tap.exchange import Ready
+from tap.injectingrelay import new_relays
 from tap.recorderlink import RecorderLink
-from tap.relay import Relays
 from tap.sidecopy import CopyBudget
 from tap.upstreams import Upstreams
 from tap.workercounts import WorkerCounts
@@ -45,7 +45,15 @@ class Worker:
         self._setup = setup
         self._upstreams = Upstreams(origins, by_session=setup.by_session, first=setup.number)
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
-        self._relays = Relays(self._upstreams, self._link, budget, setup.max_body_bytes, setup.keep_headers)
+        self._relays = new_relays(
+            self._upstreams,
+            self._link,
+            budget,
+            setup.max_body_bytes,
+            setup.keep_headers,
+            wanted=setup.inject,
+            dialect=setup.dialect,
+        )
         self._server = Server(self._relays.new_relay)
 
     async def serve(self, channel: Channel) -> None:

@@ -14,10 +14,11 @@ import pytest
 from tap.account import Account, Ledger
 from tap.config import TapConfig
 from tap.enginefacts import EngineFacts
+from tap.injectingrelay import new_relays
 from tap.recorderlink import RecorderLink
 from tap.relay import Relays
 from tap.service import recording, runtime_folder
-from tap.setups import recorder_setup
+from tap.setups import dialect, recorder_setup
 from tap.sidecopy import CopyBudget
 from tap.upstreams import Upstreams
 from tracefile import HashKey, Meta, Record, load_key, load_trace
@@ -226,7 +227,11 @@ class Lab:
             async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger):
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
                 upstreams = Upstreams(config.upstreams, by_session=config.balance == "session")
-                relays = Relays(upstreams, link, budget, config.max_body_bytes, config.keep_headers)
+                relays = new_relays(
+                    *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
+                    wanted=config.inject,
+                    dialect=dialect(config, EngineFacts()),
+                )
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)
                 yield RunningTap(port, link, relays, budget, server), upstream
