@@ -8,8 +8,6 @@ from typing import Any
 
 import zstandard
 
-from wire.stream import BodyRead
-
 MAX_DECODED_BYTES = 256 << 20
 """Past this a small body is a bomb, and its request is recorded without what it said."""
 STEP_BYTES = 1 << 10
@@ -28,19 +26,20 @@ class UndecodableError(Exception):
     """The body cannot be decoded: an unknown coding, broken bytes, or too many of them."""
 
 
-def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str) -> list[BodyRead]:
+def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None) -> Sequence[tuple[int, bytes]]:
     """The decoded bytes of each read at that read's time; raises UndecodableError.
 
     A coder may hold bytes back until a later read: a token's time is then when a client could have decoded it.
     """
+    if coding is None:
+        return reads
     names = [name for part in coding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
-    decoded = [BodyRead(at_ns, data) for at_ns, data in reads]
     for name in reversed(names):  # the last one named was put on last
-        decoded = _decoded(decoded, _decoder(name))
-    return decoded
+        reads = _decoded(reads, _decoder(name))
+    return reads
 
 
-def _decoded(reads: Iterable[BodyRead], decode: Decoder) -> list[BodyRead]:
+def _decoded(reads: Iterable[tuple[int, bytes]], decode: Decoder) -> list[tuple[int, bytes]]:
     decoded = []
     room = MAX_DECODED_BYTES
     for at_ns, data in reads:
@@ -49,7 +48,7 @@ def _decoded(reads: Iterable[BodyRead], decode: Decoder) -> list[BodyRead]:
         if room <= 0:
             raise UndecodableError(TOO_LARGE)
         if plain:
-            decoded.append(BodyRead(at_ns, plain))
+            decoded.append((at_ns, plain))
     return decoded
 
 

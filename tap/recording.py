@@ -158,9 +158,11 @@ def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
     if exchange.request_body is None:
         return None, "request_larger_than_the_copy"
     try:
-        coding = exchange.request_headers.get("content-encoding", "")
-        reads = decode_reads([(0, data) for data in exchange.request_body], coding)
-        return read_shape(exchange.endpoint, b"".join(read.data for read in reads)), None
+        body = b"".join(exchange.request_body)
+        coding = exchange.request_headers.get("content-encoding")
+        if coding is not None:
+            body = b"".join(data for _, data in decode_reads([(0, body)], coding))
+        return read_shape(exchange.endpoint, body), None
     except UndecodableError:
         return None, "request_encoding"
     except UnreadableBodyError:

@@ -4,7 +4,6 @@ from tap.contentcoding import UndecodableError, decode_reads
 from tap.exchange import ExchangeCopy
 from wire.answer import parse_answer
 from wire.completion import Completion
-from wire.stream import BodyRead
 
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """Endpoints that answer with tokens, and say when they are done."""
@@ -22,7 +21,7 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | N
         return Completion(done=True)  # audio, a file: there is nothing to read in it
     stream = content_type.startswith("text/event-stream") if content_type else asked_stream
     try:
-        reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding", ""))
+        reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding"))
     except UndecodableError:
         return None
     answer = parse_answer(exchange.endpoint, reads, stream=stream)
@@ -37,8 +36,7 @@ def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) 
     """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
     if not stream:
         return Completion(done=True)
-    reads = [BodyRead(at_ns, data) for at_ns, data in exchange.last_reads]
-    end = parse_answer(exchange.endpoint, reads, stream=True)
+    end = parse_answer(exchange.endpoint, exchange.last_reads, stream=True)
     return Completion(
         first_token_ns=beginning.first_token_ns,
         # Anthropic tells the prompt's length at the start already.

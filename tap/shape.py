@@ -1,7 +1,7 @@
 """A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,13 +51,12 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
         raise UnreadableBodyError
     tools = fields.get("tools")
     choices = _integer(fields, "n")
-    limits = (_integer(fields, name) for name in LIMITS.get(endpoint, ("max_tokens",)))
     return RequestShape(
         endpoint=endpoint,
         body=fields,
         model=short_name(fields.get("model")),
         stream=fields.get("stream") is True,
-        max_tokens=next((limit for limit in limits if limit is not None), None),
+        max_tokens=_limit(endpoint, fields),
         priority=_integer(fields, "priority"),
         tools=len(tools) if isinstance(tools, list) and tools else None,
         n=None if choices == 1 else choices,
@@ -76,15 +75,15 @@ def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> 
     return headers.get("x-dynamo-session-id") or None
 
 
-def _session_names(body: Mapping[str, Any]) -> Iterator[object]:
+def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
     """What a body may call its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
     metadata, conversation = body.get("metadata"), body.get("conversation")
-    yield body.get("session_id")
-    yield conversation.get("id") if isinstance(conversation, dict) else conversation
-    yield body.get("user")
-    if isinstance(metadata, dict):
-        yield metadata.get("session_id")
-        yield metadata.get("user_id")
+    if isinstance(conversation, dict):
+        conversation = conversation.get("id")
+    names = (body.get("session_id"), conversation, body.get("user"))
+    if not isinstance(metadata, dict):
+        return names
+    return (*names, metadata.get("session_id"), metadata.get("user_id"))
 
 
 def short_name(value: object) -> str | None:
@@ -100,6 +99,15 @@ def token_ids(value: object) -> Sequence[int] | None:
         return array("I", value)
     except (TypeError, OverflowError):
         return None
+
+
+def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
+    """The most tokens that the answer may have, by the first name that is there."""
+    for name in LIMITS.get(endpoint, ("max_tokens",)):
+        limit = _integer(fields, name)
+        if limit is not None:
+            return limit
+    return None
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from wire.completion import Completion, EventTaker, parse_stream, parse_whole, take_data
 from wire.messages_events import messages_event_taker, take_whole_message
 from wire.responses_events import take_responses_event, take_whole_response
-from wire.stream import BodyRead
 
 
-def parse_answer(endpoint: str, reads: Sequence[BodyRead], *, stream: bool) -> Completion:
+def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
     """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.
 
+    ``reads``: as in ``BodyRead``, when and what.
     An endpoint that is not known is read as OpenAI's completions: most other APIs share its usage and its errors.
     """
     if stream:
         return parse_stream(reads, _event_taker(endpoint))
-    return parse_whole(b"".join(read.data for read in reads), _body_taker(endpoint))
+    return parse_whole(b"".join(data for _, data in reads), _body_taker(endpoint))
 
 
 def _event_taker(endpoint: str) -> EventTaker:

@@ -87,7 +87,7 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
     return take_event(completion, decode_event(data), texts)
 
 
-def parse_stream(reads: Sequence[BodyRead], take: EventTaker = take_data) -> Completion:
+def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
     events = EventStream()
