@@ -17,7 +17,7 @@ import pytest
 
 from tap.admin.control import AdminSetup, ServiceStats
 from tap.admin.feed import FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
-from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, empty_counts
+from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
 from tap.exchange import Progress, Ready, encode_frame, split_frames
 from tracefile.schema import BlockHash, Engine
 
