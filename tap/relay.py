@@ -20,7 +20,7 @@ from tap.upstreams import Upstream, Upstreams
 from tracefile.schema import Status
 from wire.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind
-from wire.head import Header, connection_options, end_to_end, header_values, serialise_head
+from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
@@ -67,6 +67,7 @@ class Relays:
             arrival_ns=head.at_ns,
             concurrency=self.link.begin(),
             headers=head.headers,
+            names=head.names,
             kept_headers=self._kept_headers,
         )
 
@@ -82,20 +83,26 @@ class Relay:
         "_ended",
         "_head",
         "_keep_client",
-        "_pending",
+        "_picked",
         "_relays",
         "_request_complete",
         "_response_paused",
+        "_response_start",
         "_self_delimited",
         "_server",
+        "_unsent",
     )
 
     def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
         self._relays, self._head, self._client = relays, head, client
+        self._picked = relays.upstreams.pick(head)
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._copy: SideCopy | None = None
-        self._pending: list[bytes] = []
+        self._unsent: list[bytes] = []
+        """Of the request: what came before there was a connection, or is written with what follows in the same read."""
+        self._response_start = b""
+        """The response's head, while more of the same read is to be written with it."""
         self._request_complete = False
         self._response_paused = False
         self._dechunk = False
@@ -105,12 +112,13 @@ class Relay:
         self._ended = False
 
     def begin(self) -> None:
-        """Send the head to the upstream, on a kept connection if there is one."""
-        upstream = self._relays.upstreams.pick(self._head)
-        self._copy = self._relays.new_copy(self._head, upstream.base_path)
-        self._send_to(upstream)
+        """Send the head to the upstream, with as much of the body as came with it: a write costs more than a copy."""
+        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
+        if not self._client.more_to_come:
+            self._send_to(self._picked)
 
     def _send_to(self, upstream: Upstream) -> None:
+        """Begin the exchange on a kept connection if there is one, else on a new one."""
         server = upstream.pool.take_idle()
         if server is not None:
             self._start(upstream, server)
@@ -128,16 +136,17 @@ class Relay:
             return
         self._connecting = None
         self._start(upstream, server)
-        pending, self._pending = self._pending, []
-        for raw in pending:
-            server.write(raw)
 
     def _start(self, upstream: Upstream, server: ServerConnection) -> None:
         self._server = server
         self._client.resume_reading()
         if self._response_paused:
             server.pause_reading()
-        server.start(upstream_head(self._head, upstream.origin), self, head_only=self._head.method == b"HEAD")
+        request = upstream_head(self._head, upstream.origin)
+        if self._unsent:
+            request += b"".join(self._unsent)
+            self._unsent.clear()
+        server.start(request, self, head_only=self._head.method == b"HEAD")
         if self._copy is not None:
             self._copy.sent_to(upstream.name, perf_counter_ns())
 
@@ -148,7 +157,9 @@ class Relay:
         if self._server is not None:
             self._server.write(raw)
         elif not self._ended:
-            self._pending.append(raw)
+            self._unsent.append(raw)
+            if self._connecting is None:
+                self._send_to(self._picked)
         if self._copy is not None:
             self._copy.request_body(data)
 
@@ -182,21 +193,31 @@ class Relay:
         """A head: on to the client without what concerned the upstream's connection only."""
         if head.informational:
             if self._head.version == "1.1":
-                self._client.write_informational(client_head(head, end_to_end(head.headers)))
+                self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
             return
         headers = self._response_headers(head)
         if self._copy is not None:
-            self._copy.response_head(head.status, head.headers)
-        self._client.write(client_head(head, headers))
+            self._copy.response_head(head.status, head.headers, head.names)
+        start = client_head(head, headers)
+        if head.more:
+            self._response_start = start
+        else:
+            self._client.write(start)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         """One read of the body: on to the client as it is, and into the copy with its time."""
-        self._client.write(data if self._dechunk else raw)
+        if self._dechunk:
+            raw = data
+        if self._response_start:
+            raw = self._response_start + raw
+            self._response_start = b""
+        self._client.write(raw)
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
 
     def response_end(self) -> None:
         """The response is complete."""
+        self._flush_response_start()
         server, self._server = self._server, None
         if server is not None and not self._request_complete:
             server.abort()  # the rest of this request would be read as the next one
@@ -205,6 +226,7 @@ class Relay:
 
     def response_lost(self, kind: LossKind) -> None:
         """The upstream died: the client gets what had come, and never a clean end."""
+        self._flush_response_start()
         self._server = None
         self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
         if self._self_delimited:
@@ -220,11 +242,16 @@ class Relay:
         """The upstream has caught up."""
         self._client.resume_reading()
 
+    def _flush_response_start(self) -> None:
+        if self._response_start:
+            self._client.write(self._response_start)
+            self._response_start = b""
+
     def _response_headers(self, head: ResponseHead) -> list[Header]:
         """End-to-end headers, and what this hop has to say of its own connection."""
-        headers = end_to_end(head.headers)
+        headers = end_to_end(head.headers, head.names)
         old_client = self._head.version != "1.1"
-        if old_client and header_values(headers, b"transfer-encoding"):
+        if old_client and b"transfer-encoding" in head.names:
             self._dechunk = True
             headers = [header for header in headers if header[0].lower() != b"transfer-encoding"]
         closes = (head.until_close and self._head.method != b"HEAD") or self._dechunk
@@ -241,7 +268,7 @@ class Relay:
         if self._ended:
             return
         self._ended = True
-        self._pending.clear()
+        self._unsent.clear()
         if self._copy is not None:
             self._relays.in_flight -= 1
             self._relays.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
@@ -250,14 +277,15 @@ class Relay:
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:
     """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
-    headers = end_to_end(head.headers)
-    host = origin.host_header
-    with_host = [(name, host if name.lower() == b"host" else value) for name, value in headers]
-    if not header_values(headers, b"host"):
-        with_host.insert(0, (b"Host", host))
+    headers, host = end_to_end(head.headers, head.names), (b"Host", origin.host_header)
+    at = next((at for at, (name, _) in enumerate(headers) if len(name) == len(b"host") and name.lower() == b"host"), None)
+    if at is None:
+        headers.insert(0, host)
+    else:
+        headers[at] = (headers[at][0], host[1])
     target = origin_form(head.target)
     base_path = b"" if target == b"*" else origin.base_path.encode()
-    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, base_path, target), with_host)
+    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, base_path, target), headers)
 
 
 def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
@@ -284,6 +312,6 @@ def reset(client: ClientConnection) -> None:
 
 def wants_websocket(head: RequestHead) -> bool:
     """Whether the request is a WebSocket handshake; other upgrades are offers, and are not passed on."""
-    if b"upgrade" not in connection_options(head.headers):
+    if b"upgrade" not in head.names or b"upgrade" not in connection_options(head.headers):
         return False
     return any(b"websocket" in value.lower() for value in head.values(b"upgrade"))

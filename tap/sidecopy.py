@@ -1,6 +1,7 @@
 """The side copy of an exchange while it passes: references to the reads, within bounds, no work on their content."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tap.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy, Injection
@@ -55,12 +56,13 @@ class SideCopy:
         arrival_ns: int,
         concurrency: int,
         headers: Headers,
+        names: Sequence[bytes],
         kept_headers: frozenset[bytes] = KEPT_REQUEST_HEADERS,
     ) -> None:
         self._budget, self._max_body_bytes = budget, max_body_bytes
         self._endpoint: Endpoint = endpoint
         self._arrival_ns, self._concurrency = arrival_ns, concurrency
-        self._request_headers = _kept(headers, kept_headers)
+        self._request_headers = _kept(headers, names, kept_headers)
         self._body: list[bytes] | None = []
         self._body_bytes = 0
         self._http_status: int | None = None
@@ -92,10 +94,10 @@ class SideCopy:
         """Note who serves the request, and when its head was written there."""
         self._upstream, self._sent_ns = upstream, at_ns
 
-    def response_head(self, status: int, headers: Headers) -> None:
+    def response_head(self, status: int, headers: Headers, names: Sequence[bytes]) -> None:
         """Keep the final response head's status and the few headers that parsing needs."""
         self._http_status = status
-        self._response_headers = _kept(headers, KEPT_RESPONSE_HEADERS)
+        self._response_headers = _kept(headers, names, KEPT_RESPONSE_HEADERS)
 
     def response_body(self, at_ns: int, data: bytes) -> None:
         """Keep a de-chunked read with its time; beyond the bound only the last few."""
@@ -151,11 +153,11 @@ class SideCopy:
         self._budget.held_bytes -= size
 
 
-def _kept(headers: Headers, names: frozenset[bytes]) -> dict[str, str]:
-    """The first of each kept header, names in lower case."""
+def _kept(headers: Headers, names: Sequence[bytes], wanted: frozenset[bytes]) -> dict[str, str]:
+    """The first of each wanted header. ``names``: the headers' names in lower case, parallel to them."""
     kept: dict[str, str] = {}
-    for name, value in headers:
-        lower = name.lower()
-        if lower in names:
-            kept.setdefault(lower.decode("ascii"), value.decode("latin-1"))
+    if not wanted.isdisjoint(names):
+        for lower, (_, value) in zip(names, headers, strict=True):
+            if lower in wanted:
+                kept.setdefault(lower.decode("ascii"), value.decode("latin-1"))
     return kept

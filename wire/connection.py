@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol, cast
 
 import httptools
+import msgspec
 
 from wire.errors import LossKind
 from wire.head import Header, header_values
@@ -14,7 +14,7 @@ from wire.head import Header, header_values
 MAX_HEAD_BYTES = 64 * 1024
 STALE_WITHIN_NS = 1_000_000_000
 """A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
-SWITCHING_PROTOCOLS = 101
+CONTINUE, SWITCHING_PROTOCOLS, OK = 100, 101, 200
 BODILESS = frozenset({204, 304})
 
 
@@ -22,24 +22,27 @@ class BadResponseError(Exception):
     """Bytes that are no response to what was asked; the connection cannot be trusted any further."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """Status line and headers as they came: order, case and duplicates kept."""
 
     version: str
     status: int
     reason: bytes
     headers: list[Header]
+    names: list[bytes]
+    """The headers' names in lower case, parallel to them."""
+    more: bool
+    """Of a final head: the same read holds more of the response, or its end; the sink hears of it at once."""
 
     @property
     def informational(self) -> bool:
         """A 1xx response: another head follows."""
-        return self.status < 200
+        return self.status < OK
 
     @property
     def until_close(self) -> bool:
         """Whether nothing but the connection's end will tell where the body ends."""
-        if self.status in BODILESS or header_values(self.headers, b"content-length"):
+        if self.status in BODILESS or b"content-length" in self.names:
             return False
         return b"chunked" not in b",".join(header_values(self.headers, b"transfer-encoding")).lower()
 
@@ -85,6 +88,10 @@ class ServerConnection(asyncio.Protocol):
         self._sink: ResponseSink | None = None
         self._write_paused = False
         self._head_only = False
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        """What the parser calls with each piece of the body without its framing."""
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -94,10 +101,9 @@ class ServerConnection(asyncio.Protocol):
         self._new_message()
 
     def _new_message(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
+        self._names: list[bytes] = []
         self._reason = b""
-        self._pieces: list[bytes] = []
         self._complete = False
         self._keep_alive = False
         self._overrun = False
@@ -157,19 +163,20 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take one read: heads, then the body up to its end."""
         at_ns = perf_counter_ns()
-        if self._sink is None:  # a server that speaks without being asked cannot be trusted with a request
+        sink = self._sink
+        if sink is None:  # a server that speaks without being asked cannot be trusted with a request
             self.abort()
             return
-        self._answered = True
         try:
             if self._head is None:
-                data = self._take_heads(data)
-                if self._head is None:
+                self._answered = True
+                data = self._take_heads(sink, data)
+                if self._head is None or self._sink is None:  # not all there yet, or aborted from within
                     return
             if data and self._complete:  # a body where there can be none: what follows it cannot be trusted
                 self._keep_alive = False
             elif data:
-                self._take_body(at_ns, data)
+                self._take_body(sink, at_ns, data)
         except (BadResponseError, httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose("bad_response")
             return
@@ -215,10 +222,7 @@ class ServerConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header."""
         self._headers.append((name, value))
-
-    def on_body(self, data: bytes) -> None:
-        """Take a piece of the body without its framing."""
-        self._pieces.append(data)
+        self._names.append(name.lower())
 
     def on_message_complete(self) -> None:
         """The framing says that the message ends here; only now does the parser know whether the connection stays."""
@@ -227,9 +231,8 @@ class ServerConnection(asyncio.Protocol):
 
     # One exchange, step by step.
 
-    def _take_heads(self, data: bytes) -> bytes:
+    def _take_heads(self, sink: ResponseSink, data: bytes) -> bytes:
         """Consume heads up to the final one; returns the bytes behind it."""
-        assert self._sink is not None
         rest = self._head_bytes + data if self._head_bytes else data
         while self._head is None:
             if rest[:1] in {b"\r", b"\n"}:  # an empty line too many, behind the last response or before this one
@@ -240,32 +243,33 @@ class ServerConnection(asyncio.Protocol):
                     raise BadResponseError("response head too large")
                 self._head_bytes = rest
                 return b""
-            head = self._parse_head(rest[:end])
-            rest = rest[end:]
+            head_bytes, rest = rest[:end], rest[end:]
+            head = self._parse_head(head_bytes, more=bool(rest))
             if head.status == SWITCHING_PROTOCOLS:
                 raise BadResponseError("protocol switch that nobody asked for")
             if head.informational:
                 self._new_message()
             else:
                 self._head = head
-                if self._head_only and not self._complete:
-                    self.on_message_complete()
-            self._sink.response_head(head)
+            sink.response_head(head)
             if self._sink is None:  # aborted from within
                 return b""
         self._head_bytes = b""
         return rest
 
-    def _parse_head(self, head: bytes) -> ResponseHead:
-        self._parser.feed_data(head)
-        headers, self._headers = self._headers, []  # what comes later are trailers
-        version, status = self._parser.get_http_version(), self._parser.get_status_code()
-        if not head.startswith(b"HTTP/1.") or status < 100:
+    def _parse_head(self, data: bytes, *, more: bool) -> ResponseHead:
+        parser = self._parser
+        parser.feed_data(data)
+        headers, names = self._headers, self._names
+        self._headers, self._names = [], []  # what comes later are trailers
+        version, status = parser.get_http_version(), parser.get_status_code()
+        if not data.startswith(b"HTTP/1.") or status < CONTINUE:
             raise BadResponseError("not the head of an HTTP/1 response")
-        return ResponseHead(version, status, self._reason, headers)
+        if self._head_only and status >= OK and not self._complete:
+            self.on_message_complete()
+        return ResponseHead(version, status, self._reason, headers, names, more or self._complete)
 
-    def _take_body(self, at_ns: int, raw: bytes) -> None:
-        assert self._sink is not None
+    def _take_body(self, sink: ResponseSink, at_ns: int, raw: bytes) -> None:
         if raw[0] in b"\r\n" and not raw.strip(b"\r\n"):
             raw = self._feed_line_ends(raw)
         else:
@@ -277,7 +281,7 @@ class ServerConnection(asyncio.Protocol):
         pieces.clear()
         if self._overrun:
             raise BadResponseError("bytes behind the end of the response")
-        self._sink.response_body(at_ns, raw, data)
+        sink.response_body(at_ns, raw, data)
 
     def _without_stray_lines(self, raw: bytes) -> bytes:
         """Of a response's last read what belongs to it: the parser passes over empty lines behind its end.
@@ -285,7 +289,7 @@ class ServerConnection(asyncio.Protocol):
         Their next reader would take them for the next response's beginning.
         """
         assert self._head is not None
-        if header_values(self._head.headers, b"transfer-encoding"):
+        if b"transfer-encoding" in self._head.names:
             whole = raw.rstrip(b"\r\n") + b"\r\n\r\n"
         else:
             whole = raw[: sum(map(len, self._pieces))]

@@ -1,10 +1,12 @@
 """Where a request's body ends: strictly, because a body read differently by the next server is a smuggled request."""
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from wire.head import Headers, header_values
 
+MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 # No white space around the size, although old servers padded it: parsers differ on what it means before an extension.
@@ -22,41 +24,45 @@ class FramingError(Exception):
         self.status = status
 
 
-def body_framing(headers: Headers) -> int | Literal["chunked"]:
-    """Length of a request's body in bytes, or that it is chunked. Raises FramingError where headers disagree."""
-    lengths = header_values(headers, b"content-length")
-    codings = header_values(headers, b"transfer-encoding")
-    if codings:
+def body_framing(headers: Headers, names: Sequence[bytes]) -> int | Literal["chunked"]:
+    """Length of a request's body in bytes, or that it is chunked. Raises FramingError where headers disagree.
+
+    ``names``: the headers' names in lower case, parallel to them.
+    """
+    lengths = names.count(b"content-length")
+    if b"transfer-encoding" in names:
         if lengths:
             raise FramingError("both Content-Length and Transfer-Encoding")
+        codings = header_values(headers, b"transfer-encoding")
         if len(codings) > 1 or codings[0].strip(b" \t").lower() != b"chunked":
             raise FramingError("a Transfer-Encoding other than chunked", 501)
         return "chunked"
-    if not lengths:
+    if lengths == 0:
         return 0
-    if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 18:
+    length = headers[names.index(b"content-length")][1]
+    if lengths > 1 or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
         raise FramingError("a Content-Length that is not one number")
-    return int(lengths[0])
+    return int(length)
 
 
 class FixedBody:
     """A body of a known number of bytes."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "complete")
 
     def __init__(self, length: int) -> None:
         self._left = length
-
-    @property
-    def complete(self) -> bool:
+        self.complete = length == 0
         """Whether the body has ended."""
-        return self._left == 0
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
         """The body's bytes in ``data`` and how many bytes of ``data`` belong to it."""
-        taken = min(len(data), self._left)
-        self._left -= taken
-        return data[:taken], taken
+        size = len(data)
+        if size > self._left:
+            data, size = data[: self._left], self._left
+        self._left -= size
+        self.complete = self._left == 0
+        return data, size
 
 
 class ChunkedBody:

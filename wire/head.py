@@ -22,14 +22,17 @@ def connection_options(headers: Headers) -> set[bytes]:
     return {word.strip().lower() for value in values for word in value.split(b",") if word.strip()}
 
 
-def end_to_end(headers: Headers) -> list[Header]:
-    """The headers that pass through a proxy: order, case and duplicates as they came."""
+def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
+    """The headers that pass through a proxy: order, case and duplicates as they came.
+
+    ``names``: the headers' names in lower case, parallel to them.
+    """
+    if HOP_BY_HOP.isdisjoint(names):
+        return list(headers)
     dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
-    return [(name, value) for name, value in headers if name.lower() not in dropped]
+    return [header for header, name in zip(headers, names, strict=True) if name not in dropped]
 
 
 def serialise_head(start_line: bytes, headers: Iterable[Header]) -> bytes:
     """A message's head, its empty line included."""
-    lines = [start_line]
-    lines += [b"%b: %b" % header for header in headers]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return b"\r\n".join((start_line, *map(b": ".join, headers), b"\r\n"))

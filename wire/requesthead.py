@@ -1,9 +1,9 @@
 """A request's head: what it says, and a parse that refuses whatever two servers could read differently."""
 
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 import httptools
+import msgspec
 
 from wire.framing import FramingError
 from wire.head import Header, connection_options, header_values
@@ -12,8 +12,7 @@ from wire.head import Header, connection_options, header_values
 FRAMING_LOOKALIKES = frozenset({b"content_length", b"transfer_encoding"})
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True):
     """Request line and headers as they came: order, case and duplicates kept."""
 
     at_ns: int
@@ -23,12 +22,16 @@ class RequestHead:
     """Path and query, byte for byte."""
     version: str
     headers: list[Header]
+    names: list[bytes]
+    """The headers' names in lower case, parallel to them."""
     upgrade: bool
     """The client wants another protocol, such as WebSocket."""
 
     @property
     def keep_alive(self) -> bool:
         """Whether the client will send another request on this connection."""
+        if b"connection" not in self.names:
+            return self.version == "1.1"
         options = connection_options(self.headers)
         return b"close" not in options and (self.version == "1.1" or b"keep-alive" in options)
 
@@ -40,10 +43,11 @@ class RequestHead:
 class _HeadParser:
     """Collects what httptools finds in one request head."""
 
-    __slots__ = ("complete", "headers", "target")
+    __slots__ = ("complete", "headers", "names", "target")
 
     def __init__(self) -> None:
         self.headers: list[Header] = []
+        self.names: list[bytes] = []
         self.target = b""
         self.complete = 0
 
@@ -52,6 +56,7 @@ class _HeadParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
+        self.names.append(name.lower())
 
     def on_headers_complete(self) -> None:
         self.complete += 1
@@ -78,8 +83,8 @@ def parse_request_head(data: bytes) -> RequestHead:
     if not data.startswith(b"%b %b HTTP/%b\r\n" % (method, found.target, version.encode())):
         raise FramingError("a request line of another protocol, or spaced out")
     _check_target(method, found.target)
-    _check_names([name.lower() for name, _ in found.headers], version)
-    return RequestHead(at_ns, method, found.target, version, found.headers, upgrade)
+    _check_names(found.names, version)
+    return RequestHead(at_ns, method, found.target, version, found.headers, found.names, upgrade)
 
 
 def _check_target(method: bytes, target: bytes) -> None:

@@ -78,6 +78,11 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request is being answered."""
         return self._open
 
+    @property
+    def more_to_come(self) -> bool:
+        """Whether what has been read holds more of the request: its handler hears of it before anything else."""
+        return bool(self._buffer) and not self._body.complete
+
     def idle_s(self) -> float:
         """For how long no request has been in progress; 0 during one."""
         return 0.0 if self._open else self._loop.time() - self._idle_since
@@ -250,7 +255,7 @@ class ClientConnection(asyncio.Protocol):
             return False
         self._buffer = data[end:]
         head = parse_request_head(data[:end])
-        framing = body_framing(head.headers)
+        framing = body_framing(head.headers, head.names)
         self._head = head
         self._body = ChunkedBody() if framing == "chunked" else FixedBody(framing)
         self._open, self._response_begun = True, False
