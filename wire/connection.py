@@ -267,6 +267,7 @@ class ServerConnection(asyncio.Protocol):
             raise BadResponseError("not the head of an HTTP/1 response")
         if self._head_only and status >= OK and not self._complete:
             self.on_message_complete()
+            self._parser = httptools.HttpResponseParser(self)  # this one waits for the body that the head speaks of
         return ResponseHead(version, status, self._reason, headers, names, more or self._complete)
 
     def _take_body(self, sink: ResponseSink, at_ns: int, raw: bytes) -> None:
