@@ -277,12 +277,12 @@ class Relay:
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:
     """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
-    headers, host = end_to_end(head.headers, head.names), (b"Host", origin.host_header)
-    at = next((at for at, (name, _) in enumerate(headers) if len(name) == len(b"host") and name.lower() == b"host"), None)
-    if at is None:
-        headers.insert(0, host)
+    headers, host = end_to_end(head.headers, head.names), origin.host_header
+    at = next((at for at, (name, _) in enumerate(headers) if len(name) == len(b"host") and name.lower() == b"host"), -1)
+    if at < 0:
+        headers.insert(0, (b"Host", host))
     else:
-        headers[at] = (headers[at][0], host[1])
+        headers[at] = (headers[at][0], host)
     target = origin_form(head.target)
     base_path = b"" if target == b"*" else origin.base_path.encode()
     return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, base_path, target), headers)
