@@ -206,12 +206,10 @@ class Relay:
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         """One read of the body: on to the client as it is, and into the copy with its time."""
-        if self._dechunk:
-            raw = data
         if self._response_start:
-            raw = self._response_start + raw
-            self._response_start = b""
-        self._client.write(raw)
+            self._flush_response_start(data if self._dechunk else raw)
+        else:
+            self._client.write(data if self._dechunk else raw)
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
 
@@ -242,10 +240,11 @@ class Relay:
         """The upstream has caught up."""
         self._client.resume_reading()
 
-    def _flush_response_start(self) -> None:
-        if self._response_start:
-            self._client.write(self._response_start)
-            self._response_start = b""
+    def _flush_response_start(self, body: bytes = b"") -> None:
+        """Write the head that waits, if one does, and the body's first bytes in one."""
+        start, self._response_start = self._response_start, b""
+        if start or body:
+            self._client.write(start + body)
 
     def _response_headers(self, head: ResponseHead) -> list[Header]:
         """End-to-end headers, and what this hop has to say of its own connection."""
