@@ -66,7 +66,9 @@ async def running_tap(
     port, trace, log = free_port(), trace or folder / "captured.jsonl", folder / "tap.log"
     command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream}"]
     command += ["--listen", f"127.0.0.1:{port}", "--trace", str(trace), *flags]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "key"), **(environment or {})}
+    given = environment or {}
+    path = os.pathsep.join(filter(None, (given.get("PYTHONPATH"), str(ROOT))))
+    variables = {**os.environ, "KVTAPE_KEY_FILE": str(folder / "key"), **given, "PYTHONPATH": path}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220  once, before anything is measured
             command, cwd=ROOT, env=variables, stdout=output, stderr=output

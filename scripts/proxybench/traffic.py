@@ -40,9 +40,11 @@ class Tally:
 class Traffic:
     """Users who each send one request after another until told to stop."""
 
-    def __init__(self, port: int, *, users: int, seed: int = 1, think_s: float = 0.05) -> None:
+    def __init__(
+        self, port: int, *, users: int, text_prompts: bool = False, seed: int = 1, think_s: float = 0.05
+    ) -> None:
         self._client = Client(Origin("http", "127.0.0.1", port))
-        self._users, self._think_s = users, think_s
+        self._users, self._text_prompts, self._think_s = users, text_prompts, think_s
         self._random = random.Random(seed)
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -107,11 +109,12 @@ class Traffic:
         )
         return await self._client.request("POST", f"/v1/completions?answer={answer}", HEADERS, body, into=into)
 
-    def _prompt(self) -> list[int]:
+    def _prompt(self) -> list[int] | str:
         """One of a few long beginnings, then tokens that no other request has."""
         beginning = self._random.randrange(PREFIXES)
         own = [self._random.randrange(50_000) for _ in range(self._random.randint(8, 200))]
-        return [*range(1000 * beginning, 1000 * beginning + 256), *own]
+        ids = [*range(1000 * beginning, 1000 * beginning + 256), *own]
+        return " ".join(map(str, ids)) if self._text_prompts else ids
 
     def _expect(self, kind: str, holds: bool, otherwise: str) -> None:
         if not holds:
