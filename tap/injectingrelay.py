@@ -9,7 +9,9 @@ Chosen when the tap is told to inject, and then for requests that can be injecte
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from tap.endpoint import recorded_endpoint
 from tap.exchange import Dialect, Endpoint, Injection
@@ -19,7 +21,7 @@ from tap.relay import Relay, Relays, client_head, wants_websocket
 from tap.responsefilter import ResponseFilter
 from tap.sidecopy import CopyBudget
 from tap.upstreams import Upstream, Upstreams
-from wire.connection import ResponseHead, ServerConnection
+from wire.connection import ResponseHead
 from wire.errors import LossKind
 from wire.head import Header, header_values
 from wire.requesthead import RequestHead
@@ -92,7 +94,7 @@ class InjectingRelays(Relays):
 
     def _reason_to_pass_by(self, head: RequestHead) -> str | None:
         """Why the body of a request is none of ours to change; null: it may be looked into."""
-        names = {name.lower() for name, _ in head.headers}
+        names = head.names
         lengths = head.values(b"content-length")
         if b"content-encoding" in names:
             return "request_encoded"
@@ -191,15 +193,9 @@ class InjectingRelay(Relay):
 
     def _send(self, raws: list[bytes]) -> None:
         assert self._upstream is not None, "a request that goes on before it has begun"
-        self._pending, self._raws = raws, None
+        self._unsent, self._raws = list(raws), None
         self._pieces.clear()
         self._send_to(self._upstream)
-
-    def _start(self, upstream: Upstream, server: ServerConnection) -> None:
-        super()._start(upstream, server)
-        pending, self._pending = self._pending, []
-        for raw in pending:
-            server.write(raw)
 
     # The response, from the upstream.
 
@@ -222,7 +218,7 @@ class InjectingRelay(Relay):
         else:
             self._held = HeldResponse(head, self._response_headers(head), is_stream)
             if self._copy is not None:
-                self._copy.response_head(head.status, head.headers)
+                self._copy.response_head(head.status, head.headers, head.names)
         self._reframes = bool(header_values(head.headers, b"transfer-encoding")) and not self._dechunk
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
@@ -234,6 +230,7 @@ class InjectingRelay(Relay):
             self._hold(self._held, self._filter, data)
         else:
             self._write_body(self._filter.feed(data))
+            self._flush_response_start()  # of a read that leaves nothing, the head goes on alone
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
 
@@ -245,7 +242,7 @@ class InjectingRelay(Relay):
             else:
                 self._write_body(self._filter.finish())
             if self._reframes:
-                self._client.write(b"0\r\n\r\n")
+                self._flush_response_start(b"0\r\n\r\n")
         super().response_end()
 
     def response_lost(self, kind: LossKind) -> None:
@@ -280,7 +277,7 @@ class InjectingRelay(Relay):
     def _write_body(self, data: bytes) -> None:
         """Write a piece of the body, one chunk of it where the upstream's comes in chunks."""
         if data:
-            self._client.write(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
+            self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:
@@ -296,7 +293,7 @@ def with_length(head: RequestHead, length: int) -> RequestHead:
         elif lower not in (b"content-length", b"transfer-encoding", b"trailer"):
             headers.append((name, value))
     headers.append((b"Content-Length", b"%d" % length))
-    return replace(head, headers=headers)
+    return msgspec.structs.replace(head, headers=headers, names=[name.lower() for name, _ in headers])
 
 
 def is_event_stream(head: ResponseHead) -> bool:
