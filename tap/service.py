@@ -6,164 +6,130 @@ starts again what dies, and adds up what became of every request.
 
 import asyncio
 import contextlib
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from tap.account import Account, Ledger, keep_account
-from tap.childprocess import ChildProcess
+from tap.admin.control import ServiceStats
+from tap.adminprocess import AdminProcess
 from tap.config import TapConfig, read_upstreams
-from tap.control import Cut, Drain, Drained, Reload
 from tap.enginefacts import EngineFacts, learn_engine_facts, reach_upstreams
-from tap.exchange import Ready, RecorderSetup, Refused
-from tap.keeper import Keeper
+from tap.enginemetrics import SampleFile, sample_engines
+from tap.enginewatch import watch_engines
+from tap.exchange import RecorderSetup
 from tap.listening import bind_listeners
 from tap.recorderprocess import RecorderProcess
-from tap.setups import Runtime, recorder_setup, worker_setup
+from tap.setups import Runtime, recorder_setup
+from tap.signals import Signals, end_before_the_start
+from tap.workers import Workers
 from tracefile.blockhash import load_key
 from tracefile.errors import InputError
+from tracefile.schema import Engine
 from wire.url import Origin
 
 REPORT_INTERVAL_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
-"""How long workers may take to hand over what is left, and the recorder to write it."""
-LEAVE_S = 5.0
-"""How long a process with nothing left to do may take to leave."""
-
-_worker_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained)
+"""How long the recorder may take to write what is left."""
 
 
 async def serve(config: TapConfig) -> None:
     """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
     end_before_the_start()
     listeners = bind_listeners("--listen", *config.listen, count=config.workers)
+    pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
     key = load_key(config.key_file)
-    reached = await reach_upstreams(config.upstreams, config.wait_s)
-    for origin in set(config.upstreams).difference(reached):
-        _say(f"upstream {origin} cannot be reached; it gets requests once it can")
-    facts = await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts()
-    with runtime_folder() as runtime, contextlib.ExitStack() as sockets:
-        for listener in listeners:
-            sockets.enter_context(listener)
+    facts = await learn(config)
+    with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
-        async with recording(recorder_setup(config, key, facts, runtime), ledger) as recorder:
-            service = Service(config, facts, runtime, ledger, [listener.fileno() for listener in listeners])
-            await service.start()
+        setup = recorder_setup(config, key, facts, runtime)
+        admin = AdminProcess(pages[0], runtime.admin_socket, config.trace, setup.block_size) if pages else None
+        async with recording(setup, ledger) as recorder:
+            workers = Workers(config, facts, runtime, ledger, listeners)
+            service = Service(config, ledger, recorder, workers, facts.engine)
+            await workers.start()
+            if admin is not None:
+                await admin.start(service.stats)
             signals = Signals()
-            _announce(config, listeners[0].getsockname()[1])
-            await service.run(signals, recorder)
-            sockets.close()
-            await service.drain(signals)
+            _announce(config, listeners[0].getsockname()[1], admin)
+            await service.run(signals, SampleFile(config.trace, setup.meta, setup.epoch_ns, config.resume))
+            service.draining = True
+            _say(
+                f"ending: no new connections; {ledger.in_flight} recorded requests in flight have {config.drain_s:g} s"
+            )
+            await workers.drain(config.drain_s, signals.stops)
+        if admin is not None:
+            await admin.finish()
 
 
-def end_before_the_start() -> None:
-    """Let SIGTERM and SIGINT end what is being started, while nothing is at stake."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-
-
-class Signals:
-    """SIGTERM and SIGINT from now on, as they come, and SIGHUP."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.stops: asyncio.Queue[None] = asyncio.Queue()
-        self.reloads: asyncio.Queue[None] = asyncio.Queue()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stops.put_nowait, None)
-        loop.add_signal_handler(signal.SIGHUP, self.reloads.put_nowait, None)
+async def learn(config: TapConfig) -> EngineFacts:
+    """What the first upstream that can be reached says of itself. Raises InputError if none can be."""
+    reached = await reach_upstreams(config.upstreams, config.wait_s)
+    for origin in config.upstreams:
+        if origin not in reached:
+            _say(f"upstream {origin} cannot be reached; it gets requests once it can")
+    return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts()
 
 
 class Service:
-    """The workers and the admin process of a tap, and the upstreams that they are to use."""
+    """A tap that runs: what goes on beside the traffic until it is told to end."""
 
     def __init__(
-        self, config: TapConfig, facts: EngineFacts, runtime: Runtime, ledger: Ledger, listen_fds: Sequence[int]
+        self, config: TapConfig, ledger: Ledger, recorder: RecorderProcess, workers: Workers, engine: Engine | None
     ) -> None:
-        self._config, self._facts, self._runtime, self._ledger = config, facts, runtime, ledger
-        self._listen_fds = listen_fds
-        self._upstreams = config.upstreams
-        self._cut = 0
-        self._workers = [self._worker(number) for number in range(config.workers)]
+        self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
+        self._engine = engine
+        self.draining = False
 
-    def _worker(self, number: int) -> Keeper:
-        name = "worker" if self._config.workers == 1 else f"worker {number + 1}"
-        return Keeper(
-            name,
-            partial(self._start_worker, number),
-            on_message=self._drained,
-            on_death=partial(self._ledger.worker_died, number),
-            consequence="the requests it had are lost, those that come for it wait",
-        )
-
-    async def _start_worker(self, number: int) -> ChildProcess:
-        listen_fd = self._listen_fds[number]
-        setup = worker_setup(
-            self._config, self._facts, self._runtime, number=number, listen_fd=listen_fd, upstreams=self._upstreams
-        )
-        return await ChildProcess.start("tap.worker", setup, _worker_replies, [listen_fd])
-
-    def _drained(self, message: Drained) -> None:
-        self._cut += message.cut
-
-    async def start(self) -> None:
-        """Start every worker. Raises InputError if one refuses."""
-        await asyncio.gather(*(worker.start() for worker in self._workers))
-
-    async def run(self, signals: Signals, recorder: RecorderProcess) -> None:
-        """Follow signals and the engine until it is time to end."""
-        tasks = [
-            asyncio.create_task(self._report_regularly()),
-            asyncio.create_task(self._reload_when_told(signals)),
-        ]
+    async def run(self, signals: Signals, samples: SampleFile) -> None:
+        """Follow the engines and SIGHUP until it is time to end."""
+        going = [self._report_regularly(), self._reload_when_told(signals)]
+        if self._config.engine_facts:
+            going.append(watch_engines(self._upstreams, self._engine, self._engine_changed))
+        if self._config.engine_metrics_s:
+            going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s))
+        tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def drain(self, signals: Signals) -> None:
-        """Let what is in flight end, for ``--drain-s`` or until a second signal; then it is cut."""
-        drain_s = self._config.drain_s
-        _say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
-        for worker in self._workers:
-            worker.send(Drain(drain_s))
-        leaving = asyncio.create_task(self._left(drain_s + FLUSH_TIMEOUT_S + LEAVE_S))
-        second = asyncio.create_task(signals.stops.get())
-        await asyncio.wait([leaving, second], return_when=asyncio.FIRST_COMPLETED)
-        second.cancel()
-        for worker in self._workers:
-            worker.send(Cut())
-        await leaving
-        if self._cut:
-            _say(f"{self._cut} responses were cut")
-
-    async def _left(self, timeout_s: float) -> None:
-        if not all(await asyncio.gather(*(worker.left(timeout_s) for worker in self._workers))):
-            _say("a worker did not leave in time and was killed")
+    def stats(self) -> ServiceStats:
+        """How the tap stands."""
+        return ServiceStats(
+            upstreams=list(map(str, self._workers.upstreams)),
+            workers=self._config.workers,
+            workers_up=self._workers.ready,
+            worker_restarts=self._workers.restarts,
+            recorder_up=self._recorder.keeper.ready,
+            recorder_restarts=self._recorder.keeper.restarts,
+            draining=self.draining,
+            engine=self._engine,
+        )
 
     def reload(self) -> None:
         """Read the file of upstreams again; one that is wrong changes nothing."""
         file = self._config.upstreams_file
         if file is None:
-            _say("SIGHUP: the upstreams are flags; expected --upstreams FILE to read again")
+            _say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
             return
         try:
             upstreams = read_upstreams(file)
         except InputError as error:
             _say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
             return
-        self._upstreams = upstreams
-        for worker in self._workers:
-            worker.send(Reload(list(map(str, upstreams))))
+        self._workers.reload(upstreams)
         _say(f"SIGHUP: upstreams are now {_names(upstreams)}")
+
+    def _upstreams(self) -> Sequence[Origin]:
+        return self._workers.upstreams
+
+    def _engine_changed(self, engine: Engine) -> None:
+        self._engine = engine
+        self._recorder.engine_changed(engine)
+        _say("the engine has changed: its version or its cache configuration is another")
 
     async def _reload_when_told(self, signals: Signals) -> None:
         while True:
@@ -211,10 +177,12 @@ def _close_account(trace: str, account: Account) -> None:
         _say(f"the account could not be kept beside the trace: {error}")
 
 
-def _announce(config: TapConfig, port: int) -> None:
+def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
     address = Origin("http", config.listen[0], port)
-    upstreams = _names(config.upstreams)
-    print(f"tap: listening on {address}, recording to {config.trace}, upstream {upstreams}", flush=True)
+    line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
+    if admin is not None and config.admin is not None:
+        line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
+    print(line, flush=True)
 
 
 def _names(origins: Sequence[Origin]) -> str:
