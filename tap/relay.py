@@ -14,6 +14,7 @@ from time import perf_counter_ns
 
 from tap.endpoint import recorded_endpoint
 from tap.exchange import KEPT_REQUEST_HEADERS
+from tap.overhead import Overhead
 from tap.recorderlink import RecorderLink
 from tap.sidecopy import CopyBudget, SideCopy
 from tap.upstreams import Upstream, Upstreams
@@ -24,6 +25,9 @@ from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
+
+TIMED_EVERY = 64
+"""One request in so many has its response timed in the tap."""
 
 
 class Relays:
@@ -43,11 +47,16 @@ class Relays:
         """Requests that will be recorded and have not ended."""
         self.ending = False
         """The tap is cutting what is left."""
+        self.relayed = 0
+        """Requests so far, recorded or not."""
+        self.bytes_in = self.bytes_out = 0
+        """Of request and response bodies; those of recorded requests count when they end."""
+        self.overhead = Overhead()
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
         """The handler of a request whose head has come."""
-        relay = Relay(self, head, client)
+        relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
         else:
@@ -95,6 +104,7 @@ class Relay:
 
     def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
         self._relays, self._head, self._client = relays, head, client
+        relays.relayed += 1
         self._picked = relays.upstreams.pick(head)
         self._server: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -162,6 +172,8 @@ class Relay:
                 self._send_to(self._picked)
         if self._copy is not None:
             self._copy.request_body(data)
+        else:
+            self._relays.bytes_in += len(data)
 
     def request_end(self) -> None:
         """The request is complete."""
@@ -212,6 +224,8 @@ class Relay:
             self._client.write(data if self._dechunk else raw)
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
+        else:
+            self._relays.bytes_out += len(data)
 
     def response_end(self) -> None:
         """The response is complete."""
@@ -269,9 +283,29 @@ class Relay:
         self._ended = True
         self._unsent.clear()
         if self._copy is not None:
+            bytes_in, bytes_out = self._copy.body_bytes
             self._relays.in_flight -= 1
+            self._relays.bytes_in += bytes_in
+            self._relays.bytes_out += bytes_out
             self._relays.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
             self._copy = None
+
+
+class TimedRelay(Relay):
+    """One relay in ``TIMED_EVERY``, which notes what the tap's own work on its response took."""
+
+    __slots__ = ()
+
+    def response_head(self, head: ResponseHead) -> None:
+        """As any other, timed."""
+        began_ns = perf_counter_ns()
+        super().response_head(head)
+        self._relays.overhead.response_head(perf_counter_ns() - began_ns)
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """As any other, timed from when the read was."""
+        super().response_body(at_ns, raw, data)
+        self._relays.overhead.chunk(perf_counter_ns() - at_ns)
 
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:

@@ -80,9 +80,9 @@ class SideCopy:
 
     def request_body(self, data: bytes) -> None:
         """Keep a de-chunked piece of the request body, or give the body up for being too large."""
+        self._body_bytes += len(data)
         if self._body is None or self.dropped is not None:
             return
-        self._body_bytes += len(data)
         if self._body_bytes > self._max_body_bytes:
             self._release(self._body_bytes - len(data) + READ_OVERHEAD_BYTES * len(self._body))
             self._body = None
@@ -101,15 +101,20 @@ class SideCopy:
 
     def response_body(self, at_ns: int, data: bytes) -> None:
         """Keep a de-chunked read with its time; beyond the bound only the last few."""
+        self._response_bytes += len(data)
         if self.dropped is not None or not data:
             return
-        self._response_bytes += len(data)
         if self._response_bytes > self._max_body_bytes:
             self._response_whole = False
             self._last_reads.append((at_ns, data))
             return
         self._reads.append((at_ns, data))
         self._hold(len(data) + READ_OVERHEAD_BYTES)
+
+    @property
+    def body_bytes(self) -> tuple[int, int]:
+        """Bytes of the request's and the response's body that came, copied or not."""
+        return self._body_bytes, self._response_bytes
 
     def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
         """What the recorder gets; the copy holds nothing after it."""

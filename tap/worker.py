@@ -25,6 +25,7 @@ from tap.recorderlink import RecorderLink
 from tap.sidecopy import CopyBudget
 from tap.upstreams import Upstreams
 from tap.workercounts import WorkerCounts
+from tap.workermeter import WorkerMeter
 from wire.loop import run
 from wire.server import Server
 from wire.url import parse_url
@@ -62,12 +63,23 @@ class Worker:
         # Everything loaded so far stays: looking through it for garbage again would stall every stream for 40 ms.
         gc.collect()
         gc.freeze()
+        meter = self._meter()
         channel.send(Ready())
         drain_s = await self._until_drain(channel)
         cut = await self._drain(channel, drain_s)
+        if meter is not None:
+            meter.cancel()
         self._upstreams.close()
         await self._link.finish(FLUSH_TIMEOUT_S)
         channel.send(Drained(cut))
+
+    def _meter(self) -> "asyncio.Task[None] | None":
+        """The task that pushes numbers to the admin process; null without one."""
+        path = self._setup.admin_socket
+        if path is None:
+            return None
+        meter = WorkerMeter(path, self._setup.number, self._relays, self._server, self._setup.queue_bytes)
+        return asyncio.create_task(meter.push_regularly())
 
     async def _until_drain(self, channel: Channel) -> float:
         """Follow the supervisor's changes of upstreams; returns for how long to drain."""

@@ -33,6 +33,10 @@ class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     worker_restarts: int = 0
     recorder_up: bool = True
     recorder_restarts: int = 0
+    offered: int = 0
+    """Requests that were to be recorded, all workers' together, dead ones' included."""
+    dropped: dict[str, int] = {}
+    """Those that have no record, by reason, whoever gave them up."""
     draining: bool = False
     """The tap is ending: no new connections."""
     engine: Engine | None = None

@@ -35,7 +35,6 @@ class Exposition:
         recorder = state.recorder
         yield from _worker_metrics(workers)
         yield from self._service_metrics()
-        yield _dropped(workers, recorder)
         yield _overhead(workers, recorder)
         if recorder is not None:
             yield from _recorder_metrics(recorder)
@@ -48,6 +47,9 @@ class Exposition:
         service = state.service
         if service is None:
             return
+        yield _counter("offered", "Requests that were to be recorded.", [((), service.offered)])
+        dropped = [((reason,), count) for reason, count in sorted(service.dropped.items())]
+        yield _counter("dropped", "Requests without a record, by reason.", dropped, ["reason"])
         yield _gauge("workers", "Worker processes that there are to be.", [((), service.workers)])
         yield _gauge("workers_up", "Worker processes that take connections.", [((), service.workers_up)])
         yield _counter("worker_restarts", "Workers started again after they died.", [((), service.worker_restarts)])
@@ -59,13 +61,12 @@ class Exposition:
 def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metric]:
     for name, text, counts in (
         ("relayed", "Requests passed on, recorded or not.", [one.relayed for _, one in workers]),
-        ("offered", "Requests that were to be recorded.", [one.offered for _, one in workers]),
-        ("received_bytes", "Request bytes read from clients.", [one.bytes_in for _, one in workers]),
-        ("sent_bytes", "Response bytes written to clients.", [one.bytes_out for _, one in workers]),
+        ("received_bytes", "Bytes of request bodies.", [one.bytes_in for _, one in workers]),
+        ("sent_bytes", "Bytes of response bodies.", [one.bytes_out for _, one in workers]),
     ):
         yield _counter(name, text, _by_worker(workers, counts), ["worker"])
     for name, text, values in (
-        ("in_flight", "Requests that have not ended.", [one.in_flight for _, one in workers]),
+        ("in_flight", "Recorded requests that have not ended.", [one.in_flight for _, one in workers]),
         ("connections", "Open client connections.", [one.connections for _, one in workers]),
         ("queue_bytes", "Copies in flight and on their way to the recorder.", [one.queue_bytes for _, one in workers]),
         ("queue_limit_bytes", "Where copies are given up.", [one.queue_limit_bytes for _, one in workers]),
@@ -101,15 +102,6 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
     yield _counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
     yield _gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
     yield _gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
-
-
-def _dropped(workers: Sequence[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
-    rows: list[Row] = [
-        ((f"worker {number}", reason), count) for number, worker in workers for reason, count in worker.dropped.items()
-    ]
-    if recorder is not None:
-        rows += [(("recorder", reason), count) for reason, count in recorder.progress.dropped.items()]
-    return _counter("dropped", "Requests without a record, by who gave them up and why.", rows, ["process", "reason"])
 
 
 def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:

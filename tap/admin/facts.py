@@ -30,7 +30,7 @@ def recorder_facts(state: LiveState) -> list[Fact]:
 
 def drop_facts(state: LiveState) -> list[Fact]:
     """Exchanges without a record, by reason."""
-    return [Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped().items())]
+    return [Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())]
 
 
 def process_facts(state: LiveState) -> list[Fact]:

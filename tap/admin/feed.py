@@ -27,21 +27,15 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     """Its number, the same after a restart."""
     pid: int
     in_flight: int = 0
-    """Requests that have not ended, recorded or not."""
+    """Recorded requests that have not ended."""
     connections: int = 0
     """Open client connections."""
     relayed: int = 0
     """Requests passed on, recorded or not."""
-    offered: int = 0
-    """Those of them that were to be recorded."""
-    submitted: int = 0
-    """Those handed to the recorder."""
-    dropped: dict[str, int] = {}
-    """Those that were not, by reason."""
     bytes_in: int = 0
-    """Request bytes read from clients."""
+    """Of request bodies; those of recorded requests count when they end."""
     bytes_out: int = 0
-    """Response bytes written to clients."""
+    """Of response bodies, likewise."""
     queue_bytes: int = 0
     """Copies in flight and frames that the recorder has not taken."""
     queue_limit_bytes: int = 0

@@ -1,7 +1,5 @@
 """All that the admin process knows, as its feed and the supervisor tell it: what every page and metric is made from."""
 
-from collections import Counter
-
 from tap.admin.cachecurve import CacheCurve
 from tap.admin.control import AdminSetup, ServiceStats
 from tap.admin.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
@@ -9,9 +7,6 @@ from tap.admin.sharedprefixes import SharedPrefixes
 from tap.admin.survival import SurvivalCurves
 from tap.admin.timeline import Growth, Sample, Timeline
 from tracefile.schema import Engine
-
-RECORDER = -1
-"""Beside workers' numbers, where totals are told apart by who told them."""
 
 
 class LiveState:
@@ -70,21 +65,14 @@ class LiveState:
         if before is not None:
             self.timeline.add(sample)
 
-    def dropped(self) -> Counter[str]:
-        """Exchanges without a record so far, by reason, as far as those who dropped them are still there."""
-        reasons: Counter[str] = Counter()
-        for worker in self.workers.values():
-            reasons.update(worker.dropped)
-        if self.recorder is not None:
-            reasons.update(self.recorder.progress.dropped)
-        return reasons
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Requests without a record so far, by reason."""
+        return {} if self.service is None else self.service.dropped
 
     def _sample(self, span_s: float) -> Sample:
         workers, recorder, growth = self.workers, self.recorder, self._growth
         told = {} if recorder is None else {recorder.pid: recorder}
-        dropped = {number: float(sum(worker.dropped.values())) for number, worker in workers.items()}
-        if recorder is not None:
-            dropped[RECORDER] = float(sum(recorder.progress.dropped.values()))
         return Sample(
             span_s=span_s,
             requests=growth["requests"].since_last({number: worker.relayed for number, worker in workers.items()}),
@@ -92,7 +80,7 @@ class LiveState:
             output_tokens=growth["output"].since_last({pid: one.output_tokens for pid, one in told.items()}),
             bytes_in=growth["in"].since_last({number: worker.bytes_in for number, worker in workers.items()}),
             bytes_out=growth["out"].since_last({number: worker.bytes_out for number, worker in workers.items()}),
-            dropped=growth["dropped"].since_last(dropped),
+            dropped=growth["dropped"].since_last({0: sum(self.dropped.values())}),
             in_flight=sum(worker.in_flight for worker in workers.values()),
             queue_bytes=sum(worker.queue_bytes for worker in workers.values()),
         )

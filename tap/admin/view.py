@@ -97,7 +97,7 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
         Tile(
             id="dropped",
             title="Records dropped",
-            value=wording.count(sum(state.dropped().values())),
+            value=wording.count(sum(state.dropped.values())),
             detail=f"queue {wording.size(queue)}" + (f" of {wording.size(limit)}" if limit else ""),
             line=line(lambda one: one.dropped / one.span_s),
         ),

@@ -96,7 +96,14 @@ def admin() -> Iterator[AdminProcess]:
 
 def service_stats(upstream: str = "http://127.0.0.1:9", **changes: Any) -> ServiceStats:
     engine = Engine(name="vllm", version="0.32.0", block_size=BLOCK, num_gpu_blocks=4_001)
-    stats = ServiceStats(upstreams=[upstream], workers=2, workers_up=2, engine=engine)
+    stats = ServiceStats(
+        upstreams=[upstream],
+        workers=2,
+        workers_up=2,
+        engine=engine,
+        offered=900,
+        dropped={"queue_full": 6, "trace_unwritable": 2},
+    )
     return msgspec.structs.replace(stats, **changes)
 
 
@@ -110,9 +117,6 @@ def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
         in_flight=7,
         connections=12,
         relayed=1_000,
-        offered=900,
-        submitted=890,
-        dropped={"queue_full": 3},
         bytes_in=5_000_000,
         bytes_out=70_000_000,
         queue_bytes=120_000,
