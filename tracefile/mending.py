@@ -3,6 +3,7 @@
 It is mended in place and in one write, so that a full disk is no obstacle and a kill meanwhile costs nothing more.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import IO
@@ -44,22 +45,31 @@ def _mend_open(file: IO[bytes], where: str) -> Mended:
     size = os.fstat(file.fileno()).st_size
     lines = _LineCount(where)
     offset, closing, rest = 0, b"", b""
+    sealed = 0
     for piece in seals(file):
         kept, damaged = lines.take(piece.content)
         if damaged or not isinstance(piece, Seal):
             rest = kept
             break
-        offset, closing = piece.offset, piece.closing
+        offset, closing, sealed = piece.offset, piece.closing, lines.records
     if lines.meta is None:
         _refuse_other_files(file, where)
         offset, closing, rest = 0, b"", b""
     ending = closing + _compressed(file, rest)
     torn = offset < size or bool(ending)
-    if torn:
-        os.pwrite(file.fileno(), ending, offset)
-        os.ftruncate(file.fileno(), offset + len(ending))
-        os.fsync(file.fileno())
-    return Mended(lines.meta, lines.records, torn)
+    whole = not torn or _end_file(file, offset, closing, ending)
+    os.fsync(file.fileno())
+    return Mended(lines.meta, lines.records if whole else sealed, torn)
+
+
+def _end_file(file: IO[bytes], offset: int, closing: bytes, ending: bytes) -> bool:
+    """Write the ending in place of what was torn; false if there is no room for it, and only the stream was closed."""
+    for data in (ending, closing, b""):
+        with contextlib.suppress(OSError):
+            if os.pwrite(file.fileno(), data, offset) == len(data):
+                os.ftruncate(file.fileno(), offset + len(data))
+                return data is ending
+    return False
 
 
 class _LineCount:
