@@ -75,10 +75,19 @@ async def running_tap(
         )
     tap = RunningTap(process, port, trace, log)
     try:
-        await until_listening(port, process)
+        await until_ready(tap)
         yield tap
     finally:
         await tap.end()
+
+
+async def until_ready(tap: RunningTap) -> None:
+    """Wait for the line that says it listens: its port takes connections before anybody answers them."""
+    await until_listening(tap.port, tap.process)
+    while b"listening on" not in tap.log.read_bytes():
+        if tap.process.poll() is not None:
+            raise RuntimeError(f"the tap did not start: {tap.log.read_text()}")
+        await asyncio.sleep(0.02)
 
 
 def kept_account(trace: Path) -> dict[str, Any]:
