@@ -72,6 +72,10 @@ class EngineTokenizer:
         prompt = self._ask("/apply-template", msgspec.json.encode(question), _Prompt).prompt
         return self.encode_text(prompt, add_special_tokens=True)
 
+    def close(self) -> None:
+        """Close the connection to the engine."""
+        self._client.close()
+
     def _ids(self, question: Mapping[str, Any]) -> Sequence[int]:
         payload = msgspec.json.encode(question)
         digest = xxhash.xxh3_128_digest(payload, self._seed)
