@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tap.admin.exposition import Exposition
-from tap.admin.health import reasons_against
+from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.snapshot import Snapshot
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
@@ -49,8 +49,9 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        reasons = reasons_against(state, clock())
-        return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        reasons = reasons_against(state)
+        facts = {"ready": not reasons, "reasons": reasons, "not_recording": reasons_not_recording(state, clock())}
+        return _json(facts, 503 if reasons else 200)
 
     @app.get("/metrics")
     async def metrics_text() -> Response:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tap.admin.feed import RecorderStats, WorkerStats
-from tap.admin.health import reasons_against
+from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.state import LiveState
 
@@ -41,7 +41,9 @@ class Exposition:
 
     def _service_metrics(self) -> Iterator[Metric]:
         state = self._state
-        yield _gauge("ready", "1 if /readyz says so.", [((), float(not reasons_against(state, self._now_s)))])
+        yield _gauge("ready", "1 if /readyz says so.", [((), float(not reasons_against(state)))])
+        recording = not reasons_not_recording(state, self._now_s)
+        yield _gauge("recording", "1 if requests leave records, whether ready or not.", [((), float(recording))])
         up = [((origin,), float(reached)) for origin, reached in sorted(state.reachable.items())]
         yield _gauge("upstream_up", "1 if the upstream took a connection lately.", up, ["upstream"])
         service = state.service

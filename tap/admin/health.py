@@ -1,4 +1,8 @@
-"""Whether the tap is fit to be sent traffic, in reasons why not; and whether upstreams take connections."""
+"""Whether the tap is fit to be sent traffic, and whether it records it, in reasons why not; whether upstreams are up.
+
+The two are apart: a tap that cannot record serves as well as ever, and to take it out of service would make every
+client feel what is meant to touch none.
+"""
 
 import asyncio
 import contextlib
@@ -15,8 +19,8 @@ RECORDER_SILENCE_S: Final = 15.0
 """A recorder pushes once a second; it is late while it tokenizes a long prompt, never by this much."""
 
 
-def reasons_against(state: LiveState, now_s: float) -> list[str]:
-    """Why the tap is not ready, in sentences for people; none: it is."""
+def reasons_against(state: LiveState) -> list[str]:
+    """Why the tap cannot serve, in sentences for people; none: it is ready."""
     reasons = []
     service = state.service
     if service is None:
@@ -26,17 +30,20 @@ def reasons_against(state: LiveState, now_s: float) -> list[str]:
             reasons.append("the tap is draining")
         if service.workers_up == 0:
             reasons.append("no worker is up")
-        if not service.recorder_up:
-            reasons.append("the recorder is down")
     if not any(state.reachable.values()):
         reasons.append("no upstream takes connections" if state.reachable else "no upstream has been tried yet")
-    if state.recorder is None:
-        reasons.append("the recorder has not reported yet")
-    elif now_s - state.recorder_heard_s > RECORDER_SILENCE_S:
-        reasons.append(f"the recorder has been silent for {now_s - state.recorder_heard_s:.0f} s")
-    elif not state.recorder.writing:
-        reasons.append("the recorder cannot write the trace")
     return reasons
+
+
+def reasons_not_recording(state: LiveState, now_s: float) -> list[str]:
+    """Why requests leave no records, though they are served; none: they do."""
+    if state.service is not None and not state.service.recorder_up:
+        return ["the recorder is down"]
+    if state.recorder is None:
+        return ["the recorder has not reported yet"]
+    if now_s - state.recorder_heard_s > RECORDER_SILENCE_S:
+        return [f"the recorder has been silent for {now_s - state.recorder_heard_s:.0f} s"]
+    return [] if state.recorder.writing else ["the recorder cannot write the trace"]
 
 
 async def takes_connections(origin: str) -> bool:

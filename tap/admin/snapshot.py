@@ -85,8 +85,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     engine: str
     ready: bool
+    """To serve, and to record."""
     status: str
-    """One word for the page's corner."""
+    """A word or two for the page's corner."""
     reasons: list[str]
     """Why it is not ready."""
     at: str

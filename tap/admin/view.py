@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tap.admin import wording
 from tap.admin.facts import drop_facts, process_facts, recorder_facts
-from tap.admin.health import reasons_against
+from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.potential import potential
 from tap.admin.snapshot import CohortCurve, PrefixRow, QuantileText, Snapshot, Tile
 from tap.admin.state import LiveState
@@ -17,13 +18,13 @@ from tap.admin.window import WINDOW_MINUTES
 def snapshot(state: LiveState, now_s: float, wall: datetime | None = None) -> Snapshot:
     """The page at this moment; ``now_s`` is the monotonic clock that the state was fed by."""
     curves = state.survival.recent(now_s)
-    reasons = reasons_against(state, now_s)
+    unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
     return Snapshot(
-        trace=state.setup.trace,
+        trace=Path(state.setup.trace).name,
         engine=engine_text(state),
-        ready=not reasons,
-        status="ready" if not reasons else "not ready",
-        reasons=reasons,
+        ready=not (unready or unrecorded),
+        status="not ready" if unready else "not recording" if unrecorded else "ready",
+        reasons=unready + unrecorded,
         at=(wall or datetime.now(UTC)).strftime("%H:%M:%S UTC"),
         minutes=WINDOW_MINUTES,
         timeline_s=KEPT_SAMPLES,
