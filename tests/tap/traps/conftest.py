@@ -1,0 +1,253 @@
+"""What the traps share: a tap in this process between a client and an upstream that both say raw bytes.
+
+There is no recorder process behind it: copies of finished exchanges are kept as the relay handed them over. Every trap
+is tried on both event loops.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from tap.exchange import ExchangeCopy
+from tap.relay import Relays
+from tap.sidecopy import CopyBudget, SideCopy
+from tap.upstreams import Upstreams
+from tracefile.schema import Status
+from wire.server import Server
+from wire.url import Origin
+
+PATIENCE_S = 20.0
+"""How long anything may take on a machine that is busy with other things."""
+
+
+async def settle() -> None:
+    """Let everybody on this loop read what was just written."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is about to be; the scenario's own time limit ends a wait in vain."""
+    while not condition():  # noqa: ASYNC110  conditions here are no events: a counter, a buffer's size
+        await asyncio.sleep(0.005)
+
+
+class Peer:
+    """One end of a connection, the client's or the upstream's."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = 0) -> None:
+        self.reader, self.writer = reader, writer
+        self.number = number
+        """Of the upstream's connections, which one: from 0."""
+        self.was_reset = False
+
+    async def read_until(self, end: bytes) -> bytes:
+        return await self.reader.readuntil(end)
+
+    async def head(self) -> bytes:
+        return await self.read_until(b"\r\n\r\n")
+
+    async def exactly(self, count: int) -> bytes:
+        return await self.reader.readexactly(count)
+
+    async def until_closed(self) -> bytes:
+        """Everything up to the end of the connection; ``was_reset`` says which end it was."""
+        pieces = []
+        try:
+            while piece := await self.reader.read(1 << 16):
+                pieces.append(piece)
+        except ConnectionError:
+            self.was_reset = True
+        return b"".join(pieces)
+
+    async def write(self, *pieces: bytes) -> None:
+        """Write pieces, each to be a read of its own on the other side."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await settle()
+        await self.writer.drain()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def half_close(self) -> None:
+        self.writer.write_eof()
+
+    def reset(self) -> None:
+        """Leave without a goodbye, as a killed process with unread bytes does."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client read up to the end of its connection."""
+
+    raw: bytes
+    was_reset: bool
+
+    @property
+    def head(self) -> bytes:
+        return self.raw.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+    @property
+    def body(self) -> bytes:
+        return self.raw.partition(b"\r\n\r\n")[2]
+
+    @property
+    def status(self) -> int:
+        return int(self.raw.split(b" ", 2)[1])
+
+
+@dataclass
+class KeptCopies:
+    """Stands where the recorder does, and keeps what it would get."""
+
+    exchanges: list[ExchangeCopy] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def begin(self) -> int:
+        return 1
+
+    def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
+        if side.dropped is not None:
+            self.dropped[side.dropped] += 1
+        else:
+            self.exchanges.append(side.finish(end_ns, outcome, error_kind))
+
+    @property
+    def outcomes(self) -> list[tuple[str, str | None, int | None]]:
+        """Outcome, error and HTTP status of each exchange, in the order of their ends."""
+        return [(copy.outcome, copy.error_kind, copy.http_status) for copy in self.exchanges]
+
+
+@dataclass
+class TrapTap:
+    """A tap on its port, and what of it a trap looks at."""
+
+    port: int
+    server: Server
+    copies: KeptCopies
+    budget: CopyBudget
+    peers: list[Peer]
+    """The upstream's connections so far, open or not."""
+    clients: list[Peer] = field(default_factory=list)
+
+    async def connect(self, receive_buffer: int | None = None) -> Peer:
+        sock = socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        self.clients.append(Peer(*await asyncio.open_connection(sock=sock, limit=1 << 26)))
+        return self.clients[-1]
+
+    async def ask(self, *request: bytes) -> Answer:
+        """Send a request in these pieces on a connection of its own and read until the tap closes it."""
+        client = await self.connect()
+        await client.write(*request)
+        raw = await client.until_closed()
+        client.close()
+        return Answer(raw, client.was_reset)
+
+
+Conversation = Callable[[Peer], Awaitable[None]]
+
+
+class RawUpstream:
+    """Holds a conversation on every connection that it gets, one coroutine each; closes where that returns."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.peers: list[Peer] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def serving(self, send_buffer: int | None) -> AsyncIterator[int]:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        server = await asyncio.start_server(self._accept, sock=listener, limit=1 << 26)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.close()
+            # What a conversation asserts counts; that the tap closed on it does not.
+            done = await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), PATIENCE_S)
+            await settle()
+        for outcome in done:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, OSError | EOFError):
+                raise outcome
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peers.append(Peer(reader, writer, len(self.peers)))
+        self._tasks.append(asyncio.ensure_future(self._converse(self.peers[-1])))
+
+    async def _converse(self, peer: Peer) -> None:
+        try:
+            await self.conversation(peer)
+        finally:
+            peer.close()
+
+
+@dataclass
+class Rig:
+    """Sets a tap up in front of an upstream and runs a scenario with it."""
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop]
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            runner.run(asyncio.wait_for(scenario, 3 * PATIENCE_S))
+
+    @contextlib.asynccontextmanager
+    async def tap(
+        self,
+        conversation: Conversation,
+        *,
+        base_path: str = "",
+        queue_bytes: int = 64 << 20,
+        send_buffer: int | None = None,
+        tap_send_buffer: int | None = None,
+        body_stall_s: float = PATIENCE_S,
+    ) -> AsyncIterator[TrapTap]:
+        """A tap for the length of the block.
+
+        ``send_buffer``, ``tap_send_buffer``: how much the kernel takes from the upstream, and from the tap, ahead of
+        whoever reads it.
+        """
+        upstream = RawUpstream(conversation)
+        async with upstream.serving(send_buffer) as upstream_port:
+            origin = Origin("http", "127.0.0.1", upstream_port, base_path)
+            copies, budget, upstreams = KeptCopies(), CopyBudget(queue_bytes), Upstreams([origin])
+            relays = Relays(upstreams, copies, budget, 1 << 20)  # type: ignore[arg-type]
+            server = Server(relays.new_relay, body_stall_s=body_stall_s)
+            listener = socket.create_server(("127.0.0.1", 0))
+            if tap_send_buffer is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, tap_send_buffer)
+            await server.listen_on(listener)
+            tap = TrapTap(listener.getsockname()[1], server, copies, budget, upstream.peers)
+            try:
+                yield tap
+            finally:
+                for client in tap.clients:
+                    client.close()
+                await server.drain(PATIENCE_S)
+                upstreams.close()
+                await settle()
+        assert budget.held_bytes == 0, "a copy was neither handed over nor released"
+        assert relays.in_flight == 0
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(request.param)

@@ -1,0 +1,181 @@
+"""An upstream that dies in mid-answer: the client must see an answer cut short, never one that ended.
+
+With a length, the client misses bytes; with chunks, the last one. Where only the connection's end would end the answer,
+the tap must end it by a reset.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+CLOSING = b"GET /v1/x HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"
+LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("dies", ["closes", "resets"])
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        pytest.param(LENGTH, b"", id="length, no byte of it"),
+        pytest.param(LENGTH + b"123456789", b"123456789", id="length, one byte short"),
+        pytest.param(CHUNKED, b"", id="chunked, no chunk"),
+        pytest.param(CHUNKED + b"5\r\nhel", b"5\r\nhel", id="chunked, within a chunk"),
+        pytest.param(CHUNKED + b"5\r\nhello", b"5\r\nhello", id="chunked, before a chunk's CRLF"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n1", b"5\r\nhello\r\n1", id="chunked, within a size"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n", b"5\r\nhello\r\n", id="chunked, between chunks"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n0\r\n", b"5\r\nhello\r\n0\r\n", id="chunked, before the empty line"),
+        pytest.param(CHUNKED + b"0\r\nSum: 1\r\n", b"0\r\nSum: 1\r\n", id="chunked, within the trailers"),
+    ],
+)
+def test_what_had_come_is_passed_on_and_nothing_that_would_end_it(
+    rig: Any, answer: bytes, body: bytes, dies: str
+) -> None:
+    seen = asyncio.Event()
+
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(answer)
+        await seen.wait()  # a reset may overtake bytes; that would be the kernel's loss, not the tap's
+        if dies == "resets":
+            peer.reset()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(CLOSING)
+            head = await client.head()
+            assert await client.exactly(len(body)) == body
+            seen.set()
+            assert await client.until_closed() == b""
+            assert b"\r\nConnection: close\r\n" in head
+
+    rig.run(scenario())
+
+
+def test_an_answer_that_ends_with_the_connection_is_reset(rig: Any) -> None:
+    seen = asyncio.Event()
+
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+        await seen.wait()
+        peer.reset()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(CLOSING)
+            await client.read_until(b"hello")
+            seen.set()
+            await client.until_closed()
+            assert client.was_reset
+
+    rig.run(scenario())
+
+
+def test_an_answer_dechunked_for_an_old_client_is_reset(rig: Any) -> None:
+    """HTTP/1.0 has no chunks: the last one, which never came, would have been the connection's end."""
+    seen = asyncio.Event()
+
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(CHUNKED + b"5\r\nhello\r\n")
+        await seen.wait()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(b"GET / HTTP/1.0\r\n\r\n")
+            await client.read_until(b"hello")
+            seen.set()
+            await client.until_closed()
+            assert client.was_reset
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("dies", ["closes", "resets"])
+@pytest.mark.parametrize("part", [b"", b"HT", b"HTTP/1.1 200 OK\r\nContent-Len", b"HTTP/1.1 103 Hint\r\n\r\n"])
+def test_without_a_head_there_is_no_answer_and_no_second_try(rig: Any, part: bytes, dies: str) -> None:
+    """The request may have run: sent again, it would run twice; answered with a 502, it would be the tap's word."""
+
+    async def upstream(peer: Any) -> None:
+        await peer.read_until(b"{}")
+        await peer.write(part)
+        if dies == "resets":
+            peer.reset()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            request = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}"
+            answer = await tap.ask(request)
+            assert answer.raw in {b"", b"HTTP/1.1 103 Hint\r\n\r\n"}
+            assert len(tap.peers) == 1
+        assert tap.copies.outcomes == [("upstream_abort", "upstream_closed", None)]
+
+    rig.run(scenario())
+
+
+def test_during_an_upload_the_client_hears_of_it_while_it_sends(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.exactly(1000)
+        peer.reset()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 100000000\r\n\r\n", b"x" * 100_000)
+            assert await client.until_closed() == b""
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 099 Nearly\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: minus\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 0\n\nHTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
+    ],
+)
+def test_what_is_no_answer_reaches_nobody(rig: Any, nonsense: bytes) -> None:
+    async def upstream(peer: Any) -> None:
+        await peer.read_until(b"{}")
+        await peer.write(nonsense)
+        await peer.until_closed()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            answer = await tap.ask(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}")
+            assert answer.raw == b""
+        assert tap.copies.outcomes == [("error", "bad_response", None)]
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "framing", [b"zz\r\n", b"5\nhello\r\n", b"5\r\nhelloX", b"-1\r\n", b"\r\n", b"f" * 17 + b"\r\n"]
+)
+def test_broken_chunks_break_the_answer_off(rig: Any, framing: bytes) -> None:
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(CHUNKED, b"1\r\nx\r\n", framing)
+        await peer.until_closed()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            answer = await tap.ask(CLOSING)
+            assert answer.body.startswith(b"1\r\nx\r\n")
+            assert not answer.body.endswith(b"0\r\n\r\n")
+
+    rig.run(scenario())
