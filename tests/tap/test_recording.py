@@ -361,8 +361,9 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
         assert record.output_hash_source == "tokenizer"
         assert record.hash_source == "tokenizer"
     assert (chat.tools, chat.max_tokens) == (1, 9)
-    assert image.block_hashes is None
-    assert lab.counts.unhashed == {"multimodal": 1}
+    before_image = plain.encode("<|user|>\n", add_special_tokens=False).ids
+    assert image.block_hashes == independent_chain(lab, "", before_image[:4])
+    assert (image.hashable_blocks, lab.counts.unhashed) == (1, {})
     assert mismatch.extra["prompt_tokens_by_tokenizer"] == 2
     assert mismatch.output_block_hashes is None
     assert (lab.counts.prompt_counts_matched, lab.counts.prompt_counts_checked) == (2, 3)
