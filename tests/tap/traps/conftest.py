@@ -40,6 +40,21 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def tcp_socket() -> socket.socket:
+    """A socket that says it is TCP: only on such does asyncio turn off the waiting for fuller packets."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+
+
+def listening(send_buffer: int | None) -> socket.socket:
+    """A listening socket, whose connections' kernel buffers take ``send_buffer`` bytes ahead of their reader."""
+    sock = tcp_socket()
+    sock.bind(("127.0.0.1", 0))
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    sock.listen(256)
+    return sock
+
+
 class Peer:
     """One end of a connection, the client's or the upstream's."""
 
@@ -143,7 +158,7 @@ class TrapTap:
     clients: list[Peer] = field(default_factory=list)
 
     async def connect(self, receive_buffer: int | None = None) -> Peer:
-        sock = socket.socket()
+        sock = tcp_socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.setblocking(False)
@@ -173,9 +188,7 @@ class RawUpstream:
 
     @contextlib.asynccontextmanager
     async def serving(self, send_buffer: int | None) -> AsyncIterator[int]:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        if send_buffer is not None:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        listener = listening(send_buffer)
         server = await asyncio.start_server(self._accept, sock=listener, limit=1 << 26)
         try:
             yield listener.getsockname()[1]
@@ -219,21 +232,20 @@ class Rig:
         send_buffer: int | None = None,
         tap_send_buffer: int | None = None,
         body_stall_s: float = PATIENCE_S,
+        upstream_port: int | None = None,
     ) -> AsyncIterator[TrapTap]:
         """A tap for the length of the block.
 
         ``send_buffer``, ``tap_send_buffer``: how much the kernel takes from the upstream, and from the tap, ahead of
-        whoever reads it.
+        whoever reads it. ``upstream_port``: another port than the conversation's.
         """
         upstream = RawUpstream(conversation)
-        async with upstream.serving(send_buffer) as upstream_port:
-            origin = Origin("http", "127.0.0.1", upstream_port, base_path)
+        async with upstream.serving(send_buffer) as its_port:
+            origin = Origin("http", "127.0.0.1", upstream_port or its_port, base_path)
             copies, budget, upstreams = KeptCopies(), CopyBudget(queue_bytes), Upstreams([origin])
             relays = Relays(upstreams, copies, budget, 1 << 20)  # type: ignore[arg-type]
             server = Server(relays.new_relay, body_stall_s=body_stall_s)
-            listener = socket.create_server(("127.0.0.1", 0))
-            if tap_send_buffer is not None:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, tap_send_buffer)
+            listener = listening(tap_send_buffer)
             await server.listen_on(listener)
             tap = TrapTap(listener.getsockname()[1], server, copies, budget, upstream.peers)
             try:

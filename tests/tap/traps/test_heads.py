@@ -1,0 +1,179 @@
+"""Heads pass as they are: status, reason, order, case, duplicates and odd bytes; what is about one hop stays there."""
+
+from typing import Any
+
+import pytest
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+GET = b"GET / HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"
+
+
+def test_a_refusal_with_its_retry_after_and_every_duplicate(rig: Any) -> None:
+    head = (
+        b"HTTP/1.1 429 Slow Down, Please\r\nretry-AFTER: 7\r\nSet-Cookie: a=1\r\nx-ratelimit-remaining: 0\r\n"
+        b"Set-Cookie: b=2\r\nSET-COOKIE: a=1\r\nX-Empty: \r\nX-Colon: a:b: c\r\nX-Latin: \xe4\xff\r\n"
+        b"Content-Length: 4\r\n"
+    )
+
+    async def upstream(peer: Any) -> None:
+        await peer.read_until(b"{}")
+        await peer.write(head + b"\r\nwait")
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            answer = await tap.ask(
+                b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+            )
+            assert answer.raw == head + b"Connection: close\r\n\r\nwait"
+        assert tap.copies.outcomes == [("ok", None, 429)]
+
+    rig.run(scenario())
+
+
+def test_a_requests_headers_keep_order_case_and_duplicates_and_the_host_becomes_the_upstreams(rig: Any) -> None:
+    headers = b"x-B: 1\r\nX-a: 2\r\nX-B: 3\r\nAuthorization: Bearer s\r\nCOOKIE: c=d\r\nX-Latin: \xe4\r\nX-Empty: \r\n"
+
+    async def upstream(peer: Any) -> None:
+        port = peer.writer.get_extra_info("sockname")[1]
+        assert await peer.head() == b"GET /x HTTP/1.1\r\nhOst: 127.0.0.1:%d\r\n%b\r\n" % (port, headers)
+        await peer.write(OK)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            answer = await tap.ask(b"GET /x HTTP/1.1\r\nhOst: t\r\nConnection: close\r\n" + headers + b"\r\n")
+            assert answer.status == 200
+
+    rig.run(scenario())
+
+
+def test_what_connection_names_and_all_that_is_about_one_hop_goes_no_further(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        head = await peer.head()
+        lines = head.split(b"\r\n")[2:]
+        assert lines == [b"Accept: a", b"Content-Length: 2", b"X-Kept: 1", b"", b""]
+        await peer.exactly(2)
+        await peer.write(
+            b"HTTP/1.1 200 OK\r\nConnection: keep-alive, x-SECRET\r\nKeep-Alive: timeout=5\r\nX-Secret: hop\r\n"
+            b"Proxy-Connection: keep-alive\r\nUpgrade: h2c\r\nX-Kept: 1\r\nContent-Length: 2\r\n\r\nok"
+        )
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            # Naming the framing headers there does not get rid of them: that would change what the body is.
+            answer = await tap.ask(
+                b"POST / HTTP/1.1\r\nHost: t\r\nAccept: a\r\nConnection: close, X-Hop ,content-length,host\r\n"
+                b"Connection: X-Other\r\nX-Hop: 1\r\nx-hop: 2\r\nX-Other: 3\r\nTE: trailers\r\nKeep-Alive: 1\r\n"
+                b"Proxy-Connection: x\r\nUpgrade: h2c\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n{}"
+            )
+            assert answer.raw == (b"HTTP/1.1 200 OK\r\nX-Kept: 1\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("target", "base_path", "seen"),
+    [
+        (b"/v1/x?a=b%20c&a=&d=/../;e='\"|{}", "", b"/v1/x?a=b%20c&a=&d=/../;e='\"|{}"),
+        (b"/%2e%2e//a/./b", "", b"/%2e%2e//a/./b"),
+        (b"//host/path", "", b"//host/path"),
+        (b"/?", "", b"/?"),
+        (b"/v1?u=http://x/y", "", b"/v1?u=http://x/y"),
+        (b"/models", "/gate/v1", b"/gate/v1/models"),
+        (b"http://t/v1/x?y=z", "", b"/v1/x?y=z"),
+        (b"http://t:80/v1", "/gate", b"/gate/v1"),
+        (b"https://t/a", "", b"/a"),
+        (b"http://t", "", b"/"),
+        (b"http://t?q=/a", "", b"/?q=/a"),
+        (b"/" + b"a" * 30_000, "", b"/" + b"a" * 30_000),
+    ],
+)
+def test_targets_pass_byte_for_byte_and_absolute_ones_lose_their_host(
+    rig: Any, target: bytes, base_path: str, seen: bytes
+) -> None:
+    async def upstream(peer: Any) -> None:
+        assert (await peer.head()).startswith(b"GET " + seen + b" HTTP/1.1\r\n")
+        await peer.write(OK)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream, base_path=base_path) as tap:
+            assert (await tap.ask(GET.replace(b" / ", b" " + target + b" "))).status == 200
+
+    rig.run(scenario())
+
+
+def test_a_question_to_the_server_itself_has_no_path(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        assert (await peer.head()).startswith(b"OPTIONS * HTTP/1.1\r\n")
+        await peer.write(OK)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream, base_path="/gate") as tap:
+            assert (await tap.ask(GET.replace(b"GET /", b"OPTIONS *"))).status == 200
+
+    rig.run(scenario())
+
+
+def test_large_heads_pass_and_larger_ones_are_refused(rig: Any) -> None:
+    large = b"".join(b"X-%d: %b\r\n" % (number, b"v" * 480) for number in range(120))  # 59 KB
+
+    async def upstream(peer: Any) -> None:
+        head = await peer.head()
+        assert large in head
+        await peer.write(b"HTTP/1.1 200 OK\r\n" + large + b"Content-Length: 2\r\n\r\nok")
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            answer = await tap.ask(GET[:-2] + large + b"\r\n")
+            assert large in answer.head
+            refused = await tap.ask(GET[:-2] + large + large + b"\r\n")
+            assert refused.status == 431
+            endless = await tap.ask(GET[:-2] + b"X: " + b"x" * 70_000)
+            assert endless.status == 431, "refused before its end has come"
+            assert len(tap.peers) == 1
+
+    rig.run(scenario())
+
+
+def test_heads_cut_at_every_byte_are_the_same_heads(rig: Any) -> None:
+    request = b"GET /a?b HTTP/1.1\r\nHost: t\r\nX: y\r\n\r\n"
+    answer = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 Fine\r\nA: b\r\nContent-Length: 2\r\n\r\nok"
+    cuts = range(1, max(len(request), len(answer)))
+
+    async def upstream(peer: Any) -> None:
+        for cut in cuts:
+            assert (await peer.head()).startswith(b"GET /a?b HTTP/1.1\r\nHost: 127.0.0.1")
+            await peer.write(answer[:cut], answer[cut:])
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            for cut in cuts:
+                await client.write(request[:cut], request[cut:])
+                assert await client.exactly(len(answer)) == answer
+            assert len(tap.peers) == 1
+
+    rig.run(scenario())
+
+
+def test_empty_lines_before_a_request_are_passed_over_without_end(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(OK)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            assert (await tap.ask(b"\r\n" * 400_000, b"\r", b"\n" + GET)).status == 200
+
+    rig.run(scenario())
+
+
+def test_an_unreachable_upstream_is_a_502_that_says_so(rig: Any, free_port: int) -> None:
+    async def nobody(peer: Any) -> None: ...
+
+    async def scenario() -> None:
+        async with rig.tap(nobody, upstream_port=free_port) as tap:
+            answer = await tap.ask(GET)
+            assert answer.status == 502
+            assert b"connect_refused" in answer.body
+
+    rig.run(scenario())
