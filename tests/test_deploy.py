@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tap import adminprocess, service, workers
 from tap.__main__ import parser, read_config
 from tap.config import read_upstreams
-from tap.service import FLUSH_TIMEOUT_S, LEAVE_S
 
 ROOT = Path(__file__).parent.parent
-FINISH_S = 2 * FLUSH_TIMEOUT_S + LEAVE_S
+FINISH_S = workers.FLUSH_TIMEOUT_S + service.FLUSH_TIMEOUT_S + adminprocess.LEAVE_S
 """After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
 DEPLOY = ROOT / "deploy"
 PAGES = [ROOT / "README.md", DEPLOY / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -113,10 +113,10 @@ def test_the_build_copies_every_package_and_nothing_else() -> None:
 
 
 def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
-    service = compose_tap()
-    args = parsed([*image_arguments(), *service["command"]], "compose.yaml")
-    assert service["read_only"] is True
-    assert seconds(service["stop_grace_period"]) > args.drain_s + FINISH_S
+    container = compose_tap()
+    args = parsed([*image_arguments(), *container["command"]], "compose.yaml")
+    assert container["read_only"] is True
+    assert seconds(container["stop_grace_period"]) > args.drain_s + FINISH_S
 
 
 def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
@@ -137,10 +137,10 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
 
 
 def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
-    service, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
-    assert service["KillMode"] == "mixed"
-    assert int(service["TimeoutStopSec"]) > args.drain_s + FINISH_S
-    assert (str(args.key_file), service["LoadCredential"]) == ("%d/key", "key:/etc/kvtape/key")
+    settings, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
+    assert settings["KillMode"] == "mixed"
+    assert int(settings["TimeoutStopSec"]) > args.drain_s + FINISH_S
+    assert (str(args.key_file), settings["LoadCredential"]) == ("%d/key", "key:/etc/kvtape/key")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
