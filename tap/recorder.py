@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from tap.admin.meter import RecordMeter
 from tap.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.inbox import Inbox
 from tap.prompt import prompt_hasher
@@ -54,19 +55,27 @@ class Recorder:
         """Counts of what the writer took; ``_flushed`` trails it by what is not in the file yet."""
         self._flushed = setup.carry
         self._dropped = Counter(setup.carry.dropped)
+        self._writing = True
+        """The last flush reached the files."""
+        self._meter = None if setup.admin_socket is None else RecordMeter(setup.admin_socket, os.getpid())
 
     def take(self, exchange: ExchangeCopy) -> None:
         """Record one exchange; one that cannot be is counted by what failed, and the next is taken all the same."""
         self._received += 1
         try:
             made = self._maker.make(exchange)
-            self._writer.write(self._sessions.link(made.record))
+            record = self._sessions.link(made.record)
+            self._writer.write(record)
         except InputError:
             self._dropped["trace_unwritable"] += 1
         except Exception as error:  # one odd exchange must not cost the others; its kind is counted and logged
             self._dropped[f"recorder_failed:{type(error).__name__}"] += 1
         else:
             self._count(made)
+            if self._meter is not None:
+                self._meter.observe(
+                    record, None if exchange.sent_ns is None else exchange.sent_ns - exchange.arrival_ns
+                )
 
     def _count(self, made: MadeRecord) -> None:
         taken = self._taken
@@ -82,9 +91,19 @@ class Recorder:
 
     def report(self) -> Progress:
         """The counts, those of records only as far as the file has them."""
+        self._writing = False
         with contextlib.suppress(InputError):
             self._writer.flush()
             self._flushed = msgspec.structs.replace(self._taken, unhashed=dict(self._taken.unhashed))
+            self._writing = True
+        return self._told()
+
+    def push(self, now_s: float) -> None:
+        """Tell the admin process what is due; without one, nothing."""
+        if self._meter is not None:
+            self._meter.push_if_due(now_s, self._told, writing=self._writing)
+
+    def _told(self) -> Progress:
         return msgspec.structs.replace(self._flushed, received=self._received, dropped=dict(self._dropped))
 
     def close(self) -> Progress:
@@ -96,7 +115,9 @@ class Recorder:
             written = max(self._flushed.recorded, whole_records(self._writer.path))
             self._dropped["trace_unwritable"] += self._taken.recorded - written
             self._flushed.recorded = written
-        return msgspec.structs.replace(self._flushed, received=self._received, dropped=dict(self._dropped))
+        if self._meter is not None:
+            self._meter.close(self._told())
+        return self._told()
 
 
 def whole_records(trace: str) -> int:
@@ -138,9 +159,11 @@ def _record_until_closed(recorder: Recorder, sock: socket.socket, frames: Iterat
             if isinstance(message, ExchangeCopy):
                 recorder.take(message)
                 news = True
-        if news and (payload is None or time.monotonic() - reported_at >= REPORT_INTERVAL_S):
+        now = time.monotonic()
+        if news and (payload is None or now - reported_at >= REPORT_INTERVAL_S):
             _tell(sock, recorder.report())
-            reported_at, news = time.monotonic(), False
+            reported_at, news = now, False
+        recorder.push(now)
     _tell(sock, recorder.close())
 
 

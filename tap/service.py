@@ -98,6 +98,7 @@ class Service:
 
     def stats(self) -> ServiceStats:
         """How the tap stands."""
+        account = self._ledger.account()
         return ServiceStats(
             upstreams=list(map(str, self._workers.upstreams)),
             workers=self._config.workers,
@@ -105,6 +106,8 @@ class Service:
             worker_restarts=self._workers.restarts,
             recorder_up=self._recorder.keeper.ready,
             recorder_restarts=self._recorder.keeper.restarts,
+            offered=account.offered,
+            dropped=dict(account.dropped),
             draining=self.draining,
             engine=self._engine,
         )

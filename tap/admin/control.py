@@ -17,7 +17,7 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     feed_socket: str
     """Path to listen on for what the other processes push."""
     trace: str
-    """Its file name, for the page's heading."""
+    """Where it is written, for the page's heading."""
     block_size: int
     """Tokens in one hashed block."""
 

@@ -3,6 +3,8 @@
 It runs on the recorder's loop, beside tokenizing and hashing, so observing a record is a few list and dict accesses.
 """
 
+from collections.abc import Callable
+
 from tap.admin.feed import (
     PUSH_INTERVAL_S,
     FeedSender,
@@ -58,13 +60,13 @@ class RecordMeter:
         self._output_tokens += record.output_tokens or 0
         self._batch.append(record)
 
-    def push_if_due(self, now_s: float, progress: Progress, *, writing: bool) -> None:
+    def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
         """Send what is due by the monotonic clock; to be called a few times a second, and after every record."""
         if len(self._batch) >= FEED_RECORDS or (self._batch and now_s - self._fed_at >= FEED_INTERVAL_S):
             self._feed()
             self._fed_at = now_s
         if now_s - self._pushed_at >= PUSH_INTERVAL_S:
-            self._sender.offer(encode_frame(self.stats(progress, writing=writing)))
+            self._sender.offer(encode_frame(self.stats(progress(), writing=writing)))
             self._pushed_at = now_s
 
     def stats(self, progress: Progress, *, writing: bool) -> RecorderStats:
