@@ -207,10 +207,13 @@ class Relay:
             if self._head.version == "1.1":
                 self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
             return
-        headers = self._response_headers(head)
         if self._copy is not None:
             self._copy.response_head(head.status, head.headers, head.names)
-        start = client_head(head, headers)
+        request = self._head
+        if head.passes and request.version == "1.1" and request.keep_alive and not self._client.closing:
+            start = head.raw
+        else:
+            start = client_head(head, self._response_headers(head))
         if head.more:
             self._response_start = start
         else:
@@ -310,15 +313,17 @@ class TimedRelay(Relay):
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:
     """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
-    headers, host = end_to_end(head.headers, head.names), origin.host_header
-    at = next((at for at, (name, _) in enumerate(headers) if len(name) == len(b"host") and name.lower() == b"host"), -1)
-    if at < 0:
-        headers.insert(0, (b"Host", host))
-    else:
-        headers[at] = (headers[at][0], host)
-    target = origin_form(head.target)
-    base_path = b"" if target == b"*" else origin.base_path.encode()
-    return serialise_head(b"%b %b%b HTTP/1.1" % (head.method, base_path, target), headers)
+    headers, host = head.headers.copy(), (b"Host", origin.host_header)
+    if b"host" in head.names:
+        at = head.names.index(b"host")
+        headers[at] = (headers[at][0], host[1])
+    headers = end_to_end(headers, head.names)
+    if b"host" not in head.names:
+        headers.insert(0, host)
+    target = head.target if head.target.startswith(b"/") else origin_form(head.target)
+    if origin.base_path and target != b"*":
+        target = origin.base_path.encode() + target
+    return serialise_head(b"%b %b HTTP/1.1" % (head.method, target), headers)
 
 
 def client_head(head: ResponseHead, headers: list[Header]) -> bytes:

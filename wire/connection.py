@@ -9,7 +9,7 @@ import httptools
 import msgspec
 
 from wire.errors import LossKind
-from wire.head import Header, header_values
+from wire.head import HOP_BY_HOP, Header, header_values
 
 MAX_HEAD_BYTES = 64 * 1024
 STALE_WITHIN_NS = 1_000_000_000
@@ -31,8 +31,15 @@ class ResponseHead(msgspec.Struct, frozen=True):
     headers: list[Header]
     names: list[bytes]
     """The headers' names in lower case, parallel to them."""
+    raw: bytes
+    """All of it, up to and with its empty line."""
     more: bool
     """Of a final head: the same read holds more of the response, or its end; the sink hears of it at once."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether it means for the next hop what it means for this one, byte for byte."""
+        return self.raw.startswith(b"HTTP/1.1 ") and HOP_BY_HOP.isdisjoint(self.names) and not self.until_close
 
     @property
     def informational(self) -> bool:
@@ -268,7 +275,7 @@ class ServerConnection(asyncio.Protocol):
         if self._head_only and status >= OK and not self._complete:
             self.on_message_complete()
             self._parser = httptools.HttpResponseParser(self)  # this one waits for the body that the head speaks of
-        return ResponseHead(version, status, self._reason, headers, names, more or self._complete)
+        return ResponseHead(version, status, self._reason, headers, names, data, more or self._complete)
 
     def _take_body(self, sink: ResponseSink, at_ns: int, raw: bytes) -> None:
         if raw[0] in b"\r\n" and not raw.strip(b"\r\n"):

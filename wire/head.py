@@ -1,6 +1,7 @@
 """Heads of messages: their raw header lists, and what a hop must not pass on."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
@@ -16,10 +17,20 @@ def header_values(headers: Headers, name: bytes) -> list[bytes]:
     return [value for key, value in headers if key.lower() == name]
 
 
-def connection_options(headers: Headers) -> set[bytes]:
+def connection_options(headers: Headers) -> frozenset[bytes]:
     """The lower-case words of every Connection header."""
-    values = header_values(headers, b"connection")
-    return {word.strip().lower() for value in values for word in value.split(b",") if word.strip()}
+    return _options(b",".join(header_values(headers, b"connection")))
+
+
+@lru_cache(maxsize=64)
+def _options(values: bytes) -> frozenset[bytes]:
+    return frozenset(word.strip().lower() for word in values.split(b",") if word.strip())
+
+
+@lru_cache(maxsize=64)
+def _dropped(connection: bytes) -> frozenset[bytes]:
+    """What does not pass where the Connection headers say this."""
+    return (HOP_BY_HOP | _options(connection)) - KEPT_ALWAYS
 
 
 def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
@@ -29,7 +40,9 @@ def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
     """
     if HOP_BY_HOP.isdisjoint(names):
         return list(headers)
-    dropped = (HOP_BY_HOP | connection_options(headers)) - KEPT_ALWAYS
+    dropped = HOP_BY_HOP
+    if b"connection" in names:
+        dropped = _dropped(b",".join(header_values(headers, b"connection")))
     return [header for header, name in zip(headers, names, strict=True) if name not in dropped]
 
 

@@ -246,9 +246,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_head(self) -> bool:
         """Open a handler for the head in the buffer; False if it is not all there."""
-        data = self._buffer.lstrip(b"\r\n")  # RFC 9112, section 2.2: empty lines before a request are ignored
+        data = self._buffer
+        if data[0] in b"\r\n":  # RFC 9112, section 2.2: empty lines before a request are ignored
+            data = data.lstrip(b"\r\n")
         end = data.find(b"\r\n\r\n") + 4
-        if max(end, 0 if end >= 4 else len(data)) > MAX_HEAD_BYTES:
+        if (end if end >= 4 else len(data)) > MAX_HEAD_BYTES:
             raise FramingError("request head too large", 431)
         if end < 4:
             self._buffer = data

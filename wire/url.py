@@ -2,6 +2,7 @@
 
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from wire.errors import WireError
@@ -21,8 +22,7 @@ class Origin:
     @property
     def host_header(self) -> bytes:
         """Value of the Host header: the port is left out where it is the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return (host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}").encode("ascii")
+        return _host_header(self)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host_header.decode()}{self.base_path}"
@@ -34,6 +34,12 @@ class Origin:
     def ssl_context(self) -> ssl.SSLContext | None:
         """Verifying TLS with the system's authorities; None for plain http."""
         return ssl.create_default_context() if self.scheme == "https" else None
+
+
+@lru_cache(maxsize=256)
+def _host_header(origin: Origin) -> bytes:
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    return (host if origin.port == DEFAULT_PORTS[origin.scheme] else f"{host}:{origin.port}").encode("ascii")
 
 
 def parse_url(text: str) -> Origin:
