@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceReader, infer_sessions, open_trace
+from wire.answer import GENERATING
 
 HTTP_ERROR = 400
 
@@ -82,6 +83,8 @@ def why_not(record: Record, block_size: int | None) -> str | None:
     What the engine refused (HTTP 4xx, 5xx) or never saw took none of its time, so it is left out; what was cut short
     after the engine had it is sent with as many output tokens as had come.
     """
+    if record.endpoint is not None and record.endpoint not in GENERATING:
+        return "no generation: embeddings, scores, audio"
     if record.status == "error" and record.ttft_ms is None and not record.output_tokens:
         refused = record.http_status is not None and record.http_status >= HTTP_ERROR
         return "refused in the capture" if refused else "never reached the engine in the capture"

@@ -2,11 +2,8 @@
 
 from tap.contentcoding import UndecodableError, decode_reads
 from tap.exchange import ExchangeCopy
-from wire.answer import parse_answer
+from wire.answer import GENERATING, parse_answer
 from wire.completion import Completion
-
-GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
-"""Endpoints that answer with tokens, and say when they are done."""
 
 
 def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:

@@ -130,10 +130,10 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     error: str | None = None
     """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none."""
     finish_reason: str | None = None
-    """The engine's word: stop, length, … Null: not said."""
+    """The engine's word: stop, length, …; of other APIs in the completions' words. Null: not said."""
 
     endpoint: str | None = None
-    """Request path without its query, such as ``/v1/chat/completions``."""
+    """Request path without its query, such as ``/v1/chat/completions``; words that may be ids are ``*``."""
     model: str | None = None
     stream: bool | None = None
     max_tokens: int | None = None
@@ -146,7 +146,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     n: int | None = None
     """Completions asked for. Null: one."""
     upstream: str | None = None
-    """The server that served it, as ``scheme://host:port`` without credentials. Null: there is only one, or none did."""
+    """The server that served it, as ``scheme://host:port`` without credentials. Null: none did."""
     headers: dict[str, str] | None = None
     """Request headers that the writer was told to keep, names in lower case. Null: none of them came."""
     injected: list[str] | None = None

@@ -6,6 +6,9 @@ from wire.completion import Completion, EventTaker, parse_stream, parse_whole, t
 from wire.messages_events import messages_event_taker, take_whole_message
 from wire.responses_events import take_responses_event, take_whole_response
 
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+"""Endpoints that answer with tokens, and say when they are done."""
+
 
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
     """Read the body of a response on ``endpoint``, whole or cut short. Never raises: ``error_kind`` says what is wrong.

@@ -174,6 +174,8 @@ def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any,
             "aborted", status="client_abort", output_tokens=None, ttft_ms=1.0, itl_ms=[1.0, 1.0], itl_tokens=[1, 2]
         ),
         request("queued", status="timeout", output_tokens=None),
+        request("embedded", endpoint="/v1/embeddings", output_tokens=None),
+        request("answered", endpoint="/v1/messages"),
         # Follows a request that is left out: there is nothing to wait for.
         request("child", parent_id="refused", arrival_ms=30.0),
     ]
@@ -182,6 +184,7 @@ def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any,
     assert {name: record.output_tokens for name, record in by_id(tmp_path / "t").items()} == {
         "aborted": 4,
         "queued": 1,
+        "answered": 2,
         "child": 2,
     }
     assert by_id(tmp_path / "t")[RequestId("child")].scheduled_ms == 30.0
