@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tap.exchange import Progress
-from tap.workercounts import DROP_CELLS, OFFERED, SENT, WorkerCounts
+from tap.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, WorkerCounts
 from tracefile.errors import InputError
 
 TRUSTED_SHARE = 0.99
@@ -25,6 +25,8 @@ class Account:
     offered: int = 0
     recorded: int = 0
     sampled_out: int = 0
+    not_injected: int = 0
+    """Of ``--inject``: what had to pass as it was."""
     hashed: int = 0
     prompt_counts_checked: int = 0
     prompt_counts_matched: int = 0
@@ -41,6 +43,8 @@ class Account:
             line += f", {self.sampled_out} sampled out"
         if self.dropped:
             line += f", dropped: {_by_reason(self.dropped)}"
+        if self.not_injected:
+            line += f", {self.not_injected} passed by injection"
         line += f"; hashed {_share(self.hashed, self.recorded)}"
         if self.unhashed:
             line += f" (not: {_by_reason(self.unhashed)})"
@@ -89,6 +93,7 @@ class Ledger:
             offered=cells[OFFERED],
             recorded=progress.recorded,
             sampled_out=progress.sampled_out,
+            not_injected=cells[NOT_INJECTED],
             hashed=progress.hashed,
             prompt_counts_checked=progress.prompt_counts_checked,
             prompt_counts_matched=progress.prompt_counts_matched,

@@ -89,8 +89,13 @@ class InjectingRelays(Relays):
     def _may_look_into(self, head: RequestHead) -> bool:
         reason = self._reason_to_pass_by(head)
         if reason is not None:
-            self.passed_by[reason] += 1
+            self.count_passed_by(reason)
         return reason is None
+
+    def count_passed_by(self, reason: str) -> None:
+        """Count a request or a response that is let be."""
+        self.passed_by[reason] += 1
+        self.link.count_not_injected()
 
     def _reason_to_pass_by(self, head: RequestHead) -> str | None:
         """Why the body of a request is none of ours to change; null: it may be looked into."""
@@ -188,7 +193,7 @@ class InjectingRelay(Relay):
 
     def _pass_by(self, reason: str, raws: list[bytes]) -> None:
         """Let the request go on as it came."""
-        self._relays.passed_by[reason] += 1
+        self._relays.count_passed_by(reason)
         self._send(raws)
 
     def _send(self, raws: list[bytes]) -> None:
@@ -206,7 +211,7 @@ class InjectingRelay(Relay):
             return
         is_stream = is_event_stream(head)
         if head.status == OK and is_encoded(head):
-            self._relays.passed_by["response_encoded"] += 1
+            self._relays.count_passed_by("response_encoded")
             self._filter = None
         elif head.status != OK or not (is_stream or (is_json(head) and self._filter.filters_whole)):
             self._filter = None
@@ -256,7 +261,7 @@ class InjectingRelay(Relay):
         held.pieces.append(data)
         held.size += len(data)
         if held.size > self._relays.max_body_bytes:
-            self._relays.passed_by["response_larger_than_the_copy"] += 1
+            self._relays.count_passed_by("response_larger_than_the_copy")
             self._held = None
             response_filter.let_pass()
             self._client.write(client_head(held.head, held.headers))

@@ -12,7 +12,7 @@ from time import monotonic
 
 from tap.exchange import encode_frame
 from tap.sidecopy import CopyBudget, SideCopy
-from tap.workercounts import DROP_CELLS, IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
+from tap.workercounts import DROP_CELLS, IN_FLIGHT, NOT_INJECTED, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
 from tracefile.schema import Status
 
 OUTBOX_S = 0.01
@@ -53,6 +53,10 @@ class RecorderLink:
         cells[OFFERED] += 1
         cells[IN_FLIGHT] += 1
         return self._counts.in_flight()
+
+    def count_not_injected(self) -> None:
+        """A request or a response was passed by that injection was meant for."""
+        self._cells[NOT_INJECTED] += 1
 
     def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         """Hand over a finished exchange, or count why not. Never waits, never raises."""

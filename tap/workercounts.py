@@ -18,6 +18,8 @@ RECORDER_OFF: Final = 3
 """Exchanges given up because there was no recorder to take them."""
 IN_FLIGHT: Final = 4
 """Requests of OFFERED that have not ended."""
+NOT_INJECTED: Final = 5
+"""Requests that ``--inject`` let pass as they came, and responses that passed with what was added to them."""
 CELLS: Final = 8
 CELL_BYTES: Final = 8
 

@@ -328,6 +328,7 @@ def test_a_body_too_large_to_be_copied_passes_untouched(lab: Any, chunked: bool)
     asyncio.run(scenario())
     [record] = lab.records
     assert not record.injected
+    assert lab.counts.not_injected == 1
 
 
 @pytest.mark.parametrize(
