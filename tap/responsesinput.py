@@ -82,13 +82,24 @@ def _add_item(messages: list[Message], item: Message) -> None:
     elif kind == "reasoning":
         _join_or_add(messages, "reasoning", _reasoning_text(item))
     elif kind in _CALL_OUTPUTS:
-        messages.append({"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")})
+        messages.append({"role": "tool", "content": _parts(item.get("output")), "tool_call_id": item.get("call_id")})
     elif item.get("role") == "assistant" and (text := _first_text(item.get("content"))) is not None:
         _join_or_add(messages, "content", text)
     elif "role" in item:
-        messages.append(item)
+        messages.append({**item, "content": _parts(item.get("content"))})
     else:
         raise UntokenizableError("unknown_item_kind")
+
+
+def _parts(content: object) -> object:
+    """The content with its texts under the completions' name for them."""
+    if not isinstance(content, list):
+        return content
+    return [{"type": "text", "text": part.get("text")} if _is_text(part) else part for part in content]
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
 
 
 def _join_or_add(messages: list[Message], name: str, value: Any) -> None:
