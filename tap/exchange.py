@@ -36,8 +36,9 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Records without hashes, by reason."""
     sampled_out: int = 0
     """Exchanges of sessions that the sample leaves out."""
-    found: int = 0
-    """Records that earlier runs had left in the trace, which this one resumed; not among ``recorded``."""
+    found: int | None = None
+    """Records that earlier runs had left in the trace, which this one resumed; not among ``recorded``. Null: no
+    recorder has looked yet."""
     segments: int = 0
     """Files that the trace is made of so far."""
     uploaded: int = 0

@@ -33,21 +33,21 @@ class Inbox:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def frames(self, idle_s: float) -> Iterator[bytes | None]:
-        """Each frame's payload, None whenever nothing came for ``idle_s``.
+    def batches(self, idle_s: float) -> Iterator[list[bytes]]:
+        """The payloads of the frames that each read completes; none whenever nothing came for ``idle_s``.
 
         Ends when the supervisor has closed its side and no worker is left.
         """
         while self._control in self._buffers or self._workers_left():
             ready = self._selector.select(idle_s)
             if not ready:
-                yield None
+                yield []
             for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 else:
                     assert isinstance(key.fileobj, socket.socket)
-                    yield from self._read(key.fileobj)
+                    yield self._read(key.fileobj)
 
     def _workers_left(self) -> bool:
         """Whether a worker is connected, one that waits to be let in included."""

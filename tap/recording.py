@@ -53,7 +53,7 @@ class RecordMaker:
         self._dialect = dialect
         self._hits_reported = False
         """The engine has said of a request what it had cached: what it leaves out from then on is 0."""
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[RequestId, None] = OrderedDict()
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
         """The record of one exchange, its session not linked yet."""
@@ -79,13 +79,17 @@ class RecordMaker:
         named = exchange.request_headers.get("x-request-id")
         if not named:
             return RequestId(secrets.token_hex(12))
-        found = keyed_id(self._key, "request", named)
+        found = RequestId(keyed_id(self._key, "request", named))
         if found in self._ids:
             return RequestId(f"{found}-{secrets.token_hex(4)}")
-        self._ids[found] = None
+        self.remember(found)
+        return found
+
+    def remember(self, request_id: RequestId) -> None:
+        """Take note of an id that the trace has."""
+        self._ids[request_id] = None
         if len(self._ids) > REMEMBERED_IDS:
             self._ids.popitem(last=False)
-        return RequestId(found)
 
     def _fill_shape(self, record: Record, shape: RequestShape) -> None:
         record.model = shape.model

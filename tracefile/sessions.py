@@ -164,6 +164,12 @@ class SessionIndex:
         told = _without_inference(record)
         return self._place(told, chain_of(told, self.block_size))
 
+    def recall(self, record: Record) -> None:
+        """Take a record as it was linked, by an index that is gone; given in finish order."""
+        chain = chain_of(record, self.block_size)
+        self._note_passage(record, chain)
+        self._remember(record, chain)
+
     def check_integrity(self) -> None:
         """Raise AssertionError if a bound or an order is broken."""
         self._blocks.check_integrity()

@@ -17,8 +17,10 @@ from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_
 from tap.exchange import Progress, encode_frame
 from tracefile.schema import Record, Status
 
-FEED_RECORDS = 256
-"""Records that leave as one frame at the latest."""
+FEED_RECORDS = 64
+"""Records that leave as one frame, at the latest after ``FEED_INTERVAL_S``."""
+FLUSH_RECORDS = 8
+"""After as many the socket is tried again with what it did not take."""
 FEED_INTERVAL_S = 0.25
 MAX_KINDS = 1_000
 """Kinds of requests counted apart; an endless variety of paths must not become endless memory."""
@@ -43,7 +45,7 @@ class RecordMeter:
         self._fed_at = self._pushed_at = float("-inf")
 
     def observe(self, record: Record, head_ns: int | None) -> None:
-        """Count one record that was written; ``head_ns``: from its head's arrival to its being sent on."""
+        """Count one record, sampled out or not; ``head_ns``: from its head's arrival to its being sent on."""
         kinds = self._kinds
         kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
         if kind not in kinds and len(kinds) >= MAX_KINDS:
@@ -58,11 +60,17 @@ class RecordMeter:
         self._prompt_tokens += record.prompt_tokens or 0
         self._cached_tokens += record.cached_tokens or 0
         self._output_tokens += record.output_tokens or 0
-        self._batch.append(record)
+        batch = self._batch
+        batch.append(record)
+        if not len(batch) % FLUSH_RECORDS:
+            self._sender.flush()
+            if len(batch) == FEED_RECORDS:
+                self._feed()
 
     def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
-        """Send what is due by the monotonic clock; to be called a few times a second, and after every record."""
-        if len(self._batch) >= FEED_RECORDS or (self._batch and now_s - self._fed_at >= FEED_INTERVAL_S):
+        """Send what is due by the monotonic clock; to be called a few times a second, traffic or not."""
+        self._sender.flush()
+        if now_s - self._fed_at >= FEED_INTERVAL_S:
             self._feed()
             self._fed_at = now_s
         if now_s - self._pushed_at >= PUSH_INTERVAL_S:
