@@ -1,7 +1,7 @@
 """What the tap costs beside nginx and haproxy: one run, one machine, everything recorded.
 
     python scripts/bench_tap.py                      # under three minutes
-    python scripts/bench_tap.py --quick              # under 40 seconds, one round
+    python scripts/bench_tap.py --quick              # under 40 seconds: one short round, nginx and one tap
     python scripts/bench_tap.py --only cpu,ttft --proxies nginx,tap-ids
 
 The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
@@ -13,17 +13,15 @@ import argparse
 import contextlib
 import gc
 import json
-import os
-import platform
 import resource
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from proxybench.conditions import Conditions, Watch
 from proxybench.engine import Engine
 from proxybench.measures import (
     IDLE_GAP_MS,
@@ -34,13 +32,13 @@ from proxybench.measures import (
     saturate,
     stream_window,
 )
-from proxybench.processes import cpu_ns, machine_busy_ns
 from proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
 from proxybench.results import REFERENCE, Results, as_json, table
 
 from wire.loop import run
 
-PROXIES = ("direct", "nginx", "haproxy", "tap-ids", "tap-bytes")
+PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")
+QUICK_PROXIES = ("nginx", "tap-ids")
 MEASURES = ("cpu", "latency", "ttft", "unary", "idle")
 BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
 
@@ -67,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="one short round: a look, not a result")
     made.add_argument("--rounds", type=int, metavar="N", help=f"default {FULL.rounds}, quick {QUICK.rounds}")
     made.add_argument(
-        "--proxies", default=",".join(PROXIES), metavar="LIST", help="default %(default)s; direct is always in"
+        "--proxies",
+        metavar="LIST",
+        help=f"beside none at all; default {','.join(PROXIES)}, quick {','.join(QUICK_PROXIES)}",
     )
     made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
     made.add_argument("--recorder-core", type=int, default=0, metavar="CORE", help="default %(default)s, the load's")
@@ -150,75 +150,61 @@ async def proxies_up(
     wanted: Sequence[str], folder: Path, upstream: int, args: argparse.Namespace
 ) -> AsyncIterator[list[Proxy]]:
     """Those that are wanted and installed, all up at once: an idle one costs nothing."""
+    if "unary" in args.only and binary("wrk") is None:
+        _missing("wrk", "unary requests")
     async with contextlib.AsyncExitStack() as stack:
         found = [Proxy("direct", upstream)]
         for name, start in (("nginx", nginx), ("haproxy", haproxy)):
             if name in wanted and binary(name) is None:
-                print(f"bench_tap: {name} is not installed (Debian: apt-get install {name}): left out", file=sys.stderr)
+                _missing(name, name)
             elif name in wanted:
                 found.append(await stack.enter_async_context(start(folder, upstream)))
+        flags = ["--no-engine-facts", *args.tap_flags.split()]
         for tokenizer in ("ids", "bytes"):
-            if f"tap-{tokenizer}" in wanted or "tap" in wanted:
-                flags = ["--no-engine-facts", *args.tap_flags.split()]
-                found.append(
-                    await stack.enter_async_context(tap(folder, upstream, tokenizer, flags, args.recorder_core))
-                )
+            if f"tap-{tokenizer}" in wanted:
+                started = tap(folder, upstream, tokenizer, flags, args.recorder_core)
+                found.append(await stack.enter_async_context(started))
         yield found
 
 
-async def bench(args: argparse.Namespace) -> int:
+def _missing(name: str, what: str) -> None:
+    print(f"bench_tap: {name} is not installed (Debian: apt-get install {name}): {what} left out", file=sys.stderr)
+
+
+async def bench(args: argparse.Namespace) -> None:
     """Measure, print the table, keep the JSON."""
     plan = QUICK if args.quick else FULL
-    plan = Plan(args.rounds or plan.rounds, plan.window_s, plan.unary_s, plan.idle_s, plan.requests)
+    plan = replace(plan, rounds=args.rounds or plan.rounds)
+    wanted = args.proxies.split(",") if args.proxies else QUICK_PROXIES if args.quick else PROXIES
     engine = Engine()
     upstream = await engine.listen()
-    started, busy_ns, load = time.monotonic(), machine_busy_ns(), os.getloadavg()
+    watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-tap-") as name:
-        async with proxies_up(args.proxies.split(","), Path(name), upstream, args) as proxies:
+        async with proxies_up(wanted, Path(name), upstream, args) as proxies:
             work = Bench(plan, engine, proxies, Path(name))
             gc.collect()
             gc.freeze()
             await work.measure(args.only.split(","))
-            took_s = time.monotonic() - started
-            ours_ns = sum(cpu_ns(pid) for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid) + _own_ns()
+            conditions = watch.stop(pid for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid is not None)
     _progress("")
-    for proxy in proxies:
-        if proxy.account:
-            work.results.add(proxy.name, "unary_lost", proxy.account["offered"] - proxy.account["recorded"])
+    report(work.results, proxies, conditions, plan, args.json)
+
+
+def report(results: Results, proxies: Sequence[Proxy], conditions: Conditions, plan: Plan, file: Path | None) -> None:
+    """The table, the conditions, the taps' own accounts; the same as JSON."""
     names = [proxy.name for proxy in proxies]
-    others = max(0.0, (machine_busy_ns() - busy_ns - ours_ns) / 1e9 / took_s / (os.cpu_count() or 1))
-    print(table(work.results, names))
-    print(f"\n{_machine()}; {took_s:.0f} s, {plan.rounds} rounds; other processes used {others:.0%} of the machine")
-    for proxy in proxies:
-        if proxy.account:
-            print(
-                f"{proxy.name}: offered {proxy.account['offered']:,}, recorded {proxy.account['recorded']:,}, "
-                f"dropped {proxy.account['dropped'] or 0}"
-            )
-    if args.json is not None:
-        facts = {
-            "machine": _machine(),
-            "load_before": load,
-            "others_share": others,
-            "seconds": took_s,
-            "rounds": plan.rounds,
-            "versions": {name: version(name) for name in ("nginx", "haproxy", "wrk")},
-            "figures": as_json(work.results, names),
-            "accounts": {proxy.name: proxy.account for proxy in proxies if proxy.account},
-        }
-        args.json.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0
-
-
-def _own_ns() -> int:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return cpu_ns(os.getpid()) + int((children.ru_utime + children.ru_stime) * 1e9)
-
-
-def _machine() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    model = models[0].partition(": ")[2] if models else platform.machine()
-    return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
+    for name, account in accounts.items():
+        results.add(name, "lost", account["offered"] - account["recorded"])
+    print(table(results, names))
+    print(f"\n{conditions}; rounds: {plan.rounds}")
+    for name, account in accounts.items():
+        counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"
+        print(f"{name}: {counts}")
+    if file is not None:
+        versions = {name: version(name) for name in ("nginx", "haproxy", "wrk")}
+        facts = {"conditions": asdict(conditions), "plan": asdict(plan), "versions": versions, "accounts": accounts}
+        file.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
 
 
 def _progress(text: str) -> None:

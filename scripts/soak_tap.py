@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -134,34 +135,37 @@ def memory_of(process: str, taken: Sequence[tuple[float, float]]) -> Memory:
 
 def judge(args: argparse.Namespace, samples: Samples, traffic: Traffic, tap: RunningTap, in_files: int) -> int:
     """Print the outcome; the exit code."""
-    tally, account = traffic.tally, tap.account
-    offered, recorded, sampled_out = (account.get(name, 0) for name in ("offered", "recorded", "sampled_out"))
-    dropped = account.get("dropped", {})
-    exact = tally.total == offered == recorded + sampled_out + sum(dropped.values()) and recorded == in_files
+    tally = traffic.tally
     memories = [memory_of(process, taken) for process, taken in sorted(samples.items())]
-    row = "{:<12} {:>9} {:>9} {:>9} {:>24} {:>12}  {}"
-    print(row.format("process", "first MB", "last MB", "peak MB", "growth after 1/3, MB", "MB an hour", "flat"))
-    for one in memories:
-        values = (one.first_mb, one.last_mb, one.peak_mb, one.growth_mb, one.growth_mb_per_hour)
-        print(row.format(one.process, *(f"{value:.1f}" for value in values), "yes" if one.flat else "NO"))
-    print(
-        f"\n{tally.total:,} requests in {args.minutes:g} minutes ({dict(tally.sent)}), {engine_rate(args, tally.total)}"
-    )
-    print(f"seen by clients: {sum(tally.failures.values())} failures {dict(tally.failures) or ''}")
-    print(
-        f"sent {tally.total:,}, recorded {recorded:,}, in files {in_files:,}, sampled out {sampled_out:,}, "
-        f"dropped {dropped or 0}: {'exact' if exact else 'NOT EXACT'}"
-    )
+    print(memory_table(memories))
+    print(f"\n{tally.total:,} requests, {tally.total / args.minutes / 60:.0f} a second: {dict(tally.sent)}")
+    print(f"seen by clients: {tally.failures.total()} failures {dict(tally.failures) or ''}")
+    said, exact = account(tally.total, tap.account, in_files)
+    print(said)
     if args.json is not None:
-        outcome = {"sent": tally.sent, "failures": tally.failures, "account": account, "in_files": in_files}
+        outcome = {"sent": tally.sent, "failures": tally.failures, "account": tap.account, "in_files": in_files}
         outcome |= {"memory": [asdict(one) for one in memories], "samples": samples, "exact": exact}
         args.json.write_text(json.dumps(outcome, indent=1) + "\n")
     return 0 if exact and not tally.failures and all(one.flat for one in memories) else 1
 
 
-def engine_rate(args: argparse.Namespace, requests: int) -> str:
-    """How hard the tap was driven."""
-    return f"{requests / args.minutes / 60:.0f} a second"
+def memory_table(memories: Sequence[Memory]) -> str:
+    """A row a process."""
+    row = "{:<12} {:>9} {:>9} {:>9} {:>24} {:>12}  {}"
+    rows = [row.format("process", "first MB", "last MB", "peak MB", "growth after 1/3, MB", "MB an hour", "flat")]
+    for one in memories:
+        values = (one.first_mb, one.last_mb, one.peak_mb, one.growth_mb, one.growth_mb_per_hour)
+        rows.append(row.format(one.process, *(f"{value:.1f}" for value in values), "yes" if one.flat else "NO"))
+    return "\n".join(rows)
+
+
+def account(sent: int, said: dict[str, Any], in_files: int) -> tuple[str, bool]:
+    """What became of every request, from three sides, and whether they agree."""
+    offered, recorded, sampled_out = (said.get(name, 0) for name in ("offered", "recorded", "sampled_out"))
+    dropped: dict[str, int] = said.get("dropped", {})
+    exact = sent == offered == recorded + sampled_out + sum(dropped.values()) and recorded == in_files
+    counts = f"sent {sent:,}, offered {offered:,}, recorded {recorded:,}, in files {in_files:,}"
+    return f"{counts}, sampled out {sampled_out:,}, dropped {dropped or 0}: {'exact' if exact else 'NOT EXACT'}", exact
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,24 +10,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxybench.faults import Fault, FaultImpossibleError, Scene
-from proxybench.processes import free_port
-from proxybench.tapprocess import RunningTap
+from proxybench.processes import free_port, gone
+from proxybench.tapprocess import RunningTap, records_in_files
 
 from wire.client import Client
 from wire.url import Origin
 
 LIBFAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 SMALL_DISK = 128 << 10
+GOES_ON_S = 30.0
 ADMIN_CLIENTS = 4
 ADMIN_PATHS = ("/", "/metrics", "/healthz", "/readyz")
 CLOCK_STEPS_S = (3600, -7200, 0)
 
 
+async def recording_goes_on(scene: Scene, tap: RunningTap) -> None:
+    """Wait for new records in the trace: serving on without them is half of what a fault must leave."""
+    before = records_in_files(tap.trace)
+    deadline = asyncio.get_running_loop().time() + GOES_ON_S
+    while records_in_files(tap.trace) <= before:
+        if asyncio.get_running_loop().time() > deadline:
+            scene.problems.append(f"no record in {GOES_ON_S:g} s after the fault")
+            return
+        await asyncio.sleep(0.2)
+
+
 async def kill_recorder(scene: Scene, tap: RunningTap) -> None:
     """Kill it, let another one start and work, kill that one too."""
     for _ in range(2):
-        os.kill(await tap.pid("recorder"), signal.SIGKILL)
-        await asyncio.sleep(max(2.0, scene.seconds / 3))
+        recorder = await tap.pid("recorder")
+        os.kill(recorder, signal.SIGKILL)
+        await gone(recorder)
+        await recording_goes_on(scene, tap)
     scene.done = "SIGKILL to the recorder, twice"
 
 
@@ -37,6 +51,7 @@ async def stop_recorder(scene: Scene, tap: RunningTap) -> None:
     os.kill(recorder, signal.SIGSTOP)
     await asyncio.sleep(scene.seconds / 3)
     os.kill(recorder, signal.SIGCONT)
+    await recording_goes_on(scene, tap)
     scene.done = "SIGSTOP to the recorder, SIGCONT later; a queue of 1 MB"
 
 
@@ -76,6 +91,7 @@ async def fill_disk(scene: Scene, tap: RunningTap) -> None:
     else:
         subprocess.run(["mount", "-o", "remount,size=64m", str(scene.trace.parent)], check=True)  # noqa: ASYNC221
         scene.done = f"tmpfs of {SMALL_DISK:,} bytes, full; later 64 MB"
+    await recording_goes_on(scene, tap)
 
 
 def disk_was_full(scene: Scene, tap: RunningTap) -> None:
@@ -131,11 +147,9 @@ async def wait_for_errors(scene: Scene, tap: RunningTap) -> None:
 
 
 async def wait_for_crash(scene: Scene, tap: RunningTap) -> None:
-    """The tokenizer takes its process with it; then another one works until it does so too."""
-    first = await tap.pid("recorder")
-    while tap.pids("recorder") == [first]:  # noqa: ASYNC110  another process's child
-        await asyncio.sleep(0.02)
-    await asyncio.sleep(max(2.0, scene.seconds / 3))
+    """The tokenizer takes its process with it; the next one works until it does so too."""
+    await gone(await tap.pid("recorder"))
+    await recording_goes_on(scene, tap)
 
 
 def tokenizer_raised(scene: Scene, tap: RunningTap) -> None:
@@ -155,8 +169,10 @@ async def lose_key(scene: Scene, tap: RunningTap) -> None:
     key = scene.folder / "key"
     key.unlink()
     key.mkdir()
-    os.kill(await tap.pid("recorder"), signal.SIGKILL)
-    await asyncio.sleep(max(2.0, scene.seconds / 3))
+    recorder = await tap.pid("recorder")
+    os.kill(recorder, signal.SIGKILL)
+    await gone(recorder)
+    await recording_goes_on(scene, tap)
     scene.done = "a directory in the key file's place, then SIGKILL to the recorder"
 
 

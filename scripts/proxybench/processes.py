@@ -75,3 +75,17 @@ async def until_listening(port: int, process: "subprocess.Popen[bytes]") -> None
             return
         await asyncio.sleep(0.02)
     raise RuntimeError(f"{process.args!r} did not start to listen on {port}")
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    while not ended(pid):  # noqa: ASYNC110  not a child of ours
+        await asyncio.sleep(0.01)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, collected by its parent or not."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
