@@ -3,7 +3,12 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
+import resource
+import signal
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +29,8 @@ from tap.upstreams import Upstreams
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @dataclass
@@ -196,6 +203,82 @@ def post_bytes(path: str, value: object, headers: bytes = b"") -> bytes:
     return lines + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "keys" / "key")}
+
+
+class TapCommand:
+    """A running ``tap`` command; its output is known once it has ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, first_line: str) -> None:
+        self.process, self.port = process, port
+        self.output, self.errors, self.code = first_line, "", -1
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        output, errors = await asyncio.wait_for(self.process.communicate(), 30)
+        self.output += output.decode()
+        self.errors = errors.decode()
+        self.code = self.process.returncode if self.process.returncode is not None else -1
+
+    async def post(self, path: str, value: object, headers: bytes = b"") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = json.dumps(value).encode()
+        writer.write(b"POST %b HTTP/1.1\r\nHost: t\r\nConnection: close\r\n%b" % (path.encode(), headers))
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        raw = await reader.read()
+        writer.close()
+        return raw
+
+    def pids(self, module: str) -> list[int]:
+        """Its children that run ``module``, oldest first."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        found = []
+        for child in sorted(map(int, children)):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                    found.append(child)
+        return found
+
+    def recorder_pid(self) -> int:
+        [recorder] = self.pids("tap.recorder")
+        return recorder
+
+
+@contextlib.asynccontextmanager
+async def tap_command(
+    folder: Path, upstream_port: int, *extra: str, limit: int | None = None
+) -> AsyncIterator[TapCommand]:
+    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk."""
+
+    def small_disk() -> None:
+        assert limit is not None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
+        *(() if "--upstream" in extra else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
+        *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
+        env=environment(folder),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=None if limit is None else small_disk,
+    )
+    assert process.stdout is not None
+    first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
+    if found is None:
+        _, errors = await process.communicate()
+        raise AssertionError(f"no start: {first_line}{errors.decode()}")
+    tap = TapCommand(process, int(found[1]), first_line)
+    try:
+        yield tap
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
 @dataclass
 class Lab:
     """Starts taps in front of scripted upstreams, and knows afterwards what they recorded."""
@@ -241,6 +324,21 @@ class Lab:
             self.counts = ledger.account(ended=True)
         assert budget.held_bytes == 0, "a copy was neither handed over nor released"
         assert relays.in_flight == 0
+
+    def command(
+        self, upstream_port: int, *extra: str, limit: int | None = None
+    ) -> contextlib.AbstractAsyncContextManager[TapCommand]:
+        """A tap of processes for the length of the block; ``limit``: how large a file may grow."""
+        return tap_command(self.folder, upstream_port, *extra, limit=limit)
+
+    def environment(self) -> dict[str, str]:
+        """What a tap of processes finds around it."""
+        return environment(self.folder)
+
+    @property
+    def summary(self) -> Any:
+        """The account beside the trace."""
+        return json.loads(Path(f"{self.trace}.summary.json").read_text())
 
     def config(self, upstream_port: int, **settings: Any) -> TapConfig:
         base_path = settings.pop("base_path", "")

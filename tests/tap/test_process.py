@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
-import resource
 import signal
 import ssl
 import subprocess
@@ -17,9 +15,6 @@ from typing import Any
 import pytest
 import trustme
 
-from tracefile import load_trace
-
-ROOT = Path(__file__).parent.parent.parent
 COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}
 ANSWER = {
     "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
@@ -31,81 +26,12 @@ async def answer(request: Any) -> None:
     request.write_json(ANSWER)
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(folder / "keys" / "key")}
-
-
-def run_tap(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_tap(lab: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A tap that is expected to refuse."""
     command = [sys.executable, "-m", "tap", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=60, check=False
+        command, cwd=lab.folder, env=lab.environment(), capture_output=True, text=True, timeout=60, check=False
     )
-
-
-class TapCommand:
-    """A running ``tap`` command; its output is known once it has ended."""
-
-    def __init__(self, process: asyncio.subprocess.Process, port: int, first_line: str) -> None:
-        self.process, self.port = process, port
-        self.output, self.errors, self.code = first_line, "", -1
-
-    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-        output, errors = await asyncio.wait_for(self.process.communicate(), 30)
-        self.output += output.decode()
-        self.errors = errors.decode()
-        self.code = self.process.returncode if self.process.returncode is not None else -1
-
-    async def post(self, path: str, value: object, headers: bytes = b"") -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        body = json.dumps(value).encode()
-        writer.write(b"POST %b HTTP/1.1\r\nHost: t\r\nConnection: close\r\n%b" % (path.encode(), headers))
-        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        raw = await reader.read()
-        writer.close()
-        return raw
-
-    def recorder_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        [recorder] = [
-            int(child) for child in children if b"tap.recorder" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
-        return recorder
-
-
-@contextlib.asynccontextmanager
-async def tap_command(
-    folder: Path, upstream_port: int, *extra: str, limit: int | None = None
-) -> AsyncIterator[TapCommand]:
-    """``tap`` in front of a port; ``limit``: how large a file may grow, which fails like a full disk."""
-
-    def small_disk() -> None:
-        assert limit is not None
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
-        *(() if "--upstream" in extra else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
-        *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
-        env=environment(folder),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=None if limit is None else small_disk,
-    )
-    assert process.stdout is not None
-    first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
-    if found is None:
-        _, errors = await process.communicate()
-        raise AssertionError(f"no start: {first_line}{errors.decode()}")
-    tap = TapCommand(process, int(found[1]), first_line)
-    try:
-        yield tap
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 async def until(condition: Any) -> None:
@@ -139,7 +65,7 @@ def test_a_signal_drains_writes_everything_and_prints_the_account(lab: Any, numb
             request.write_json({})
 
     async def scenario() -> None:
-        async with upstream_of(lab, slow) as port, tap_command(lab.folder, port) as tap:
+        async with upstream_of(lab, slow) as port, lab.command(port) as tap:
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
             await started.wait()
             await tap.end(number)
@@ -166,7 +92,7 @@ def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None
     async def scenario() -> None:
         async with (
             upstream_of(lab, stuck) as port,
-            tap_command(lab.folder, port, "--no-engine-facts", "--drain-s", "0.2") as tap,
+            lab.command(port, "--no-engine-facts", "--drain-s", "0.2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
             await started.wait()
@@ -179,44 +105,9 @@ def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None
     assert (record.status, record.error) == ("client_abort", "tap_ended")
 
 
-def test_serving_outlives_a_killed_recorder_which_is_restarted_once(lab: Any) -> None:
-    async def scenario() -> None:
-        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port) as tap:
-
-            async def send(count: int) -> None:
-                for _ in range(count):
-                    assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
-
-            await send(3)
-            await until(lambda: (lab.folder / "captured.jsonl").read_bytes().count(b"\n") == 4)
-            first = tap.recorder_pid()
-            os.kill(first, signal.SIGKILL)
-            await send(5)
-            await until((lab.folder / "captured.2.jsonl").exists)
-            await until(lambda: (lab.folder / "captured.2.jsonl").stat().st_size > 0)
-            await send(2)
-            second = tap.recorder_pid()
-            os.kill(second, signal.SIGKILL)
-            await until(lambda: ended(second))
-            await asyncio.sleep(0.5)  # the relay hears of it from its loop, which a busy machine may keep waiting
-            await send(4)
-            await tap.end()
-            assert tap.code == 0
-            assert "recording goes on in" in tap.errors
-            assert "RECORDING IS OFF" in tap.errors
-
-    asyncio.run(scenario())
-    summary = json.loads((lab.folder / "captured.jsonl.summary.json").read_text())
-    assert summary["offered"] == 14 == summary["recorded"] + sum(summary["dropped"].values())
-    assert summary["traces"] == ["captured.jsonl", "captured.2.jsonl"]
-    assert len(lab.records) == 3
-    # A recorder may be killed after it wrote and before it told so: the files hold at least what is counted.
-    assert summary["recorded"] <= 3 + len(load_trace(lab.folder / "captured.2.jsonl")[1])
-
-
 def test_a_killed_tap_loses_nothing_that_its_recorder_was_given(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port) as tap:
+        async with upstream_of(lab, answer) as port, lab.command(port) as tap:
             for _ in range(5):
                 await tap.post("/v1/completions", COMPLETION)
             await asyncio.sleep(0.1)
@@ -238,10 +129,10 @@ def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: p
         async with upstream_of(lab, answer, tls=context) as port:
             url = f"https://localhost:{port}"
             flags = ("--upstream", url, "--listen", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids")
-            distrusting = await asyncio.to_thread(run_tap, lab.folder, *flags)
+            distrusting = await asyncio.to_thread(run_tap, lab, *flags)
             assert (distrusting.returncode, "tls_failed" in distrusting.stderr) == (2, True)
             monkeypatch.setenv("SSL_CERT_FILE", str(lab.folder / "authority.pem"))
-            async with tap_command(lab.folder, port, "--upstream", url) as tap:
+            async with lab.command(port, "--upstream", url) as tap:
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
                 await tap.end()
 
@@ -251,7 +142,7 @@ def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: p
 
 def test_serving_goes_on_when_the_disk_is_full_and_every_loss_is_counted(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port, tap_command(lab.folder, port, limit=4096) as tap:
+        async with upstream_of(lab, answer) as port, lab.command(port, limit=4096) as tap:
             for _ in range(40):
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
             await tap.end()
@@ -300,7 +191,7 @@ def test_nothing_of_what_was_said_is_in_any_file_or_output(lab: Any) -> None:
     async def scenario() -> None:
         async with (
             upstream_of(lab, script) as port,
-            tap_command(lab.folder, port, "--tokenizer", "bytes", "--no-engine-facts") as tap,
+            lab.command(port, "--tokenizer", "bytes", "--no-engine-facts") as tap,
         ):
             tool = {"type": "function", "function": {"name": marks["tool"]}}
             chat = {
@@ -346,7 +237,7 @@ def test_engine_facts_are_in_the_header(lab: Any) -> None:
             request.write_json(ANSWER)
 
     async def scenario() -> None:
-        async with upstream_of(lab, script) as port, tap_command(lab.folder, port) as tap:
+        async with upstream_of(lab, script) as port, lab.command(port) as tap:
             await tap.post("/v1/completions", COMPLETION)
             await tap.end()
 
@@ -394,7 +285,7 @@ def test_bad_input_is_one_line_and_exit_code_2(lab: Any, changed: list[str], sai
             }
             flags |= dict(zip(changed[::2], changed[1::2], strict=True))
             arguments = [word for pair in flags.items() for word in pair]
-            done = await asyncio.to_thread(run_tap, lab.folder, *arguments)
+            done = await asyncio.to_thread(run_tap, lab, *arguments)
             assert done.returncode == 2, done.stderr
             assert said in done.stderr
             assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -408,18 +299,16 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
         async with upstream_of(lab, answer) as port:
             common = ("--upstream", f"http://127.0.0.1:{port}", "--tokenizer", "ids")
             busy = await asyncio.to_thread(
-                run_tap, lab.folder, *common, "--listen", f"127.0.0.1:{port}", "--trace", "new.jsonl"
+                run_tap, lab, *common, "--listen", f"127.0.0.1:{port}", "--trace", "new.jsonl"
             )
             assert (busy.returncode, (lab.folder / "new.jsonl").exists()) == (2, False)
             assert "in use" in busy.stderr
             lab.trace.write_text("precious\n")
-            kept = await asyncio.to_thread(
-                run_tap, lab.folder, *common, "--listen", "127.0.0.1:0", "--trace", str(lab.trace)
-            )
+            kept = await asyncio.to_thread(run_tap, lab, *common, "--listen", "127.0.0.1:0", "--trace", str(lab.trace))
             assert kept.returncode == 2
             assert "--overwrite" in kept.stderr
             assert lab.trace.read_text() == "precious\n"
-            async with tap_command(lab.folder, port, "--overwrite") as tap:
+            async with lab.command(port, "--overwrite") as tap:
                 await tap.end()
 
     asyncio.run(scenario())
