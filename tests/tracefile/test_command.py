@@ -80,11 +80,12 @@ def test_a_breach_is_named_with_its_line(
 
 
 def test_breaches_between_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = {"request_id": "a", "arrival_ms": 0.0, "e2e_ms": 10.0, "parent_id": "b"}
+    first = {"request_id": "a", "arrival_ms": 0.0, "e2e_ms": 100_000.0, "parent_id": "b"}
     lines: list[dict[str, Any]] = [
         first,
         {"request_id": "b", "arrival_ms": 0.0, "e2e_ms": 5.0, "parent_id": "a"},
         {"request_id": "a"},
+        {"request_id": "c", "arrival_ms": 0.0, "e2e_ms": 99_000.0},  # a tap's workers hand over each for itself
     ]
     found = findings(tmp_path / "t", capsys, *lines)
     assert [line.split(":")[:2] for line in found] == [["3", " e2e_ms"], ["4", " request_id"], ["2", " parent_id"]]
