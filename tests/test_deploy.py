@@ -210,3 +210,25 @@ def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path)
         config = read_config([here.get(argument, argument) for argument in arguments])
         assert config.resume, f"{name}: a service that is started again goes on with its trace"
         assert config.rotate_s, f"{name}: a trace that never ends a file cannot be shipped or thinned"
+
+
+@pytest.mark.parametrize("page", [*PAGES, DEPLOY / "container" / "Dockerfile"], ids=lambda page: page.name)
+def test_every_extra_that_is_installed_is_there(page: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"'(?:\.|kvtape)\[([\w,]+)\]'", page.read_text())
+    assert {extra for names in named for extra in names.split(",")} <= extras.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", page.read_text()):
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        assert found.exists(), f"{target} leads nowhere"
+        assert not anchor or anchor in anchors(found), f"{target}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings are linked to, as hosting services make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
