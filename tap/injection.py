@@ -6,7 +6,7 @@ again (``tap/responsefilter.py``), so nothing is added whose traces cannot be ta
 """
 
 from tap.exchange import Dialect, Endpoint, Injection
-from tap.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members
+from tap.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
 
 CHAT = "/v1/chat/completions"
 INJECTABLE = frozenset({"/v1/completions", CHAT})
@@ -31,18 +31,20 @@ def inject(
     """
     if endpoint not in INJECTABLE:
         return body, frozenset()
+    short = shorten(body)
+    text = short.text
     try:
-        members = object_members(body)
+        members = object_members(text)
         if not any(name in members for name in _PROMPT[endpoint]):
             return body, frozenset()  # the engine's complaint would quote what it was sent
         edits: dict[Injection, Edit] = {}
-        if "usage" in wanted and (edit := _ask_for_usage(body, members, endpoint, dialect)):
+        if "usage" in wanted and (edit := _ask_for_usage(text, members, endpoint, dialect)):
             edits["usage"] = edit
-        if "token-ids" in wanted and (edit := _ask_for_ids(body, members, endpoint, dialect)):
+        if "token-ids" in wanted and (edit := _ask_for_ids(text, members, endpoint, dialect)):
             edits["token-ids"] = edit
     except UnlocatableError:
         return body, frozenset()
-    return apply_edits(body, list(edits.values())), frozenset(edits)
+    return apply_edits(body, short.original([*edits.values()])), frozenset(edits)
 
 
 def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: Dialect) -> Edit | None:

@@ -126,6 +126,27 @@ def test_what_a_string_or_an_inner_object_says_is_not_the_request() -> None:
     assert injected == body[:-1] + b',"return_token_ids":true}'
 
 
+LONG_IDS = list(range(10_000, 14_000))
+WITH_LONG_IDS: list[dict[str, Any]] = [
+    {"prompt": LONG_IDS, "stream": True, "stream_options": {"x": [1]}},
+    {"stream_options": {"x": 1}, "stream": True, "prompt": LONG_IDS},
+    {"a": [LONG_IDS], "prompt": LONG_IDS, "stream": True},
+    {"prompt": f"{LONG_IDS}]", "stream": True, "stream_options": None},
+    {"stream_options": {"include_usage": False}, "prompt": f'"[{LONG_IDS}\\"]', "stream": True, "echo": [1]},
+]
+
+
+@pytest.mark.parametrize("fields", WITH_LONG_IDS)
+@pytest.mark.parametrize("spacing", [(",", ":"), (", ", ": ")])
+def test_long_lists_of_ids_are_stepped_over_wherever_they_stand(
+    fields: dict[str, Any], spacing: tuple[str, str]
+) -> None:
+    body = json.dumps(fields, separators=spacing).encode()
+    injected, added = inject(body, TEXT, "vllm", BOTH)
+    assert (json.loads(injected), added) == asked_for(fields, TEXT, "vllm")
+    assert len(injected) - len(body) < 80
+
+
 def test_other_endpoints_are_left_alone() -> None:
     body = b'{"input":"x","prompt":"x","messages":[],"stream":true}'
     for endpoint in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
