@@ -218,8 +218,17 @@ class TapCommand:
         self.process.send_signal(number)
         output, errors = await asyncio.wait_for(self.process.communicate(), 30)
         self.output += output.decode()
-        self.errors = errors.decode()
+        self.errors += errors.decode()
         self.code = self.process.returncode if self.process.returncode is not None else -1
+
+    async def said(self, what: str) -> str:
+        """The line on stderr with ``what`` in it, once it comes."""
+        assert self.process.stderr is not None
+        while what not in (line := (await self.process.stderr.readline()).decode()):
+            assert line, f"ended without saying {what!r}"
+            self.errors += line
+        self.errors += line
+        return line
 
     async def post(self, path: str, value: object, headers: bytes = b"") -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -257,7 +266,7 @@ async def tap_command(
 
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
-        *(() if "--upstream" in extra else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
+        *(() if {"--upstream", "--upstreams"} & set(extra) else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
         *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
         env=environment(folder),
         stdout=asyncio.subprocess.PIPE,
