@@ -17,10 +17,10 @@ from tap.endpoint import recorded_endpoint
 from tap.exchange import Dialect, Endpoint, Injection
 from tap.injection import INJECTABLE, can_inject, inject
 from tap.recorderlink import RecorderLink
-from tap.relay import Relay, Relays, client_head, wants_websocket
+from tap.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.responsefilter import ResponseFilter
 from tap.sidecopy import CopyBudget
-from tap.upstreams import Upstream, Upstreams
+from tap.upstreams import Upstreams
 from wire.connection import ResponseHead
 from wire.errors import LossKind
 from wire.head import Header, header_values
@@ -81,7 +81,8 @@ class InjectingRelays(Relays):
                 and not wants_websocket(head)
                 and self._may_look_into(head)
             ):
-                relay = InjectingRelay(self, head, client, endpoint)
+                kind = InjectingRelay if self.relayed % TIMED_EVERY else TimedInjectingRelay
+                relay = kind(self, head, client, endpoint)
                 relay.begin()
                 return relay
         return super().new_relay(head, client)
@@ -132,7 +133,7 @@ def new_relays(
 class InjectingRelay(Relay):
     """One request that is looked into, and its response."""
 
-    __slots__ = ("_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size", "_upstream")
+    __slots__ = ("_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
 
     _relays: InjectingRelays
 
@@ -141,7 +142,6 @@ class InjectingRelay(Relay):
     ) -> None:
         super().__init__(relays, head, client)
         self._endpoint = endpoint
-        self._upstream: Upstream | None = None
         self._raws: list[bytes] | None = []
         """The request's reads while it waits for its end. Null: it is on its way."""
         self._pieces: list[bytes] = []
@@ -154,9 +154,8 @@ class InjectingRelay(Relay):
         """The response's chunks are ours: one for each read that leaves something."""
 
     def begin(self) -> None:
-        """Choose the upstream and begin the copy; the head waits with the body, whose length it tells."""
-        self._upstream = self._relays.upstreams.pick(self._head)
-        self._copy = self._relays.new_copy(self._head, self._upstream.base_path)
+        """Begin the copy; the head waits with the body, whose length it tells."""
+        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
 
     # The request, from the client.
 
@@ -197,10 +196,9 @@ class InjectingRelay(Relay):
         self._send(raws)
 
     def _send(self, raws: list[bytes]) -> None:
-        assert self._upstream is not None, "a request that goes on before it has begun"
         self._unsent, self._raws = list(raws), None
         self._pieces.clear()
-        self._send_to(self._upstream)
+        self._send_to(self._picked)
 
     # The response, from the upstream.
 
@@ -283,6 +281,12 @@ class InjectingRelay(Relay):
         """Write a piece of the body, one chunk of it where the upstream's comes in chunks."""
         if data:
             self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
+
+
+class TimedInjectingRelay(TimedRelay, InjectingRelay):
+    """One in ``TIMED_EVERY`` of these too."""
+
+    __slots__ = ()
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:

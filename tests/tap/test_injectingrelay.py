@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from wire.url import Origin
+
 Script = Callable[[Any], Awaitable[None]]
 BOTH = frozenset({"usage", "token-ids"})
 
@@ -483,6 +485,19 @@ def test_an_upstream_that_is_not_there_is_said_to_be(lab: Any, free_port: int) -
     asyncio.run(scenario())
     [record] = lab.records
     assert (record.status, record.error) == ("error", "connect_refused")
+
+
+def test_upstreams_take_turns(lab: Any) -> None:
+    async def scenario() -> None:
+        one, other = lab.upstream(like_vllm), lab.upstream(like_vllm)
+        async with one.serving(), other.serving():
+            origins = tuple(Origin("http", "127.0.0.1", upstream.port) for upstream in (one, other))
+            async with lab.tap(one.port, inject=BOTH, upstreams=origins) as (tap, _):
+                for _ in range(4):
+                    await tap.post(TEXT, REQUESTS[TEXT])
+                assert (len(one.requests), len(other.requests)) == (2, 2)
+
+    asyncio.run(scenario())
 
 
 def test_a_tap_that_injects_nothing_has_the_plain_relay(lab: Any) -> None:
