@@ -234,6 +234,12 @@ def test_resuming_where_nothing_is_begins(path: Path) -> None:
         assert ids(path if rotate is None else manifest_path(path)) == ["r0", "r1"]
 
 
+def test_bytes_and_token_ids_are_not_hashed_into_one_trace(path: Path) -> None:
+    SegmentedTrace(path, META).close()
+    with pytest.raises(InputError, match="--resume .*--tokenizer bytes; expected "):
+        SegmentedTrace(path, msgspec.structs.replace(LATER, tokenizer="bytes"), resume=True)
+
+
 def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> None:
     for rotate in (None, 1):
         trace = SegmentedTrace(path, META, rotate_bytes=rotate)
@@ -317,7 +323,7 @@ while True:
 def test_a_writer_killed_again_and_again_loses_nothing_that_it_counted(path: Path, rotate: int) -> None:
     counted = 0
     for life in range(3):
-        command = [sys.executable, "-c", RESUMING_WRITER, path, str(rotate), str(life + 1)]
+        command = [sys.executable, "-c", RESUMING_WRITER, str(path), str(rotate), str(life + 1)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
             assert writer.stdout is not None
