@@ -236,7 +236,7 @@ def test_resuming_where_nothing_is_begins(path: Path) -> None:
 
 def test_bytes_and_token_ids_are_not_hashed_into_one_trace(path: Path) -> None:
     SegmentedTrace(path, META).close()
-    with pytest.raises(InputError, match="--resume .*--tokenizer bytes; expected "):
+    with pytest.raises(InputError, match="--tokenizer bytes; expected"):
         SegmentedTrace(path, msgspec.structs.replace(LATER, tokenizer="bytes"), resume=True)
 
 
