@@ -21,6 +21,7 @@ from tap.config import TapConfig
 from tap.enginefacts import EngineFacts
 from tap.injectingrelay import new_relays
 from tap.recorderlink import RecorderLink
+from tap.recorderprocess import RecorderProcess
 from tap.relay import Relays
 from tap.service import recording, runtime_folder
 from tap.setups import dialect, recorder_setup
@@ -181,6 +182,8 @@ class RunningTap:
     relays: Relays
     budget: CopyBudget
     server: Server
+    recorder: RecorderProcess
+    ledger: Ledger
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
@@ -316,7 +319,7 @@ class Lab:
             runtime = stack.enter_context(runtime_folder())
             budget, counts = CopyBudget(config.queue_bytes), runtime.map_counts(1)
             ledger = Ledger(counts, 1)
-            async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger):
+            async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger) as recorder:
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
                 upstreams = Upstreams(config.upstreams, by_session=config.balance == "session")
                 relays = new_relays(
@@ -326,7 +329,7 @@ class Lab:
                 )
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)
-                yield RunningTap(port, link, relays, budget, server), upstream
+                yield RunningTap(port, link, relays, budget, server, recorder, ledger), upstream
                 await server.drain(5.0)
                 upstreams.close()
                 await link.finish(30.0)
