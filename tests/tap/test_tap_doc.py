@@ -1,0 +1,33 @@
+"""docs/tap.md speaks of flags, metrics and reasons that there are."""
+
+import inspect
+import re
+from pathlib import Path
+
+from tap import account, recorder, recording, workercounts
+from tap.__main__ import parser
+from tap.admin import exposition
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "tap.md").read_text()
+OTHER_PROGRAMS_FLAGS = {"--enable-prompt-tokens-details", "--stop-timeout", "--long"}
+
+
+def test_every_flag_is_one() -> None:
+    flags = {flag for action in parser()._actions for flag in action.option_strings}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
+    assert named - OTHER_PROGRAMS_FLAGS <= flags
+
+
+def test_every_metric_is_exposed() -> None:
+    exposed = set(re.findall(r'"([a-z_]+)"', inspect.getsource(exposition)))
+    named = {name.removesuffix("_total") for name in re.findall(r"kvtape_tap_(\w+)", PAGE)}
+    assert named
+    assert named <= exposed
+
+
+def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
+    """Workers' and the account's reasons are all there; of the recorder's, whose tails name an exception, the heads."""
+    source = "".join(map(inspect.getsource, (account, recorder, recording, workercounts)))
+    explained = set(re.findall(r"`(queue_full|\w+_died|recorder_\w+|trace_\w+|request_larger\w+)(?::…)?`", PAGE))
+    assert explained >= {*workercounts.DROP_CELLS, "worker_died", "recorder_died", "trace_unwritable"}
+    assert all(reason in source for reason in explained)
