@@ -1,5 +1,6 @@
 """One finished exchange made into one record: shape, counts, hashes and times, and nothing of what was said."""
 
+import contextlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from tap.prompt import ChainStart, HashedPrompt, PromptHasher
 from tap.response import read_answer
 from tap.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
 from tracefile.blockhash import HashKey, keyed_id
+from tracefile.errors import InputError
 from tracefile.schema import OutputHashSource, Record, RequestId, SessionId
 from wire.completion import Completion
 
@@ -143,7 +145,8 @@ class RecordMaker:
             source, ids = "tokenizer", self._text_ids(answer, record.output_tokens)
         if ids is None or len(ids) != record.output_tokens:
             return
-        record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
+        with contextlib.suppress(InputError):  # an engine's ids that are none have no hashes
+            record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
         record.output_hash_source = None if record.output_block_hashes is None else source
 
     def _text_ids(self, answer: Completion, output_tokens: int) -> Sequence[int] | None:

@@ -14,9 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from wire.events import Choice, Event, Message, Timings, Usage, decode_event
+from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.sse import EventStream
 from wire.stream import BodyRead
 
@@ -61,7 +59,7 @@ class Completion:
 
 EventTaker = Callable[[Completion, bytes, list[str]], int]
 """Adds one event's data (or a whole body) to what is known, its text to the list, and returns how many tokens it
-carried. Raises msgspec.DecodeError where it is not what an engine sends."""
+carried. Raises one of ``UNREADABLE`` where it is not what an engine sends."""
 
 
 def parse_completion(reads: Sequence[BodyRead], *, stream: bool, content_encoding: str | None = None) -> Completion:
@@ -101,7 +99,7 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
                 continue
             try:
                 tokens += take(completion, event_bytes, texts)
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 completion.error_kind = "unparseable"
         if tokens == 0:
             continue
@@ -140,7 +138,7 @@ def parse_whole(body: bytes, take: EventTaker = take_data) -> Completion:
     texts: list[str] = []
     try:
         take(completion, body, texts)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Completion(error_kind="unparseable")
     completion.text = "".join(texts)
     completion.done = True
@@ -167,20 +165,21 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
 
 def take_usage(completion: Completion, usage: Usage) -> None:
     """The last usage counts: engines that repeat it on every event make it grow."""
-    completion.prompt_tokens = usage.prompt_tokens
-    completion.output_tokens = usage.completion_tokens
+    completion.prompt_tokens = token_count(usage.prompt_tokens)
+    completion.output_tokens = token_count(usage.completion_tokens)
     if usage.prompt_tokens_details is not None:
-        completion.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        completion.cached_tokens = token_count(usage.prompt_tokens_details.cached_tokens)
 
 
 def take_timings(completion: Completion, timings: Timings) -> None:
     """llama.cpp's own account, sent where no usage was asked for; usage in the same event has the last word."""
-    if timings.cache_n is not None:
-        completion.cached_tokens = timings.cache_n
-        if timings.prompt_n is not None:
-            completion.prompt_tokens = timings.prompt_n + timings.cache_n
-    if timings.predicted_n is not None:
-        completion.output_tokens = timings.predicted_n
+    cached, computed, made = (token_count(told) for told in (timings.cache_n, timings.prompt_n, timings.predicted_n))
+    if cached is not None:
+        completion.cached_tokens = cached
+        if computed is not None:
+            completion.prompt_tokens = computed + cached
+    if made is not None:
+        completion.output_tokens = made
 
 
 def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int:

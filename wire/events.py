@@ -7,6 +7,15 @@ from typing import Any
 
 import msgspec
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises on bytes that no engine sends."""
+MOST_TOKENS = 1 << 40
+
+
+def token_count(told: int | None) -> int | None:
+    """``told`` if it can be a number of tokens."""
+    return told if told is not None and 0 <= told <= MOST_TOKENS else None
+
 
 class PromptTokensDetails(msgspec.Struct):
     """``usage.prompt_tokens_details``."""
@@ -82,5 +91,5 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 def decode_event(data: bytes) -> Event:
-    """One event's data, or a whole body. Raises msgspec.DecodeError if it is not what an engine sends."""
+    """One event's data, or a whole body. Raises one of ``UNREADABLE`` if it is not what an engine sends."""
     return _decode(data)

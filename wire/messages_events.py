@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from wire.completion import Completion, EventTaker
+from wire.events import token_count
 
 FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 """Anthropic's words in those of the completions, so that one trace speaks one language."""
@@ -97,7 +98,8 @@ class PromptParts:
 
 
 def _later(known: int | None, told: int | None) -> int | None:
-    return known if told is None else told
+    counted = token_count(told)
+    return known if counted is None else counted
 
 
 def messages_event_taker() -> EventTaker:

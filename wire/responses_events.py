@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from wire.completion import Completion
+from wire.events import token_count
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 MAX_OUTPUT_TOKENS = "max_output_tokens"
@@ -132,10 +133,10 @@ def take_response(completion: Completion, response: ResponseObject) -> None:
         completion.error_kind = "stream_error"
     completion.finish_reason = _finish_reason(response)
     if response.usage is not None:
-        completion.prompt_tokens = response.usage.input_tokens
-        completion.output_tokens = response.usage.output_tokens
+        completion.prompt_tokens = token_count(response.usage.input_tokens)
+        completion.output_tokens = token_count(response.usage.output_tokens)
         details = response.usage.input_tokens_details
-        completion.cached_tokens = None if details is None else details.cached_tokens
+        completion.cached_tokens = None if details is None else token_count(details.cached_tokens)
     completion.prompt_token_ids = _only_ids(response.input_messages) or completion.prompt_token_ids
     completion.token_ids = _only_ids(response.output_messages) or completion.token_ids
 

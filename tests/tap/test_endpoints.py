@@ -6,15 +6,19 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tap.byteblocks import ByteBlocks
 from tap.endpoint import recorded_endpoint
 from tap.exchange import Dialect, Endpoint, ExchangeCopy
 from tap.prompt import PromptHasher
 from tap.recording import MadeRecord, RecordMaker
-from tracefile import BlockHasher, HashKey, keyed_id
+from tracefile import BlockHasher, HashKey, Record, keyed_id
+from wire.answer import GENERATING
 
 KEY = HashKey(bytes(32))
 BLOCK = 4
@@ -196,8 +200,8 @@ def test_an_error_of_messages_is_an_error() -> None:
 
 def test_an_embeddings_prompt_is_hashed_as_a_completions_is_and_a_batch_is_not() -> None:
     answer = {"object": "list", "data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 5, "total_tokens": 5}}
-    for given in ("seas", ["seas"]):
-        record = made("/v1/embeddings", {"model": "m", "input": given}, answer).record
+    for sent in ("seas", ["seas"]):
+        record = made("/v1/embeddings", {"model": "m", "input": sent}, answer).record
         assert record.block_hashes == chain([1, *letters("seas")])
         assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 5, None)
     assert made("/v1/embeddings", {"model": "m", "input": [1, 2, 3, 4, 5]}, answer).record.hash_source == "engine"
@@ -350,3 +354,40 @@ def test_a_message_larger_than_the_copy_keeps_its_prompts_length_from_the_start(
     copy = exchange("/v1/messages", body, [start, delta], response_whole=False, last_reads=[(9, end)])
     record = maker(LetterTokenizer()).make(copy).record
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens, record.status) == (12, 8, 900, "ok")
+
+
+ENDPOINTS = (*GENERATING, "/v1/embeddings", "/v1/rerank")
+NAMES = (
+    "model", "messages", "prompt", "input", "tools", "system", "role", "content", "type", "text", "name", "metadata",
+    "user", "max_tokens", "n", "priority", "stream", "session_id", "user_id", "conversation", "cache_salt", "arguments",
+    "choices", "usage", "prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "index", "delta",
+    "message", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens_details", "cached_tokens", "error",
+    "response", "item", "output", "content_block", "tool_use", "function", "image_url", "response.output_text.delta",
+    "response.completed", "message_start", "message_delta", "content_block_delta", "tool_result", "function_call",
+)  # fmt: skip
+LEAF = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.sampled_from(NAMES), st.text())
+JSON = st.recursive(
+    LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6)
+)
+
+
+@given(endpoint=st.sampled_from(sorted(ENDPOINTS)), body=JSON, answer=JSON | st.lists(JSON) | st.binary())
+def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: Any, answer: Any) -> None:
+    for recorder in (maker(LetterTokenizer()), maker(byte_blocks=True), maker()):
+        record = recorder.make(exchange(endpoint, body, answer)).record
+        assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record
+        assert all(count is None or count >= 0 for count in (record.prompt_tokens, record.output_tokens))
+
+
+@pytest.mark.parametrize("endpoint", sorted(ENDPOINTS))
+@pytest.mark.parametrize("data", [b'{"model":"\xff"}', b'{"delta":' + b"[" * 9999, b'{"usage":{"prompt_tokens":-1}}'])
+def test_bytes_that_no_engine_sends_are_unparseable_and_recorded(endpoint: str, data: bytes) -> None:
+    body = {"model": "m", "prompt": [1, 2, 3, 4], "messages": [], "input": "x"}
+    for stream in (False, True):
+        copy = exchange(endpoint, body, data)
+        if stream:
+            reads = [(1, b"data: %b\n\n" % data)]
+            copy = msgspec.structs.replace(
+                copy, response_reads=reads, response_headers={"content-type": "text/event-stream"}
+            )
+        assert maker().make(copy).record.prompt_tokens in (None, 4)
