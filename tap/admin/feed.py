@@ -7,6 +7,8 @@ frames are given up and counted. Numbers are totals since their process started,
 import contextlib
 import socket
 import time
+from collections import deque
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -18,6 +20,8 @@ from tracefile.schema import BlockHash, Status
 PUSH_INTERVAL_S: Final = 1.0
 RECONNECT_S: Final = 1.0
 BACKLOG_BYTES: Final = 4 << 20
+SEND_BUFFER_BYTES: Final = 1 << 20
+SEND_FRAMES: Final = 32
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -102,52 +106,77 @@ class FeedSender:
     """Frames to the admin process's socket, from an event loop's callbacks or from a plain loop: it never blocks.
 
     It needs no loop of its own: connecting to a unix socket and a send that may be refused both return at once, and
-    what was refused goes out with the next frame.
+    what was refused goes out with the next frame or flush.
     """
 
-    __slots__ = ("_backlog", "_path", "_socket", "_tried_at", "skipped")
+    __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at", "skipped")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
-        self._backlog = b""
-        """The rest of what the socket took a part of, and whole frames behind it."""
+        self._outbox: deque[bytes] = deque()
+        self._first_sent = 0
+        """Bytes of the first frame that the socket has taken."""
+        self._held_bytes = 0
         self._tried_at = float("-inf")
         self.skipped = 0
         """Frames given up."""
 
     @property
     def keeping_up(self) -> bool:
-        """Whether a frame would go out now; asked before one that is dear to make."""
+        """Whether the other side is there and takes what it gets; asked before a frame that is dear to make."""
         if self._socket is None:
             self._connect()
-        self._flush()
-        return self._socket is not None and not self._backlog
+        return self._socket is not None and self._held_bytes < BACKLOG_BYTES // 2
 
     def offer(self, frame: bytes) -> bool:
-        """Send a frame, or keep it for the next offer; false if it was given up."""
+        """Send a frame, or keep it for the next time; false if it was given up."""
         if self._socket is None:
             self._connect()
-        if self._socket is None or len(self._backlog) + len(frame) > BACKLOG_BYTES:
+        if self._socket is None or self._held_bytes + len(frame) > BACKLOG_BYTES:
             self.skipped += 1
             return False
-        self._backlog += frame
-        self._flush()
-        return True
+        self._outbox.append(frame)
+        self._held_bytes += len(frame)
+        self.flush()
+        return self._socket is not None
+
+    def flush(self) -> None:
+        """Send what was kept, as far as the socket takes it."""
+        if self._socket is None:
+            return
+        try:
+            while self._outbox:
+                first = memoryview(self._outbox[0])[self._first_sent :]
+                self._sent(self._socket.sendmsg([first, *islice(self._outbox, 1, SEND_FRAMES)]))
+        except BlockingIOError:
+            return
+        except OSError:  # the admin process is gone; the next one wants whole frames, and numbers of then
+            self.close()
 
     def close(self) -> None:
         """Close the connection; what the other side has not taken is given up."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._backlog = b""
+        self.skipped += len(self._outbox)
+        self._outbox.clear()
+        self._first_sent = self._held_bytes = 0
+
+    def _sent(self, taken: int) -> None:
+        """Let go of the frames that the socket has taken whole."""
+        self._held_bytes -= taken
+        taken += self._first_sent
+        while self._outbox and taken >= len(self._outbox[0]):
+            taken -= len(self._outbox.popleft())
+        self._first_sent = taken
 
     def _connect(self) -> None:
         now = time.monotonic()
         if now - self._tried_at < RECONNECT_S:
             return
         self._tried_at = now
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
             sock.connect(self._path)
@@ -155,17 +184,5 @@ class FeedSender:
             sock.close()
             return
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._socket = sock
-
-    def _flush(self) -> None:
-        if self._socket is None or not self._backlog:
-            return
-        try:
-            sent = self._socket.send(self._backlog)
-        except BlockingIOError:
-            return
-        except OSError:  # the admin process is gone; the next one wants whole frames
-            self.close()
-            return
-        self._backlog = self._backlog[sent:]
