@@ -60,6 +60,7 @@ class SampleFile:
     trace: str
     meta: Meta
     epoch_ns: int
+    """The monotonic clock at the trace's t = 0."""
     resume: bool
 
     @property

@@ -39,6 +39,8 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     found: int | None = None
     """Records that earlier runs had left in the trace, which this one resumed; not among ``recorded``. Null: no
     recorder has looked yet."""
+    epoch_ns: int | None = None
+    """The monotonic clock at the trace's t = 0: an earlier run's, if this one resumed it. Null: not known yet."""
     segments: int = 0
     """Files that the trace is made of so far."""
     uploaded: int = 0

@@ -61,10 +61,11 @@ class Recorder:
         """Records of earlier runs."""
         found = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
         earlier = found[: max(0, len(found) - (self._trace.recorded - self._before))]
+        epoch_ns = _epoch_ns(setup, self._trace, earlier)
         self._maker = RecordMaker(
             key,
             hasher,
-            epoch_ns=_epoch_ns(setup, self._trace, earlier),
+            epoch_ns=epoch_ns,
             hash_model=setup.hash_model,
             loras=frozenset(setup.loras),
             keep_headers=tuple(setup.keep_headers),
@@ -77,7 +78,7 @@ class Recorder:
         self._meter = RecordMeter(setup.admin_socket, os.getpid()) if setup.admin_socket is not None else None
         self._taken = copy.deepcopy(setup.carry)
         """Counts of what the trace took; ``_flushed`` trails those of records by what is not in its files yet."""
-        self._taken.found = self._before
+        self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
         self._dropped = Counter(setup.carry.dropped)
         self._count_unreported(found)
         self._flushed = copy.deepcopy(self._taken)

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from tap.account import Account, Ledger, keep_account
 from tap.admin.control import ServiceStats
 from tap.adminprocess import AdminProcess
@@ -53,7 +55,7 @@ async def serve(config: TapConfig) -> None:
                 await admin.start(service.stats)
             signals = Signals()
             _announce(config, listeners[0].getsockname()[1], admin)
-            await service.run(signals, SampleFile(config.trace, setup.meta, setup.epoch_ns, config.resume))
+            await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
             service.draining = True
             _say(
                 f"ending: no new connections; {ledger.in_flight} recorded requests in flight have {config.drain_s:g} s"
@@ -161,6 +163,14 @@ async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[Recor
         if not await recorder.keeper.finish(FLUSH_TIMEOUT_S):
             _say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
         _close_account(setup.trace, ledger.account(ended=True))
+
+
+def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -> SampleFile:
+    """Where samples of the engine's load go, on the clock that the recorder found the trace to have."""
+    before_ns = 0 if epoch_ns is None else setup.epoch_ns - epoch_ns
+    began_ns = setup.meta.epoch_unix_ns
+    meta = msgspec.structs.replace(setup.meta, epoch_unix_ns=None if began_ns is None else began_ns - before_ns)
+    return SampleFile(config.trace, meta, setup.epoch_ns - before_ns, config.resume)
 
 
 @contextlib.contextmanager

@@ -157,6 +157,29 @@ def test_samples_of_the_load_are_on_the_traces_clock(lab: Any) -> None:
     assert samples[-1] == {"error": "no_answer"}
 
 
+def test_samples_of_a_resumed_trace_go_on_with_its_clock(lab: Any) -> None:
+    file = lab.folder / "captured.jsonl.engine.jsonl"
+
+    async def run(*flags: str) -> None:
+        engines = Engines()
+        flags = ("--engine-metrics-s", "0.05", *flags)
+        async with engines.serving(lab) as origin, lab.command(origin.port, *flags) as tap:
+            before = file.read_text().count("\n") if file.exists() else 0
+            await until(lambda: file.exists() and file.read_text().count("\n") >= before + 3)
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(run())
+    first = file.read_text().splitlines()
+    asyncio.run(run("--resume"))
+    lines = list(map(json.loads, file.read_text().splitlines()))
+    headers = [line["meta"]["epoch_unix_ns"] for line in lines if "meta" in line]
+    assert headers[0] == headers[1] == lab.read()[0].epoch_unix_ns
+    assert max(line.get("at_ms", 0) for line in lines[: len(first)]) < lines[len(first) + 1]["at_ms"]
+    assert [record.arrival_ms for record in lab.records] == sorted(record.arrival_ms for record in lab.records)
+
+
 def test_records_after_a_change_are_of_the_other_engine(lab: Any) -> None:
     async def script(request: Any) -> None:
         request.write_json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
