@@ -91,29 +91,29 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """What the recorders before this one have told of the same trace."""
 
 
-class ExchangeCopy(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """One finished request and its response: a bounded copy with the relay's times (monotonic ns)."""
+class ExchangeCopy(msgspec.Struct, array_like=True, tag=True, kw_only=True):
+    """A request and its response: a bounded copy with the relay's times (monotonic ns), filled in as they pass."""
 
     endpoint: Endpoint
     arrival_ns: int
     """Request head complete."""
-    end_ns: int
+    end_ns: int = 0
     concurrency: int
     request_headers: dict[str, str]
     """Only those of ``KEPT_REQUEST_HEADERS`` and ``--keep-header``, names in lower case."""
-    request_body: list[bytes] | None
+    request_body: list[bytes] | None = []
     """De-chunked reads of the body. Null: larger than the bound."""
-    http_status: int | None
-    response_headers: dict[str, str]
+    http_status: int | None = None
+    response_headers: dict[str, str] = {}
     """Only those of ``KEPT_RESPONSE_HEADERS``."""
-    response_reads: list[tuple[int, bytes]]
+    response_reads: list[tuple[int, bytes]] = []
     """Every de-chunked body read with its time, up to the bound."""
-    response_whole: bool
+    response_whole: bool = True
     """False: the bound cut the reads; what is there is the beginning."""
-    last_reads: list[tuple[int, bytes]]
+    last_reads: list[tuple[int, bytes]] = []
     """Where the bound cut: the last reads, which hold the usage."""
-    outcome: Status
-    error_kind: str | None
+    outcome: Status = "ok"
+    error_kind: str | None = None
     upstream: str = ""
     """Origin of who served it. Empty: it reached none."""
     sent_ns: int | None = None

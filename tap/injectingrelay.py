@@ -186,7 +186,7 @@ class InjectingRelay(Relay):
             return
         self._filter = ResponseFilter(added, self._relays.dialect)
         if self._copy is not None:
-            self._copy.injected = sorted(added)
+            self._copy.add_injected(sorted(added))
         self._head = with_length(self._head, len(asking))
         self._send([asking])
 

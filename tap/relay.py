@@ -286,12 +286,12 @@ class Relay:
         self._ended = True
         self._unsent.clear()
         if self._copy is not None:
-            bytes_in, bytes_out = self._copy.body_bytes
-            self._relays.in_flight -= 1
-            self._relays.bytes_in += bytes_in
-            self._relays.bytes_out += bytes_out
-            self._relays.link.submit(self._copy, perf_counter_ns(), outcome, error_kind)
+            copy, relays = self._copy, self._relays
             self._copy = None
+            relays.in_flight -= 1
+            relays.bytes_in += copy.request_bytes
+            relays.bytes_out += copy.response_bytes
+            relays.link.submit(copy, perf_counter_ns(), outcome, error_kind)
 
 
 class TimedRelay(Relay):
