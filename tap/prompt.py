@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tap.byteblocks import BYTES_PER_TOKEN, ByteBlocks
 from tap.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
@@ -33,8 +33,7 @@ class HashedPrompt:
     """The reason for no hashes; it holds no content."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainStart:
+class ChainStart(NamedTuple):
     """What a chain begins with beside the key: two requests share blocks only if all three are equal."""
 
     model: str
