@@ -9,6 +9,7 @@ import httptools
 import msgspec
 
 from wire.errors import LossKind
+from wire.hangup import has_left
 from wire.head import HOP_BY_HOP, Header, header_values
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -127,6 +128,11 @@ class ServerConnection(asyncio.Protocol):
     def usable(self) -> bool:
         """Whether an exchange can start on it."""
         return self._sink is None and self.transport is not None and not self.transport.is_closing()
+
+    @property
+    def left(self) -> bool:
+        """Whether the server has closed it, told of that by the loop or not. One system call."""
+        return self.transport is None or has_left(self.transport)
 
     def start(self, request: bytes, sink: ResponseSink, *, head_only: bool = False) -> None:
         """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""

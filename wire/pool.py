@@ -53,8 +53,10 @@ class ConnectionPool:
             connection, since_s = self._idle.popitem()
             if time.monotonic() - since_s > self._max_idle_s:
                 connection.abort()
-            elif connection.usable:
+            elif connection.usable and not connection.left:
                 return connection
+            else:  # the server's close has come, but not its turn on the loop
+                connection.abort()
         return None
 
     async def connect(self) -> ServerConnection:

@@ -6,6 +6,7 @@ is tried on both event loops.
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections import Counter
@@ -32,12 +33,6 @@ async def settle() -> None:
     """Let everybody on this loop read what was just written."""
     for _ in range(4):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is about to be; the scenario's own time limit ends a wait in vain."""
-    while not condition():  # noqa: ASYNC110  conditions here are no events: a counter, a buffer's size
-        await asyncio.sleep(0.005)
 
 
 def tcp_socket() -> socket.socket:
@@ -90,11 +85,21 @@ class Peer:
             await settle()
         await self.writer.drain()
 
+    async def over(self) -> None:
+        """Wait until this connection of the upstream's has ended and its conversation with it."""
+        while not self.writer.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
     def close(self) -> None:
         self.writer.close()
 
     def half_close(self) -> None:
         self.writer.write_eof()
+
+    def close_at_once(self) -> None:
+        """Close within this call: a transport's own close waits for the loop's next turn."""
+        with socket.socket(fileno=os.dup(self.writer.get_extra_info("socket").fileno())) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
         """Leave without a goodbye, as a killed process with unread bytes does."""
@@ -162,7 +167,11 @@ class TrapTap:
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        except OSError:
+            sock.close()
+            raise
         self.clients.append(Peer(*await asyncio.open_connection(sock=sock, limit=1 << 26)))
         return self.clients[-1]
 

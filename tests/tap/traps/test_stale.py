@@ -1,0 +1,108 @@
+"""Kept connections to the upstream that the upstream has given up: not one request is lost to them."""
+
+from typing import Any
+
+import pytest
+
+GET = b"GET / HTTP/1.1\r\nHost: t\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def answering(*behind: bytes) -> Any:
+    """An upstream that answers every request, each answer followed by these bytes as reads of their own."""
+
+    async def upstream(peer: Any) -> None:
+        while True:
+            await peer.head()
+            await peer.write(OK, *behind)
+
+    return upstream
+
+
+def test_a_close_that_comes_together_with_the_next_request_is_seen_first(rig: Any) -> None:
+    """Both are there when the loop wakes, the request before the close: only who looks sees that nobody is there."""
+
+    async def scenario() -> None:
+        async with rig.tap(answering()) as tap:
+            client = await tap.connect()
+            for number in range(10):
+                client.writer.write(GET)
+                if number:
+                    tap.peers[-1].close_at_once()
+                assert await client.exactly(len(OK)) == OK, f"request {number}"
+            assert len(tap.peers) == 10
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        pytest.param(b"\r\n", id="an empty line"),
+        pytest.param(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 4\r\n\r\nevil", id="an answer"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n", id="a go-ahead"),
+        pytest.param(b"\x00", id="a byte"),
+    ],
+)
+def test_one_that_speaks_unasked_is_not_used_again(rig: Any, stray: bytes) -> None:
+    """What it said would be read as the answer to the next request."""
+
+    async def scenario() -> None:
+        async with rig.tap(answering(stray)) as tap:
+            client = await tap.connect()
+            for number in range(1, 4):
+                await client.write(GET)
+                assert await client.exactly(len(OK)) == OK
+                await tap.peers[-1].over()
+                assert len(tap.peers) == number
+
+    rig.run(scenario())
+
+
+@pytest.mark.parametrize("stray", [b"\r\n", b"\n", b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(OK, id="length"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", id="chunked"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n\r\n", id="trailers"),
+    ],
+)
+def test_empty_lines_behind_an_answer_never_reach_the_client(rig: Any, answer: bytes, stray: bytes) -> None:
+    """However the reads are cut: in the client's eyes they would begin its next answer."""
+    whole = answer + stray
+    cuts = range(len(answer) - 6, len(whole))
+
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        cut = cuts[peer.number]
+        await peer.write(whole[:cut], whole[cut:])
+        await peer.until_closed()
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            for _ in cuts:
+                await client.write(GET)
+                assert await client.exactly(len(answer)) == answer
+                await tap.peers[-1].over()
+            assert len(tap.peers) == len(cuts), "no such connection is used again"
+
+    rig.run(scenario())
+
+
+def test_the_upstreams_wish_to_close_is_kept_and_the_client_stays(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        await peer.head()
+        await peer.write(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert await peer.until_closed() == b"", "the tap closes it too, and sends nothing more there"
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            for number in range(1, 4):
+                await client.write(GET)
+                assert await client.exactly(len(OK)) == OK
+                assert len(tap.peers) == number
+
+    rig.run(scenario())
