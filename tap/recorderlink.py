@@ -63,7 +63,7 @@ class RecorderLink:
         cells = self._cells
         cells[IN_FLIGHT] -= 1
         if side.dropped is not None:
-            cells[DROP_CELLS[side.dropped]] += 1
+            cells[DROP_CELLS[side.dropped] if self._socket is not None else RECORDER_OFF] += 1
             return
         frame = encode_frame(side.finish(end_ns, outcome, error_kind))
         size = len(frame) + FRAME_OVERHEAD_BYTES
