@@ -74,17 +74,18 @@ class Tapped:
         return sorted(load_trace(self.trace)[1], key=lambda record: record.arrival_ms or 0.0)
 
 
-Tap = Callable[[str, str], contextlib.AbstractContextManager[Tapped]]
+Tap = Callable[..., contextlib.AbstractContextManager[Tapped]]
+"""Starts a tap before an engine of this URL and model, with flags of the test's own."""
 
 
 @pytest.fixture
 def tap(tmp_path: Path) -> Tap:
     @contextlib.contextmanager
-    def run(engine_url: str, model: str) -> Iterator[Tapped]:
+    def run(engine_url: str, model: str, *flags: str) -> Iterator[Tapped]:
         trace = tmp_path / "captured.jsonl"
         command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
-            [*command, "--trace", str(trace), "--tokenizer", "bytes"],
+            [*command, "--trace", str(trace), "--tokenizer", "bytes", *flags],
             env=os.environ | {"KVTAPE_KEY_FILE": str(tmp_path / "key")},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -166,7 +167,8 @@ def test_openai_chat_stream(tapped: Tapped) -> None:
     assert sum(record.itl_tokens or []) <= 7
 
 
-def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str) -> None:
+@pytest.mark.parametrize("flags", [[], ["--inject", "usage,token-ids"], ["--workers", "2"]], ids=" ".join)
+def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str, flags: list[str]) -> None:
     """The embedded engine answers equal prompts equally, so whatever the tap changed would show."""
 
     def spoken(client: Any) -> tuple[list[str], dict[str, str]]:
@@ -177,7 +179,7 @@ def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str
             varying = ("date", "x-request-id")
             return events, {name: text for name, text in response.headers.items() if name not in varying}
 
-    with tap(sim_server, "kvtape-sim") as tapped:
+    with tap(sim_server, "kvtape-sim", *flags) as tapped:
         assert spoken(tapped.openai()) == spoken(tapped.openai(base_url=f"{sim_server}/v1"))
 
 
