@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 
 from tap.exchange import Endpoint
+from wire.answer import GENERATING
 
 _GENERATING = (
     (b"/chat/completions", "/v1/chat/completions"),
@@ -22,6 +23,8 @@ _UNRECORDED = frozenset(
 """Words of paths that ask for no inference: counting, administration, storage."""
 _WORD = re.compile(r"[a-z][a-z_-]{0,31}")
 MAX_WORDS = 5
+SHAPE_BYTES = 1 << 20
+"""Copied at most of a body on an endpoint that generates nothing: audio and batches are large, and tell little."""
 
 
 def recorded_endpoint(target: bytes) -> Endpoint | None:
@@ -39,3 +42,8 @@ def _endpoint_of(path: bytes) -> Endpoint | None:
     if not version or len(words) > MAX_WORDS or words == ["*"] or _UNRECORDED.intersection(words):
         return None
     return "/v1/" + "/".join(words)
+
+
+def copied_bytes(endpoint: Endpoint, limit: int) -> int:
+    """How much of a body is copied at most, where ``limit`` is for those that generate."""
+    return limit if endpoint in GENERATING else min(limit, SHAPE_BYTES)

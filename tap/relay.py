@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-from tap.endpoint import recorded_endpoint
+from tap.endpoint import copied_bytes, recorded_endpoint
 from tap.exchange import KEPT_REQUEST_HEADERS
 from tap.overhead import Overhead
 from tap.recorderlink import RecorderLink
@@ -71,7 +71,7 @@ class Relays:
         self.in_flight += 1
         return SideCopy(
             self.budget,
-            self.max_body_bytes,
+            copied_bytes(endpoint, self.max_body_bytes),
             endpoint=endpoint,
             arrival_ns=head.at_ns,
             concurrency=self.link.begin(),

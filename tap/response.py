@@ -5,6 +5,9 @@ from tap.exchange import ExchangeCopy
 from wire.answer import GENERATING, parse_answer
 from wire.completion import Completion
 
+USAGE = b'"usage":'
+"""Within a string its quotes would be escaped."""
+
 
 def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:
     """What the response said; null if none came, or its coding cannot be undone.
@@ -32,7 +35,7 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | N
 def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
     """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
     if not stream:
-        return Completion(done=True)
+        return _cut_whole(exchange)
     end = parse_answer(exchange.endpoint, exchange.last_reads, stream=True)
     return Completion(
         first_token_ns=beginning.first_token_ns,
@@ -44,4 +47,18 @@ def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) 
         prompt_token_ids=beginning.prompt_token_ids,
         # A last event that repeats the whole answer may begin before what was kept.
         done=end.done or exchange.endpoint == "/v1/responses",
+    )
+
+
+def _cut_whole(exchange: ExchangeCopy) -> Completion:
+    """Of one JSON object, what its last members say, from ``usage`` on: embeddings come before it."""
+    tail = b"".join(data for _, data in exchange.last_reads)
+    at = tail.rfind(USAGE)
+    end = Completion() if at < 0 else parse_answer(exchange.endpoint, [(0, b"{" + tail[at:])], stream=False)
+    return Completion(
+        prompt_tokens=end.prompt_tokens,
+        output_tokens=end.output_tokens,
+        cached_tokens=end.cached_tokens,
+        finish_reason=end.finish_reason,
+        done=True,
     )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tap.byteblocks import ByteBlocks
-from tap.endpoint import recorded_endpoint
+from tap.endpoint import copied_bytes, recorded_endpoint
 from tap.exchange import Dialect, Endpoint, ExchangeCopy
 from tap.prompt import PromptHasher
 from tap.recording import MadeRecord, RecordMaker
@@ -354,6 +354,21 @@ def test_a_message_larger_than_the_copy_keeps_its_prompts_length_from_the_start(
     copy = exchange("/v1/messages", body, [start, delta], response_whole=False, last_reads=[(9, end)])
     record = maker(LetterTokenizer()).make(copy).record
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens, record.status) == (12, 8, 900, "ok")
+
+
+@pytest.mark.parametrize(("tail", "expected"), [(b"1],", None), (b'1],"usage":{"prompt_tokens":7}}', 7), (b"1", None)])
+def test_of_embeddings_larger_than_the_copy_the_usage_at_their_end_is_read(tail: bytes, expected: int | None) -> None:
+    last = [(8, b'0.5,"x":"\\"usage\\":{"'), (9, tail)]
+    beginning = {"object": "list", "data": [{"embedding": [0.5] * 99}]}
+    copy = exchange("/v1/embeddings", {"model": "m", "input": "x"}, beginning, response_whole=False, last_reads=last)
+    record = maker().make(copy).record
+    assert (record.prompt_tokens, record.status) == (expected, "ok")
+
+
+def test_of_what_generates_nothing_little_is_copied() -> None:
+    assert copied_bytes("/v1/messages", 1 << 24) == 1 << 24
+    assert copied_bytes("/v1/audio/transcriptions", 1 << 24) == 1 << 20
+    assert copied_bytes("/v1/embeddings", 1 << 10) == 1 << 10
 
 
 ENDPOINTS = (*GENERATING, "/v1/embeddings", "/v1/rerank")
