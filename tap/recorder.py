@@ -227,7 +227,8 @@ def record_exchanges(sock: socket.socket) -> None:
         return
     if setup.socket:
         inbox.listen(setup.socket)
-    sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
+    with contextlib.suppress(OSError):  # a supervisor that was told to end meanwhile
+        sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     _record_until_closed(recorder, sock, messages)
 
 
