@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import xxhash
 
 from tap.recentids import RecentIds
@@ -36,6 +37,32 @@ _LOCAL_PRE_TOKENIZERS = frozenset(
 
 Encode = Callable[[str], Sequence[int]]
 """The whole encoder: ids of a text without what goes around it."""
+
+
+class AddedToken(msgspec.Struct, frozen=True):
+    """A token that is found in the text before it is split."""
+
+    id: int
+    content: str
+    single_word: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+
+
+class ModelStage(msgspec.Struct, frozen=True):
+    """The last stage, of which one thing matters here; its vocabulary is not read."""
+
+    dropout: float | None = None
+
+
+class TokenizerStages(msgspec.Struct, frozen=True):
+    """A ``tokenizer.json``, as far as it tells what reaches across a cut."""
+
+    model: ModelStage
+    added_tokens: list[AddedToken] = []
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 class Cut(NamedTuple):
@@ -91,21 +118,20 @@ def pieces(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
     yield from pieces(text[at:], patterns[1:])
 
 
-def find_cut(tokenizer: Mapping[str, Any]) -> Cut | None:
-    """Where a tokenizer (the content of its ``tokenizer.json``) can be cut exactly; null: nowhere."""
-    normalizers = list(_steps(tokenizer.get("normalizer"), "normalizers"))
-    pre_tokenizers = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+def find_cut(tokenizer_json: str | bytes) -> Cut | None:
+    """Where a tokenizer (the text of its ``tokenizer.json``) can be cut exactly; null: nowhere."""
+    tokenizer = msgspec.json.decode(tokenizer_json, type=TokenizerStages)
+    normalizers = list(_steps(tokenizer.normalizer, "normalizers"))
+    pre_tokenizers = list(_steps(tokenizer.pre_tokenizer, "pretokenizers"))
     if not all(step.get("type") in _LOCAL_NORMALIZERS for step in normalizers):
         return None
-    if not all(_is_local_pre_tokenizer(step) for step in pre_tokenizers):
+    if tokenizer.model.dropout or not all(_is_local_pre_tokenizer(step) for step in pre_tokenizers):
         return None
-    if tokenizer.get("model", {}).get("dropout"):
+    added = [token for token in tokenizer.added_tokens if token.content]
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return None
-    added = [token for token in tokenizer.get("added_tokens") or () if token["content"]]
-    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
-        return None
-    raw = {token["content"]: token["id"] for token in added if not token["normalized"]}
-    normalized = {token["content"]: token["id"] for token in added if token["normalized"] and not normalizers}
+    raw = {token.content: token.id for token in added if not token.normalized}
+    normalized = {token.content: token.id for token in added if token.normalized and not normalizers}
     groups = [group for group in (raw, normalized) if group]
     return Cut(tuple(literals_pattern(group) for group in groups), raw | normalized)
 

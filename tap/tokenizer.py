@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from tap.chatmessages import UntokenizableError, template_messages, template_tools
 from tap.segmentcache import SegmentCache, find_cut
 from tracefile.errors import InputError
@@ -80,7 +78,7 @@ class TransformersTokenizer:
             ids: list[int] = backend.encode(text, add_special_tokens=False).ids
             return ids
 
-        cut = find_cut(msgspec.json.decode(backend.to_str()))
+        cut = find_cut(backend.to_str())
         self.segments = None if cut is None else SegmentCache(cut, encode)
         self._encode = encode if self.segments is None else self.segments.encode
         self._around = _around(encode(PROBE), self._encode_specially(PROBE))
