@@ -27,7 +27,8 @@ REAP_POLL_S = 0.01
 class ChildProcess:
     """A started process and the channel to it; the channel ends when the process does, however it ends."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+    def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+        self._name = module.removeprefix("tap.")
         self._process, self.channel = process, channel
         self.pid = process.pid
 
@@ -46,7 +47,7 @@ class ChildProcess:
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,
             )
-        child = cls(process, await Channel.over(ours, replies))
+        child = cls(module, process, await Channel.over(ours, replies))
         child.channel.send(setup)
         return child
 
@@ -57,11 +58,11 @@ class ChildProcess:
                 reply = await self.channel.messages.get()
         except TimeoutError:
             self.kill()
-            raise InputError(f"the process is not ready after {START_TIMEOUT_S:.0f} s") from None
+            raise InputError(f"the {self._name} process is not ready after {START_TIMEOUT_S:.0f} s") from None
         if isinstance(reply, Refused):
             raise InputError(reply.reason)
         if not isinstance(reply, Ready):
-            raise InputError("the process ended before it was ready")
+            raise InputError(f"the {self._name} process ended before it was ready")
 
     def kill(self) -> None:
         """End it at once."""

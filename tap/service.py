@@ -176,8 +176,12 @@ def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Runtime]:
     """A folder for the length of the run; short, since a socket's path may have no more than a hundred letters."""
-    with tempfile.TemporaryDirectory(prefix="tap-") as folder:
-        yield Runtime(Path(folder))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="tap-")
+    except OSError as error:
+        raise InputError(f"no folder for temporary files ({error.strerror}); expected a writable $TMPDIR") from None
+    with folder as path:
+        yield Runtime(Path(path))
 
 
 def _close_account(trace: str, account: Account) -> None:

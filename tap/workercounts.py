@@ -5,6 +5,7 @@ one piece, and whoever reads several while traffic flows gets numbers that are a
 """
 
 import mmap
+import os
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,9 @@ class WorkerCounts:
     def __init__(self, path: Path, workers: int) -> None:
         """Map the file at ``path``, which is made if it is not there, with a row for each worker."""
         size = workers * CELLS * CELL_BYTES
-        with open(path, "ab+") as file:
-            file.truncate(size)
+        with open(path, "ab+", buffering=0) as file:
+            # Written, not just made long: on a disk that is full later, a page that has no place kills who touches it.
+            file.write(bytes(size - os.fstat(file.fileno()).st_size))
             self._map = mmap.mmap(file.fileno(), size)
         self._cells = memoryview(self._map).cast("Q")
         self._in_flight = range(IN_FLIGHT, workers * CELLS, CELLS)
