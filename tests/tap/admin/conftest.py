@@ -1,6 +1,5 @@
 """A real admin process: started as the supervisor does, fed as workers and the recorder do."""
 
-import random
 import socket
 import subprocess
 import sys
@@ -16,13 +15,11 @@ import msgspec
 import pytest
 
 from tap.admin.control import AdminSetup, ServiceStats
-from tap.admin.feed import FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
-from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
-from tap.exchange import Progress, Ready, encode_frame, split_frames
-from tracefile.schema import BlockHash, Engine
+from tap.admin.feed import FeedSender
+from tap.exchange import Ready, encode_frame, split_frames
+from tests.tap.admin.told import BLOCK
 
 ROOT = Path(__file__).parents[3]
-BLOCK = 16
 
 
 @dataclass
@@ -92,101 +89,3 @@ def admin() -> Iterator[AdminProcess]:
         found.control.close()
         _, complaints = found.process.communicate(timeout=30)
         assert (found.process.returncode, complaints) == (0, b"")
-
-
-def service_stats(upstream: str = "http://127.0.0.1:9", **changes: Any) -> ServiceStats:
-    engine = Engine(name="vllm", version="0.32.0", block_size=BLOCK, num_gpu_blocks=4_001)
-    stats = ServiceStats(
-        upstreams=[upstream],
-        workers=2,
-        workers_up=2,
-        engine=engine,
-        offered=900,
-        dropped={"queue_full": 6, "trace_unwritable": 2},
-    )
-    return msgspec.structs.replace(stats, **changes)
-
-
-def worker_stats(number: int = 0, **changes: Any) -> WorkerStats:
-    chunk = empty_counts(OVERHEAD_S)
-    for microseconds in (12, 14, 18, 25, 90):
-        add_value(chunk, OVERHEAD_S, microseconds * 1e-6)
-    stats = WorkerStats(
-        worker=number,
-        pid=100 + number,
-        in_flight=7,
-        connections=12,
-        relayed=1_000,
-        bytes_in=5_000_000,
-        bytes_out=70_000_000,
-        queue_bytes=120_000,
-        queue_limit_bytes=128 << 20,
-        loop_delay_s=0.0014,
-        chunk=chunk,
-    )
-    return msgspec.structs.replace(stats, **changes)
-
-
-def recorder_stats(**changes: Any) -> RecorderStats:
-    ttft, gaps, head = empty_counts(WAIT_S), empty_counts(GAP_S), empty_counts(OVERHEAD_S)
-    for value in (0.03, 0.07, 0.4):
-        add_value(ttft, WAIT_S, value)
-        add_value(gaps, GAP_S, value / 10)
-        add_value(head, OVERHEAD_S, value / 1e3)
-    stats = RecorderStats(
-        pid=99,
-        progress=Progress(
-            received=889,
-            recorded=800,
-            hashed=790,
-            unhashed={"request_not_json": 10},
-            prompt_counts_checked=700,
-            prompt_counts_matched=699,
-            sampled_out=80,
-            dropped={"trace_unwritable": 2},
-            segments=3,
-            uploaded=2,
-            upload_failed=1,
-        ),
-        feed_skipped=5,
-        requests=[
-            RequestCount("/v1/chat/completions", "ok", 200, "http://127.0.0.1:9", 780),
-            RequestCount("/v1/chat/completions", "client_abort", 200, "http://127.0.0.1:9", 15),
-            RequestCount("/v1/completions", "error", 429, "http://127.0.0.1:9", 5),
-        ],
-        ttft=ttft,
-        gaps=gaps,
-        request_head=head,
-        prompt_tokens=2_000_000,
-        cached_tokens=1_500_000,
-        output_tokens=150_000,
-    )
-    return msgspec.structs.replace(stats, **changes)
-
-
-def conversation_feed(sessions: int = 60, turns: int = 5, seed: int = 1) -> RecordFeed:
-    """Sessions on two system prompts of 120 and 300 blocks; later turns find their past cached and are quick."""
-    draw = random.Random(seed)
-    systems = [[BlockHash(draw.getrandbits(64)) for _ in range(blocks)] for blocks in (120, 300)]
-    histories = [list(draw.choice(systems)) for _ in range(sessions)]
-    records = []
-    for turn in range(1, turns + 1):
-        for history in histories:
-            cached = 0 if turn == 1 and draw.random() < 0.3 else BLOCK * len(history)
-            history += [BlockHash(draw.getrandbits(64)) for _ in range(draw.randint(5, 60))]
-            prompt = BLOCK * len(history) + draw.randint(0, 15)
-            ttft_ms = (15 + 0.06 * (prompt - cached)) * draw.lognormvariate(0, 0.25)
-            gone = draw.random() < 0.04
-            records.append(
-                SeenRecord(
-                    "client_abort" if gone else "ok",
-                    True,
-                    turn,
-                    None if gone else ttft_ms,
-                    0.7 * ttft_ms if gone else 20 * ttft_ms,
-                    prompt,
-                    None if gone else cached,
-                    list(history),
-                )
-            )
-    return RecordFeed(records)

@@ -1,0 +1,165 @@
+"""The admin port's answers, in this process: what they say, what they cost, what they never hold."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tap.admin.app import SHARED_S, make_app
+from tap.admin.control import AdminSetup
+from tap.admin.health import probe_once, takes_connections
+from tap.admin.state import LiveState
+from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
+
+UPSTREAM = "http://127.0.0.1:9"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> LiveState:
+    return LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="/data/captured.jsonl", block_size=16))
+
+
+@pytest.fixture
+def client(state: LiveState, clock: Clock) -> Iterator[TestClient]:
+    with TestClient(make_app(state, clock)) as client:
+        yield client
+
+
+def make_well(state: LiveState, now_s: float) -> None:
+    state.take(service_stats(UPSTREAM), now_s)
+    state.take(worker_stats(), now_s)
+    state.take(recorder_stats(), now_s)
+    state.reachable = {UPSTREAM: True}
+
+
+def test_alive_is_not_ready(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["ready"] is False
+    assert answer.json()["reasons"] == ["the tap has not reported yet", "no upstream has been tried yet"]
+
+
+def test_ready_when_it_can_serve_and_what_speaks_against_it(client: TestClient, state: LiveState, clock: Clock) -> None:
+    make_well(state, clock.now_s)
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/readyz").json() == {"ready": True, "reasons": [], "not_recording": []}
+    state.reachable = {UPSTREAM: False}
+    assert client.get("/readyz").json()["reasons"] == ["no upstream takes connections"]
+    state.reachable = {UPSTREAM: False, "http://other": True}
+    assert client.get("/readyz").status_code == 200  # one of them is enough
+    state.take(service_stats(UPSTREAM, workers_up=0, draining=True), clock.now_s)
+    state.reachable = {UPSTREAM: True}
+    assert client.get("/readyz").json()["reasons"] == ["the tap is draining", "no worker is up"]
+
+
+def test_a_tap_that_cannot_record_serves_and_says_so(client: TestClient, state: LiveState, clock: Clock) -> None:
+    make_well(state, clock.now_s)
+    state.take(recorder_stats(writing=False), clock.now_s)
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["not_recording"]) == (200, ["the recorder cannot write the trace"])
+    clock.now_s += 60
+    assert client.get("/readyz").json()["not_recording"] == ["the recorder has been silent for 60 s"]
+    state.take(service_stats(UPSTREAM, recorder_up=False), clock.now_s)
+    assert client.get("/readyz").json()["not_recording"] == ["the recorder is down"]
+
+
+def test_however_many_ask_it_is_made_once_a_second(client: TestClient, state: LiveState, clock: Clock) -> None:
+    before = client.get("/live.json").content
+    make_well(state, clock.now_s)
+    assert client.get("/live.json").content == before
+    clock.now_s += SHARED_S
+    after = client.get("/live.json").content
+    assert after != before
+    assert {client.get("/live.json").content for _ in range(20)} == {after}
+
+
+def test_a_snapshot_says_what_was_fed(client: TestClient, state: LiveState, clock: Clock) -> None:
+    make_well(state, clock.now_s)
+    state.take(conversation_feed(), clock.now_s)
+    live = client.get("/live.json").json()
+    assert (live["trace"], live["status"], live["reasons"]) == ("captured.jsonl", "ready", [])
+    assert live["engine"] == f"vllm 0.32.0 · cache of 64.0k tokens · {UPSTREAM}"
+    assert [cohort["n"] for cohort in live["by_turn"]] == [300, 60, 240]
+    assert [cohort["judged"] for cohort in live["by_uncached"]][:2] == [True, True]
+    small = [cohort for cohort in live["by_uncached"] if not cohort["judged"]]
+    assert all(cohort["n"] < 30 and cohort["times_ms"] == [] for cohort in small)
+    potential = live["potential"]
+    assert potential["requests"] == 300
+    assert potential["engine_tokens"] == 64_000
+    assert potential["hit_share"] == sorted(potential["hit_share"])
+    assert len(potential["tokens"]) == len(potential["hit_share"])
+    # The two system prompts, of 300 and of 120 blocks of 16 tokens, before all that single sessions have in common.
+    assert [row["depth"] for row in live["prefixes"]][:2] == ["4,800", "1,920"]
+    assert [fact["value"] for fact in live["drops"]] == ["6", "2"]
+
+
+def test_growth_is_told_per_second_and_a_restart_takes_nothing_back(
+    client: TestClient, state: LiveState, clock: Clock
+) -> None:
+    make_well(state, clock.now_s)
+    for relayed in (1_000, 1_040, 1_080, 30):  # the worker starts over before the last second
+        state.take(worker_stats(relayed=relayed), clock.now_s)
+        state.tick(clock.now_s)
+        clock.now_s += 1
+    tile = client.get("/live.json").json()["tiles"][0]
+    assert (tile["id"], tile["line"], tile["value"]) == ("requests", [40.0, 40.0, 30.0], "36.7")
+
+
+def test_headers_allow_nothing_from_outside(client: TestClient) -> None:
+    for path in ("/", "/live.json", "/metrics", "/page.css", "/page.js", "/readyz", "/healthz"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+    assert client.get("/docs").status_code == 404
+    assert client.get("/openapi.json").status_code == 404
+    assert client.post("/metrics").status_code == 405
+
+
+def test_a_hostile_trace_name_stays_text(clock: Clock) -> None:
+    name = "</script><script>alert(1)</script>.jsonl"
+    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace=f"a/{name}", block_size=16))
+    with TestClient(make_app(state, clock)) as client:
+        page = client.get("/").text
+    assert "<script>alert" not in page
+    assert page.count("</script>") == 2
+
+
+def test_an_upstream_is_probed_by_connecting_only(free_port: int) -> None:
+    asyncio.run(probe_a_listener(free_port))
+
+
+async def probe_a_listener(free_port: int) -> None:
+    heard: list[bytes] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
+    assert await takes_connections(url)
+    assert not await takes_connections(f"http://127.0.0.1:{free_port}")
+    assert not await takes_connections("nonsense")
+    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t", block_size=16))
+    await probe_once(state, [url, f"http://127.0.0.1:{free_port}"])
+    assert list(state.reachable.values()) == [True, False]
+    server.close()
+    assert set(heard) <= {b""}
