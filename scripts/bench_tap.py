@@ -55,7 +55,7 @@ class Plan:
     """Of each size, a round, for the TTFT."""
 
 
-FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, idle_s=6.0, requests=120)
+FULL = Plan(rounds=3, window_s=2.0, unary_s=2.0, idle_s=4.0, requests=110)
 QUICK = Plan(rounds=1, window_s=1.0, unary_s=1.0, idle_s=2.0, requests=60)
 
 

@@ -18,7 +18,8 @@ from wire.url import Origin
 
 LIBFAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 SMALL_DISK = 128 << 10
-GOES_ON_S = 30.0
+GOES_ON_S = 60.0
+CRASHES = 2
 ADMIN_CLIENTS = 4
 ADMIN_PATHS = ("/", "/metrics", "/healthz", "/readyz")
 CLOCK_STEPS_S = (3600, -7200, 0)
@@ -109,21 +110,24 @@ if "tap.recorder" in sys.orig_argv:
     def failing(self, text, **options):
         calls[0] += 1
         if calls[0] % {every} == 0:
-            {fail}
+            with open({faults!r}, "a") as faults:
+                faults.write("x")
+            if os.path.getsize({faults!r}) <= {times}:
+                {fail}
         return encode(self, text, **options)
     TransformersTokenizer.encode_text = failing
 """
 
 
-def faulty_tokenizer(fail: str, every: int) -> Callable[[Scene], None]:
-    """A tokenizer that does ``fail`` at every so manieth prompt."""
+def faulty_tokenizer(fail: str, *, every: int, times: int) -> Callable[[Scene], None]:
+    """A tokenizer that does ``fail`` at every so manieth prompt of its process, so often in all."""
 
     def prepare(scene: Scene) -> None:
-        tokenizer = scene.folder / "tokenizer"
+        tokenizer, code = scene.folder / "tokenizer", scene.folder / "code"
         save_tokenizer(tokenizer)
-        code = scene.folder / "code"
         code.mkdir()
-        (code / "sitecustomize.py").write_text(FAULTY_TOKENIZER.format(every=every, fail=fail))
+        source = FAULTY_TOKENIZER.format(every=every, fail=fail, times=times, faults=str(scene.folder / "faults"))
+        (code / "sitecustomize.py").write_text(source)
         scene.flags, scene.text_prompts = ["--tokenizer", str(tokenizer)], True
         scene.environment["PYTHONPATH"] = str(code)
 
@@ -147,8 +151,10 @@ async def wait_for_errors(scene: Scene, tap: RunningTap) -> None:
 
 
 async def wait_for_crash(scene: Scene, tap: RunningTap) -> None:
-    """The tokenizer takes its process with it; the next one works until it does so too."""
-    await gone(await tap.pid("recorder"))
+    """The tokenizer takes its process with it, and the next one too."""
+    faults = scene.folder / "faults"
+    while not faults.exists() or faults.stat().st_size < CRASHES:  # noqa: ASYNC110  another process's file
+        await asyncio.sleep(0.05)
     await recording_goes_on(scene, tap)
 
 
@@ -161,7 +167,7 @@ def tokenizer_raised(scene: Scene, tap: RunningTap) -> None:
 
 def tokenizer_crashed(scene: Scene, tap: RunningTap) -> None:
     """A crash costs what the recorder had in hand."""
-    scene.done = "the tokenizer dies of SIGSEGV at every 100th prompt, and the recorder with it"
+    scene.done = "the tokenizer dies of SIGSEGV, and the recorder with it, twice"
 
 
 async def lose_key(scene: Scene, tap: RunningTap) -> None:
@@ -200,6 +206,7 @@ async def hammer_admin(scene: Scene, tap: RunningTap) -> None:
 
     await asyncio.gather(*(ask(path) for path in ADMIN_PATHS for _ in range(ADMIN_CLIENTS)))
     await client.close()
+    await recording_goes_on(scene, tap)
     scene.done = f"{answered} answers of the admin port asked for in a row, --sample 0.5"
 
 
@@ -228,6 +235,7 @@ async def step_clock(scene: Scene, tap: RunningTap) -> None:
         for pid in tap.pids(role):
             if "libfaketime" not in Path(f"/proc/{pid}/maps").read_text():  # noqa: ASYNC240  the kernel's, at once
                 scene.problems.append(f"the {role} process did not have the stepped clock")
+    await recording_goes_on(scene, tap)
     scene.done = f"the wall clock stepped by {CLOCK_STEPS_S[0]:+d} s and {CLOCK_STEPS_S[1]:+d} s (libfaketime)"
 
 
@@ -246,13 +254,13 @@ FAULTS = (
     Fault(
         "tokenizer raises",
         wait_for_errors,
-        faulty_tokenizer("raise RuntimeError('a fault for a test')", 5),
+        faulty_tokenizer("raise RuntimeError('a fault for a test')", every=5, times=1_000_000),
         tokenizer_raised,
     ),
     Fault(
         "tokenizer crashes",
         wait_for_crash,
-        faulty_tokenizer("os.kill(os.getpid(), signal.SIGSEGV)", 100),
+        faulty_tokenizer("os.kill(os.getpid(), signal.SIGSEGV)", every=50, times=CRASHES),
         tokenizer_crashed,
     ),
     Fault("key unreadable", lose_key),
