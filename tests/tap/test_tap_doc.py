@@ -4,11 +4,14 @@ import inspect
 import re
 from pathlib import Path
 
+import yaml
+
 from tap import account, recorder, recording, workercounts
 from tap.__main__ import parser
 from tap.admin import exposition
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "tap.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "tap.md").read_text()
 OTHER_PROGRAMS_FLAGS = {"--enable-prompt-tokens-details", "--stop-timeout", "--long"}
 
 
@@ -31,3 +34,9 @@ def test_every_reason_for_a_lost_record_is_explained_and_real() -> None:
     explained = set(re.findall(r"`(queue_full|\w+_died|recorder_\w+|trace_\w+|request_larger\w+)(?::…)?`", PAGE))
     assert explained >= {*workercounts.DROP_CELLS, "worker_died", "recorder_died", "trace_unwritable"}
     assert all(reason in source for reason in explained)
+
+
+def test_the_alerts_are_those_of_the_manual() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    written = {f"`{rule['expr']}`" + (f" for {rule['for'][:-1]} m" if "for" in rule else "") for rule in rules}
+    assert written == set(re.findall(r"^\| [^|]+ \| (`[^|]*kvtape_tap_[^|]*?) \|", PAGE, re.MULTILINE))
