@@ -12,7 +12,10 @@ from tap.admin import exposition
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "tap.md").read_text()
-OTHER_PROGRAMS_FLAGS = {"--enable-prompt-tokens-details", "--stop-timeout", "--long"}
+OTHER_PROGRAMS_FLAGS = {
+    *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
+    *("--retry", "--retry-connrefused", "--retry-delay"),
+}
 
 
 def test_every_flag_is_one() -> None:
