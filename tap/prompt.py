@@ -1,7 +1,6 @@
 """Which token ids a request's prompt is, by the best source there is, and their block hashes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from tracefile.errors import InputError
 from tracefile.schema import BlockHash, HashAlgorithm, HashSource
 
 
-@dataclass(frozen=True, slots=True)
-class HashedPrompt:
+class HashedPrompt(NamedTuple):
     """A prompt's chain, or why there is none."""
 
     hashes: list[BlockHash] | None = None

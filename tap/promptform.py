@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tap.chatmessages import UntokenizableError
 from tap.messagesinput import has_inline_system, messages_chat
@@ -10,16 +10,14 @@ from tap.responsesinput import responses_chat
 from tap.shape import RequestShape, token_ids
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(NamedTuple):
     """A text as it stands."""
 
     text: str
     add_special_tokens: bool
 
 
-@dataclass(frozen=True, slots=True)
-class IdsPrompt:
+class IdsPrompt(NamedTuple):
     """Token ids as the client sent them."""
 
     ids: Sequence[int]

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tap.chatmessages import UntokenizableError
 from tap.contentcoding import UndecodableError, decode_reads
@@ -21,8 +21,7 @@ REMEMBERED_IDS = 100_000
 """Request ids kept to notice one that a client uses twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class MadeRecord:
+class MadeRecord(NamedTuple):
     """A record with what the trace's summary counts of it."""
 
     record: Record
@@ -56,6 +55,9 @@ class RecordMaker:
         self._hits_reported = False
         """The engine has said of a request what it had cached: what it leaves out from then on is 0."""
         self._ids: OrderedDict[RequestId, None] = OrderedDict()
+        self._id_prefix = secrets.token_hex(6)
+        """Of the ids of requests that bring none: no other recorder's begin so."""
+        self._unnamed = 0
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
         """The record of one exchange, its session not linked yet."""
@@ -80,7 +82,8 @@ class RecordMaker:
     def _request_id(self, exchange: ExchangeCopy) -> RequestId:
         named = exchange.request_headers.get("x-request-id")
         if not named:
-            return RequestId(secrets.token_hex(12))
+            self._unnamed += 1
+            return RequestId(f"{self._id_prefix}{self._unnamed:012x}")
         found = RequestId(keyed_id(self._key, "request", named))
         if found in self._ids:
             return RequestId(f"{found}-{secrets.token_hex(4)}")
@@ -105,9 +108,11 @@ class RecordMaker:
     def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
         """What the relay was told to keep of the request, and what it did with it."""
         headers = exchange.request_headers
-        record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
+        if self._keep_headers:
+            record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
         record.upstream = exchange.upstream or None
-        record.injected = list(exchange.injected) or None
+        if exchange.injected:
+            record.injected = list(exchange.injected)
 
     def _fill_misses(self, record: Record) -> None:
         """SGLang leaves a count of 0 out, and every count if not told to report: another record tells which it is."""

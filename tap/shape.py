@@ -18,6 +18,10 @@ LIMITS = {
 """What an endpoint calls the most tokens of an answer, the name that goes first first. Others: ``max_tokens``."""
 
 
+SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
+"""Fields of a body that may name its conversation."""
+
+
 class UnreadableBodyError(Exception):
     """The request body is not a JSON object."""
 
@@ -68,7 +72,7 @@ def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> 
     """What the client called the conversation, by the first name that is there (header names in lower case)."""
     if headers.get("x-session-id"):
         return headers["x-session-id"]
-    if shape is not None:
+    if shape is not None and not SESSION_FIELDS.isdisjoint(shape.body):
         for value in _session_names(shape.body):
             if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
                 return str(value)

@@ -86,13 +86,15 @@ class BlockHasher:
         # Tokens are packed once and cut in C calls: per block, little more than the hash itself is left.
         count = len(token_ids) // self.block_size
         size = self.block_size * TOKEN_BYTES
-        blocks = cut_blocks(packed_tokens(token_ids)[: count * size], size)
-        hashes = b"".join(self._chain_blocks(previous, blocks))
-        return list(struct.Struct(f">{count}Q").unpack(hashes))
+        packed = packed_tokens(token_ids)
+        hashes = b"".join(self._chain_blocks(previous, cut_blocks(packed[: count * size], size)))
+        return list(struct.unpack(f">{count}Q", hashes))
 
 
 def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
     """The bytes in pieces of ``size``, cut some hundred at a time so that they are still in the cache when hashed."""
+    if len(packed) <= CUT_BLOCKS * size:
+        return struct.unpack(f"{size}s" * (len(packed) // size), packed)
     stride = CUT_BLOCKS * size
     parts = (packed[at : at + stride] for at in range(0, len(packed), stride))
     return chain.from_iterable(struct.Struct(f"{size}s" * (len(part) // size)).unpack(part) for part in parts)
@@ -102,6 +104,8 @@ def packed_tokens(token_ids: TokenIds) -> bytes:
     """The ids as little-endian u32; raises InputError if one does not fit."""
     if hasattr(token_ids, "dtype"):
         return _packed_array(cast("npt.NDArray[np.integer]", token_ids))
+    if isinstance(token_ids, array) and token_ids.typecode == "I" and sys.byteorder == "little":
+        return token_ids.tobytes()
     try:
         packed = array("I", token_ids)
     except (OverflowError, TypeError) as error:
