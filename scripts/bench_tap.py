@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
     made.add_argument("--recorder-core", type=int, default=0, metavar="CORE", help="default %(default)s, the load's")
     made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
+    made.add_argument("--markdown", action="store_true", help="print the table for a document")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
     return made
 
@@ -187,24 +188,26 @@ async def bench(args: argparse.Namespace) -> None:
             await work.measure(args.only.split(","))
             conditions = watch.stop(pid for proxy in proxies for pid in (proxy.pid, proxy.recorder) if pid is not None)
     _progress("")
-    report(work.results, proxies, conditions, plan, args.json)
+    report(work.results, proxies, conditions, plan, args)
 
 
-def report(results: Results, proxies: Sequence[Proxy], conditions: Conditions, plan: Plan, file: Path | None) -> None:
+def report(
+    results: Results, proxies: Sequence[Proxy], conditions: Conditions, plan: Plan, args: argparse.Namespace
+) -> None:
     """The table, the conditions, the taps' own accounts; the same as JSON."""
     names = [proxy.name for proxy in proxies]
     accounts = {proxy.name: proxy.account for proxy in proxies if proxy.account}
     for name, account in accounts.items():
         results.add(name, "lost", account["offered"] - account["recorded"])
-    print(table(results, names))
+    print(table(results, names, markdown=args.markdown))
     print(f"\n{conditions}; rounds: {plan.rounds}")
     for name, account in accounts.items():
         counts = f"offered {account['offered']:,}, recorded {account['recorded']:,}, dropped {account['dropped'] or 0}"
         print(f"{name}: {counts}")
-    if file is not None:
+    if args.json is not None:
         versions = {name: version(name) for name in ("nginx", "haproxy", "wrk")}
         facts = {"conditions": asdict(conditions), "plan": asdict(plan), "versions": versions, "accounts": accounts}
-        file.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**facts, "figures": as_json(results, names)}, indent=1) + "\n")
 
 
 def _progress(text: str) -> None:

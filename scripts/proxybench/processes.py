@@ -77,6 +77,13 @@ async def until_listening(port: int, process: "subprocess.Popen[bytes]") -> None
     raise RuntimeError(f"{process.args!r} did not start to listen on {port}")
 
 
+async def child_named(pid: int, words: str) -> int:
+    """The first of a process's children, or of theirs, whose command line holds ``words``, waited for."""
+    while not (found := named(children(pid), words)):  # noqa: ASYNC110  another process's children
+        await asyncio.sleep(0.02)
+    return found[0]
+
+
 async def gone(pid: int) -> None:
     """Wait until a process has ended."""
     while not ended(pid):  # noqa: ASYNC110  not a child of ours

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxybench.processes import children, free_port, named, pin, until_listening
+from proxybench.processes import child_named, free_port, pin, until_listening
 from proxybench.tapprocess import RecordCount, running_tap
 
 PROXY_CORE, LOAD_CORE = 1, 0
@@ -102,7 +102,7 @@ async def nginx(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
     config.write_text(NGINX_CONF.format(folder=folder, upstream=upstream, port=port))
     command = [binary("nginx") or "nginx", "-c", str(config), "-e", str(folder / "nginx.log")]
     async with running(command, port) as process:
-        [worker] = named(children(process.pid), "worker process")
+        worker = await child_named(process.pid, "worker process")
         pin(worker, PROXY_CORE)
         yield Proxy("nginx", port, worker)
 

@@ -123,7 +123,7 @@ class Results:
         return [] if proxy == DIRECT else [value - under for value, under in zip(values, base, strict=False)]
 
 
-def table(results: Results, proxies: Sequence[str]) -> str:
+def table(results: Results, proxies: Sequence[str], *, markdown: bool = False) -> str:
     """Rows of figures, a column each proxy, then for each tap its ratio to nginx and whether the goal is reached."""
     taps = [proxy for proxy in proxies if proxy.startswith("tap")]
     header = ["", *proxies, *(f"{name} / nginx" for name in taps), "goal", *(["reached"] if taps else [])]
@@ -135,6 +135,9 @@ def table(results: Results, proxies: Sequence[str]) -> str:
         ratios = [_number(results.ratio(name, figure), 2) for name in taps]
         verdict = [_verdict(results, taps, figure)] if taps else []
         rows.append([figure.label, *cells, *ratios, figure.goal, *verdict])
+    if markdown:
+        rows.insert(1, ["---", *("---:" for _ in header[1:])])
+        return "\n".join(f"| {' | '.join(row)} |".replace("|   ", "| – ") for row in rows)
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return "\n".join(_line(row, widths) for row in rows)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxybench.processes import children, free_port, named, until_listening
+from proxybench.processes import child_named, children, free_port, named, until_listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROLES = {"worker": "tap.worker", "recorder": "tap.recorder", "admin": "tap.admin"}
@@ -41,9 +41,7 @@ class RunningTap:
 
     async def pid(self, role: str) -> int:
         """The one process of a role, waited for where it is being started again."""
-        while not (found := self.pids(role)):  # noqa: ASYNC110  another process's children
-            await asyncio.sleep(0.02)
-        return found[0]
+        return await child_named(self.process.pid, ROLES[role])
 
     async def end(self) -> None:
         """Ask it to end as an operator would, and read its account."""
