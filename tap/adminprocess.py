@@ -40,7 +40,7 @@ class AdminProcess:
 
     def tell(self, stats: ServiceStats) -> None:
         """Tell it now."""
-        self._keeper.send(stats)
+        self._keeper.offer(stats)
 
     async def finish(self) -> None:
         """Let it leave."""

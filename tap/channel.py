@@ -17,6 +17,8 @@ class Channel(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.congested = False
+        """The other side has not read for a while."""
 
     @classmethod
     async def over(cls, sock: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> "Channel":
@@ -49,6 +51,14 @@ class Channel(asyncio.Protocol):
         self._buffer += data
         for payload in split_frames(self._buffer):
             self.messages.put_nowait(self._decoder.decode(payload))
+
+    def pause_writing(self) -> None:
+        """The send buffer is full."""
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        """The send buffer has drained."""
+        self.congested = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Queue the end."""

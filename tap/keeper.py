@@ -63,24 +63,24 @@ class Keeper:
         if self._child is not None:
             self._child.channel.send(message)
 
+    def offer(self, message: Any) -> None:
+        """Tell the child something that the next message repeats: a child that does not listen is spared it."""
+        if self._child is not None and not self._child.channel.congested:
+            self._child.channel.send(message)
+
     async def finish(self, timeout_s: float) -> bool:
         """Tell the child that no more will come and wait until it has left; False if it had to be killed."""
+        if self._child is not None:
+            self._child.channel.finish()
+        return await self.left(timeout_s)
+
+    async def left(self, timeout_s: float) -> bool:
+        """Wait until a child that was told to end has left by itself; False if it had to be killed."""
         self._finishing = True
         if self._task is None:
             return True
         if self._child is None:  # it is being started again, for nothing now
             self._task.cancel()
-        else:
-            self._child.channel.finish()
-        return await self._left(timeout_s)
-
-    async def left(self, timeout_s: float) -> bool:
-        """Wait until a child that was told to end has left by itself; False if it had to be killed."""
-        self._finishing = True
-        return self._task is None or await self._left(timeout_s)
-
-    async def _left(self, timeout_s: float) -> bool:
-        assert self._task is not None
         done, _ = await asyncio.wait([self._task], timeout=timeout_s)
         if not done and self._child is not None:
             self._child.kill()

@@ -57,6 +57,8 @@ async def serve(config: TapConfig) -> None:
             _announce(config, listeners[0].getsockname()[1], admin)
             await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
             service.draining = True
+            if admin is not None:
+                admin.tell(service.stats())
             _say(
                 f"ending: no new connections; {ledger.in_flight} recorded requests in flight have {config.drain_s:g} s"
             )
