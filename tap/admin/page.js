@@ -45,8 +45,37 @@
       draw(svg, "text", { x: x(value), y: bottom + 15, "text-anchor": "middle" }, text);
     }
     draw(svg, "text", { x: right, y: HEIGHT - 4, "text-anchor": "end" }, title);
-    return { svg, x, y, right, bottom };
+    const value = (at) => Math.exp(from + span * (at - FRAME.left) / (right - FRAME.left));
+    return { svg, x, y, right, bottom, value };
   }
+
+  // Under the pointer: a line, and what the curves say there. Kept through redraws while the pointer rests.
+  function readOut(place, { svg, bottom, right, value }, say) {
+    const line = draw(svg, "line", { class: "at", y1: FRAME.top, y2: bottom, visibility: "hidden" });
+    const words = place.parentElement.querySelector("h3 .at");
+    const point = () => {
+      const at = place.pointer;
+      const inside = at !== undefined && at >= FRAME.left && at <= right;
+      line.setAttribute("visibility", inside ? "visible" : "hidden");
+      words.textContent = inside ? say(value(at)) : "";
+      if (inside) for (const end of ["x1", "x2"]) line.setAttribute(end, at);
+    };
+    place.onpointermove = (event) => { place.pointer = event.clientX - place.getBoundingClientRect().left; point(); };
+    place.onpointerleave = () => { place.pointer = undefined; point(); };
+    point();
+  }
+
+  const timeText = (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toPrecision(3)} s`);
+  const sizeText = (tokens) => {
+    const group = Math.max(0, Math.floor(Math.log10(tokens) / 3));
+    return `${(tokens / 1000 ** group).toPrecision(3)}${THOUSANDS[group]} tokens`;
+  };
+  // The value of the last step at or before a place; what stands before the first one.
+  const lastAt = (places, values, at, before) => {
+    let found = before;
+    for (let i = 0; i < places.length && places[i] <= at; i += 1) found = values[i];
+    return found;
+  };
 
   // A curve that keeps a value until the next time: its corners.
   function steps(times, values, until) {
@@ -68,8 +97,10 @@
     if (!judged.length) return;
     const low = Math.min(...judged.map((cohort) => cohort.times_ms[0])) / 1.3;
     const high = Math.max(...judged.map((cohort) => cohort.until_ms), low * 4);
-    const { svg, x, y } = plot(place, low, high, timeTicks(low, high), "time since arrival");
-    for (const cohort of judged) drawCurve(svg, x, y, low, cohort, cohorts.indexOf(cohort));
+    const frame = plot(place, low, high, timeTicks(low, high), "time since arrival");
+    for (const cohort of judged) drawCurve(frame.svg, frame.x, frame.y, low, cohort, cohorts.indexOf(cohort));
+    readOut(place, frame, (at) => [`after ${timeText(at)}`, ...judged.filter((one) => at <= one.until_ms)
+      .map((one) => `${one.title} ${percent(lastAt(one.times_ms, one.waiting, at, 1))}`)].join(" · "));
     const told = judged.map((cohort) => `${cohort.title}: ${cohort.quantiles.map((one) => `${one.level} ${one.text}`).join(", ")}`);
     place.setAttribute("aria-label", `Share of requests still waiting for the first token. ${told.join(". ")}`);
   }
@@ -125,12 +156,14 @@
     figure.querySelector(".fine").textContent = empty ? "" : potential.note;
     if (empty) return;
     const last = tokens[tokens.length - 1];
-    const { svg, x, y, bottom } = plot(place, tokens[0], last, tokenTicks(tokens[0], last), "cache size, tokens");
+    const frame = plot(place, tokens[0], last, tokenTicks(tokens[0], last), "cache size, tokens");
+    const { svg, x, y, bottom } = frame;
     const points = tokens.map((size, i) => [x(size), y(shares[i])]);
     draw(svg, "path", { class: "band f1", d: `${path([[x(tokens[0]), bottom], ...points, [x(last), bottom]])}Z` });
     draw(svg, "path", { class: "curve s1", d: path(points), "data-curve": "potential" });
     if (potential.exact_tokens < last) drawExact(svg, x(potential.exact_tokens), bottom);
     if (potential.engine_tokens !== null) drawEngine(svg, x, y, bottom, potential, place.clientWidth);
+    readOut(place, frame, (at) => `${sizeText(at)} · ${percent(lastAt(tokens, shares, at, shares[0]))}`);
     place.setAttribute("aria-label", potential.sentence);
   }
 

@@ -72,4 +72,12 @@ def _potential_sentence(endless: float, at_engine: float | None, measured: float
 def _potential_note(state: LiveState) -> str:
     several = state.service is not None and len(state.service.upstreams) > 1
     shared = " The curve is of one cache for all upstreams together." if several else ""
-    return f"LRU over full prompt blocks, counted at arrival; blocks filled by answers are left out.{shared}"
+    policy = "LRU over full prompt blocks, counted at arrival; blocks filled by answers are left out."
+    return f"{policy}{shared}{_skipped_text(state)}"
+
+
+def _skipped_text(state: LiveState) -> str:
+    """What it means that not every record was looked at, if so."""
+    skipped = 0 if state.recorder is None else state.recorder.feed_skipped
+    seen = state.records_seen / (state.records_seen + skipped) if skipped else 1.0
+    return f" Only {100 * seen:.0f} % of records were looked at: less is shared here than is." if seen < 0.995 else ""

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Final, Literal
 
 from tap.admin.feed import SeenRecord
@@ -48,9 +49,9 @@ class Waits:
 
     def add(self, other: "Waits") -> None:
         """Add other requests' waits."""
-        for mine, theirs in ((self.tokens, other.tokens), (self.failed, other.failed), (self.censored, other.censored)):
-            for bucket, count in enumerate(theirs):
-                mine[bucket] += count
+        self.tokens = list(map(add, self.tokens, other.tokens))
+        self.failed = list(map(add, self.failed, other.failed))
+        self.censored = list(map(add, self.censored, other.censored))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,3 +133,13 @@ def test_the_dashboards_panels_do_not_overlap() -> None:
         assert max(x for x, _ in cells) < 24
         assert not taken & cells, panel["title"]
         taken |= cells
+
+
+def test_every_metric_is_defined_in_the_documentation(state: LiveState) -> None:
+    section = (ROOT / "docs" / "metrics.md").read_text().split("## A tap's own metrics")[1]
+    defined = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE))))
+    names = {
+        name.removeprefix("kvtape_tap_") + ("_total" if family.type == "counter" else "")
+        for name, family in scrape(state).items()
+    }
+    assert defined == names

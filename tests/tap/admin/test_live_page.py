@@ -39,6 +39,14 @@ SHOWN = """(() => {
   };
 })()"""
 
+POINT = """(() => {
+  const plot = document.querySelector("#potential .plot");
+  const mark = plot.querySelector("line.mark").getBoundingClientRect();
+  plot.dispatchEvent(new PointerEvent("pointermove", { clientX: mark.left + mark.width / 2, clientY: mark.top + 9 }));
+  return document.querySelector("#potential h3 .at").textContent;
+})()"""
+"""Puts the pointer on the real cache's size; what the readout says there."""
+
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
@@ -100,6 +108,7 @@ def test_it_shows_what_live_json_says_and_follows_it(admin: AdminProcess, browse
     assert shown["hits"] == 1
     assert shown["empty"] == []
     assert len([plot for plot in shown["plots"] if plot]) == 3
+    assert browser.evaluate(POINT).startswith("64")  # the engine's cache is marked at 64,000 tokens
     admin.push(recorder_stats(prompt_tokens=9_000_000, feed_skipped=77))
     admin.tell(service_stats(upstream, dropped={"queue_full": 1_234}))
     browser.wait_for("document.querySelector('[data-tile=dropped] .value').textContent === '1,234'")
