@@ -37,6 +37,8 @@ ROLES = ("tap", "worker", "recorder", "admin")
 FLAT_MB, FLAT_SHARE = 3.0, 0.05
 """Memory is flat if what the line gains after the first third is below the larger of the two."""
 PROGRESS_S = 30.0
+OWN_TOKENS = (500, 4000)
+"""Prompts long enough for the recorder's index of a million blocks to fill within the first third of a soak."""
 
 Samples = dict[str, list[tuple[float, float]]]
 """By process, named by its role and number: seconds and MB."""
@@ -76,7 +78,7 @@ async def soak(args: argparse.Namespace) -> int:
     flags = ["--no-engine-facts", "--tokenizer", "ids", "--admin", f"127.0.0.1:{admin}", *args.tap_flags.split()]
     with tempfile.TemporaryDirectory(prefix="soak-tap-") as name:
         async with running_tap(Path(name), upstream, flags) as tap:
-            traffic = Traffic(tap.port, users=args.users, think_s=args.think_s)
+            traffic = Traffic(tap.port, users=args.users, own_tokens=OWN_TOKENS, think_s=args.think_s)
             traffic.start()
             scraping = asyncio.create_task(scrape(admin))
             samples = await sample(tap, traffic, args.minutes * 60)

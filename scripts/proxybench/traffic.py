@@ -20,6 +20,7 @@ from wire.url import Origin
 
 DONE = b"data: [DONE]\n\n"
 PREFIXES = 8
+PREFIX_TOKENS = 256
 HEADERS = ((b"Content-Type", b"application/json"),)
 
 
@@ -41,10 +42,17 @@ class Traffic:
     """Users who each send one request after another until told to stop."""
 
     def __init__(
-        self, port: int, *, users: int, text_prompts: bool = False, seed: int = 1, think_s: float = 0.05
+        self,
+        port: int,
+        *,
+        users: int,
+        text_prompts: bool = False,
+        own_tokens: tuple[int, int] = (8, 200),
+        think_s: float = 0.05,
+        seed: int = 1,
     ) -> None:
         self._client = Client(Origin("http", "127.0.0.1", port))
-        self._users, self._text_prompts, self._think_s = users, text_prompts, think_s
+        self._users, self._text_prompts, self._own_tokens, self._think_s = users, text_prompts, own_tokens, think_s
         self._random = random.Random(seed)
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,9 +119,9 @@ class Traffic:
 
     def _prompt(self) -> list[int] | str:
         """One of a few long beginnings, then tokens that no other request has."""
-        beginning = self._random.randrange(PREFIXES)
-        own = [self._random.randrange(50_000) for _ in range(self._random.randint(8, 200))]
-        ids = [*range(1000 * beginning, 1000 * beginning + 256), *own]
+        beginning = 1000 * self._random.randrange(PREFIXES)
+        own = memoryview(self._random.randbytes(2 * self._random.randint(*self._own_tokens))).cast("H")
+        ids = [*range(beginning, beginning + PREFIX_TOKENS), *own]
         return " ".join(map(str, ids)) if self._text_prompts else ids
 
     def _expect(self, kind: str, holds: bool, otherwise: str) -> None:
