@@ -50,9 +50,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     @property
     def until_close(self) -> bool:
         """Whether nothing but the connection's end will tell where the body ends."""
-        if self.status in BODILESS or b"content-length" in self.names:
-            return False
-        return b"chunked" not in b",".join(header_values(self.headers, b"transfer-encoding")).lower()
+        return not (self.status in BODILESS or b"content-length" in self.names or b"transfer-encoding" in self.names)
 
 
 class ResponseSink(Protocol):
@@ -278,6 +276,10 @@ class ServerConnection(asyncio.Protocol):
         version, status = parser.get_http_version(), parser.get_status_code()
         if not data.startswith(b"HTTP/1.") or status < CONTINUE:
             raise BadResponseError("not the head of an HTTP/1 response")
+        if b"transfer-encoding" in names:
+            codings = [value.strip(b" \t").lower() for value in header_values(headers, b"transfer-encoding")]
+            if codings != [b"chunked"]:
+                raise BadResponseError("a Transfer-Encoding other than chunked, which nobody asked for")
         if self._head_only and status >= OK and not self._complete:
             self.on_message_complete()
             self._parser = httptools.HttpResponseParser(self)  # this one waits for the body that the head speaks of

@@ -105,20 +105,21 @@ class ChunkedBody:
         end = data.find(b"\n", at)
         if end < 0:
             self._line += data[at:]
-            self._check_line_length()
+            self._check_line()
             return len(data)
         line = self._line + data[at : end + 1]
         self._line = line
-        self._check_line_length()
+        self._check_line()
         self._line = b""
         if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
             raise FramingError("a line of a chunked body that does not end in CRLF")
         self._act(line[:-2])
         return end + 1
 
-    def _check_line_length(self) -> None:
-        limit = 2 if self._state == "data_end" else MAX_CHUNK_LINE_BYTES
-        if len(self._line) > limit:
+    def _check_line(self) -> None:
+        if self._state == "data_end" and not b"\r\n".startswith(self._line):
+            raise FramingError("a chunk longer than its size")
+        if len(self._line) > MAX_CHUNK_LINE_BYTES:
             raise FramingError("a chunk whose framing is too long, or wrong")
 
     def _act(self, line: bytes) -> None:
@@ -129,8 +130,6 @@ class ChunkedBody:
             self._left = int(found[1], 16)
             self._state = "data" if self._left else "trailer"
         elif self._state == "data_end":
-            if line:
-                raise FramingError("a chunk longer than its size")
             self._state = "size"
         elif not line:
             self._state = "done"
