@@ -56,14 +56,15 @@ class OpenSegment:
     digest: _Digest = field(default_factory=hashlib.sha256)
     lines: list[bytes] = field(default_factory=list)
     """Taken, not compressed yet."""
+    arrivals_ms: list[float] = field(default_factory=list)
+    """Of those."""
 
     def take(self, line: bytes, arrival_ms: float | None) -> None:
         """Take one record's line."""
         self.lines.append(line)
         self.records += 1
         if arrival_ms is not None:
-            self.first_arrival_ms = min(self.first_arrival_ms, arrival_ms)
-            self.last_arrival_ms = max(self.last_arrival_ms, arrival_ms)
+            self.arrivals_ms.append(arrival_ms)
         if len(self.lines) >= BATCH_LINES:
             self.compress()
 
@@ -74,6 +75,9 @@ class OpenSegment:
             self.lines.clear()
             self.digest.update(batch)
             self.file.take(batch)
+            self.first_arrival_ms = min([self.first_arrival_ms, *self.arrivals_ms])
+            self.last_arrival_ms = max([self.last_arrival_ms, *self.arrivals_ms])
+            self.arrivals_ms.clear()
             self.first_at = min(self.first_at, time.monotonic())
 
     def listed(self) -> Segment:
@@ -141,11 +145,11 @@ class SegmentedTrace:
 
     def write(self, record: Record) -> bytes:
         """Take one record and give its line; raises InputError if it was refused, and only then."""
-        if self.failing:
+        segment = self._segment
+        if segment is None or self.failing:
             raise self.problem or InputError(f"{self.path}: cannot write; expected room for the trace")
-        assert self._segment is not None
         line = encode_record(record)
-        self._segment.take(line, record.arrival_ms)
+        segment.take(line, record.arrival_ms)
         self._taken += 1
         return line
 

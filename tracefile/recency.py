@@ -1,6 +1,6 @@
 """A map that forgets what was not touched for long, so that an index over endless traffic stays bounded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -39,6 +39,21 @@ class RecentMap(Generic[Key, Value]):
         value = self._old.pop(key, default)
         self[key] = value
         return value
+
+    def touch_all(self, keys: Sequence[Key], default: Value) -> list[tuple[int, Value]]:
+        """``touch`` each key in turn; where a value other than ``default`` was there, and which."""
+        young, old = self._young, self._old
+        found = []
+        for at, key in enumerate(keys):
+            if key in young:
+                value = young[key]
+            else:
+                value = young[key] = old.pop(key, default)
+                if 2 * len(young) >= self.limit:
+                    young, old = self._young, self._old = {}, young
+            if value is not default:
+                found.append((at, value))
+        return found
 
     def __setitem__(self, key: Key, value: Value) -> None:
         self._old.pop(key, None)

@@ -29,7 +29,6 @@ tokens for the same text), cannot be told and begins a session of its own.
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -86,6 +85,10 @@ class Ending:
 
 def _end_ms(request: Ended) -> float:
     return request.end_ms
+
+
+Endings = Sequence[tuple[int, Ending]]
+"""Those on a request's own chain, by the position of their block in it."""
 
 
 class Chain(NamedTuple):
@@ -150,8 +153,7 @@ class SessionIndex:
         """
         told = _without_inference(record)
         chain = chain_of(told, self.block_size)
-        self._note_passage(told, chain)
-        return self._place(told, chain)
+        return self._place(told, chain, self._note_passage(told, chain))
 
     def learn(self, record: Record) -> None:
         """Take the record, given in finish order, as evidence of shared prefixes, without linking it."""
@@ -162,7 +164,9 @@ class SessionIndex:
     def link_learnt(self, record: Record) -> Record:
         """``link`` for a record that ``learn`` was given before."""
         told = _without_inference(record)
-        return self._place(told, chain_of(told, self.block_size))
+        chain = chain_of(told, self.block_size)
+        found = [(at, ending) for at, block in enumerate(chain.prompt) if (ending := self._blocks.get(block))]
+        return self._place(told, chain, found)
 
     def recall(self, record: Record) -> None:
         """Take a record as it was linked, by an index that is gone; given in finish order."""
@@ -180,25 +184,24 @@ class SessionIndex:
             assert ends == sorted(ends)
             assert len(ends) <= 2 * ENDS_KEPT
 
-    def _place(self, record: Record, chain: Chain) -> Record:
+    def _place(self, record: Record, chain: Chain, endings: Endings) -> Record:
         if record.session_id is not None:
             record = self._link_explicit(record, record.session_id)
         elif record.block_hashes is not None and record.arrival_ms is not None:
-            record = self._link_by_chain(record, chain, record.arrival_ms)
+            record = self._link_by_chain(record, chain, endings, record.arrival_ms)
         self._remember(record, chain)
         return record
 
-    def _note_passage(self, record: Record, chain: Chain) -> None:
-        if record.arrival_ms is None or not chain.blocks:
-            return
-        for block, following in pairwise(chain.blocks):
-            ending = self._blocks.touch(block, None)
-            if ending is not None:
-                ending.passed(record.arrival_ms, following)
-        if not chain.whole:
-            ending = self._blocks.touch(chain.blocks[-1], None)
-            if ending is not None:
-                ending.passed(record.arrival_ms, None)
+    def _note_passage(self, record: Record, chain: Chain) -> Endings:
+        """Take note of where the record goes on past others' ends, which it gives."""
+        blocks = chain.blocks
+        if record.arrival_ms is None or not blocks:
+            return []
+        endings = self._blocks.touch_all(blocks[:-1] if chain.whole else blocks, None)
+        found = [(at, ending) for at, ending in endings if ending is not None]
+        for at, ending in found:
+            ending.passed(record.arrival_ms, blocks[at + 1] if at + 1 < len(blocks) else None)
+        return found
 
     def _note_ending(self, record: Record, chain: Chain) -> Ending | None:
         """Take note of where the record ends; None if it cannot be anyone's parent by its chain."""
@@ -223,8 +226,8 @@ class SessionIndex:
         count = ending.count_by(record.arrival_ms)
         return _continued(record, session_id, source, ending.ended[count - 1] if count else None)
 
-    def _link_by_chain(self, record: Record, chain: Chain, arrival_ms: float) -> Record:
-        ending = self._longest_ending(chain, arrival_ms)
+    def _link_by_chain(self, record: Record, chain: Chain, endings: Endings, arrival_ms: float) -> Record:
+        ending = self._longest_ending(chain, endings, arrival_ms)
         if ending is None:
             return _continued(record, SessionId(f"chain-{record.request_id}"), "inferred", None)
         count = ending.count_by(arrival_ms)
@@ -233,14 +236,15 @@ class SessionIndex:
         self.ambiguous += count > 1
         return _continued(record, parent.session_id, "inferred", parent)
 
-    def _longest_ending(self, chain: Chain, arrival_ms: float) -> Ending | None:
+    def _longest_ending(self, chain: Chain, endings: Endings, arrival_ms: float) -> Ending | None:
         """Where rule 2's candidates with the longest chain end, of those that rule 3 leaves."""
+        if not endings:
+            return None
         longest = len(chain.prompt) - (1 if chain.whole else 0)
         turned_down = 0
         found = None
-        for block in reversed(chain.prompt[:longest]):
-            ending = self._blocks.get(block)
-            if ending is None or not ending.count_by(arrival_ms):
+        for at, ending in reversed(endings):
+            if at >= longest or not ending.count_by(arrival_ms):
                 continue
             if ending.answered or not ending.shared:
                 found = ending

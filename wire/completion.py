@@ -12,7 +12,8 @@ proportion to its events. A few more are left with the first read: tokens withou
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.sse import EventStream
@@ -22,15 +23,14 @@ WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
 
 
-@dataclass(slots=True)
-class Completion:
+class Completion(msgspec.Struct):
     """What a response said. Text and ids are for the caller's memory only: no part of kvtape writes or logs them."""
 
     first_token_ns: int | None = None
     """Time of the first token-bearing read. None: there was none, or the response was not streamed."""
-    gaps_ns: list[int] = field(default_factory=list)
+    gaps_ns: list[int] = []
     """From each token-bearing read to the next."""
-    gap_tokens: list[int] = field(default_factory=list)
+    gap_tokens: list[int] = []
     """Tokens of each later token-bearing read, parallel to ``gaps_ns``."""
     first_tokens: int = 0
     """Tokens of the first token-bearing read."""
