@@ -21,6 +21,8 @@ RECONNECT_S = 0.2
 UNCONNECTED_S = 5.0
 """How long a link that is to end waits for a recorder to come back."""
 SEND_FRAMES = 64
+SENDS_AT_ONCE = 2
+"""A recorder that catches up on another core would take megabytes in a row, and streams would stand still meanwhile."""
 FRAME_OVERHEAD_BYTES = 100
 
 
@@ -92,25 +94,28 @@ class RecorderLink:
         self._close()
 
     def _send(self) -> None:
-        """Write what the socket takes; the loop calls again when it takes more."""
+        """Write what the socket takes at once; the loop calls again for more, and relays in between."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
         if self._socket is None:
             return
         try:
-            while self._outbox:
-                first = memoryview(self._outbox[0])[self._first_sent :]
-                self._sent(self._socket.sendmsg([first, *islice(self._outbox, 1, SEND_FRAMES)]))
+            for _ in range(SENDS_AT_ONCE):
+                if self._outbox:
+                    first = memoryview(self._outbox[0])[self._first_sent :]
+                    self._sent(self._socket.sendmsg([first, *islice(self._outbox, 1, SEND_FRAMES)]))
         except BlockingIOError:
-            if not self._writing:
-                self._writing = True
-                self._loop.add_writer(self._socket, self._send)
+            pass
         except OSError:
             self._disconnect()
-        else:
+            return
+        if not self._outbox:
             self._stop_writing()
             self._empty.set()
+        elif not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._socket, self._send)
 
     def _sent(self, taken: int) -> None:
         """Let go of the frames that the socket has taken whole."""
