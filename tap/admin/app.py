@@ -6,7 +6,7 @@ Whatever is dear to make is made at most once a second and shared by all who ask
 import time
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -32,16 +32,18 @@ HEADERS: Final = {
 }
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
     """The application over one state, which others keep up to date."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    live = shared(lambda: msgspec.json.encode(snapshot(state, clock())), clock)
+    latest = shared(lambda: snapshot(state, clock()), clock)
+    live = shared(lambda: msgspec.json.encode(latest()), clock)
     exposition = Exposition(state)
     metrics = shared(lambda: exposition.text(clock()), clock)
     template = _page_template()
-    page = shared(lambda: _page(template, snapshot(state, clock())), clock)
+    page = shared(lambda: _page(template, latest()), clock)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -70,16 +72,14 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
     return app
 
 
-def shared(make: Callable[[], bytes], clock: Clock) -> Callable[[], bytes]:
+def shared(make: Callable[[], T], clock: Clock) -> Callable[[], T]:
     """The same as ``make``, made at most once every ``SHARED_S``."""
-    made = b""
-    made_s = float("-inf")
+    made: list[tuple[float, T]] = []
 
-    def latest() -> bytes:
-        nonlocal made, made_s
-        if clock() - made_s >= SHARED_S:
-            made, made_s = make(), clock()
-        return made
+    def latest() -> T:
+        if not made or clock() - made[0][0] >= SHARED_S:
+            made[:] = [(clock(), make())]
+        return made[0][1]
 
     return latest
 

@@ -1,5 +1,7 @@
 """All that the admin process knows, as its feed and the supervisor tell it: what every page and metric is made from."""
 
+from typing import Final
+
 from tap.admin.cachecurve import CacheCurve
 from tap.admin.control import AdminSetup, ServiceStats
 from tap.admin.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
@@ -7,6 +9,9 @@ from tap.admin.sharedprefixes import SharedPrefixes
 from tap.admin.survival import SurvivalCurves
 from tap.admin.timeline import Growth, Sample, Timeline
 from tracefile.schema import Engine
+
+WORKER_SILENCE_S: Final = 10.0
+"""A worker pushes once a second; after so long what it last said is no longer so."""
 
 
 class LiveState:
@@ -17,7 +22,8 @@ class LiveState:
         self.service: ServiceStats | None = None
         """Null: the supervisor has not said anything yet."""
         self.workers: dict[int, WorkerStats] = {}
-        """The last word of each, by number; a dead one's is replaced by its successor's."""
+        """The last word of each that is heard, by number."""
+        self._workers_heard_s: dict[int, float] = {}
         self.recorder: RecorderStats | None = None
         self.recorder_heard_s = float("-inf")
         self.reachable: dict[str, bool] = {}
@@ -40,6 +46,7 @@ class LiveState:
         """Take one message; a feed's records are better given one by one, with pauses."""
         if isinstance(message, WorkerStats):
             self.workers[message.worker] = message
+            self._workers_heard_s[message.worker] = now_s
         elif isinstance(message, RecorderStats):
             self.recorder, self.recorder_heard_s = message, now_s
         elif isinstance(message, ServiceStats):
@@ -60,6 +67,8 @@ class LiveState:
 
     def tick(self, now_s: float) -> None:
         """Add a sample to the timeline; to be called about once a second."""
+        for number in [number for number in self.workers if now_s - self._workers_heard_s[number] > WORKER_SILENCE_S]:
+            del self.workers[number]
         before, self._ticked_s = self._ticked_s, now_s
         sample = self._sample(0.0 if before is None else now_s - before)
         if before is not None:
@@ -72,12 +81,11 @@ class LiveState:
 
     def _sample(self, span_s: float) -> Sample:
         workers, recorder, growth = self.workers, self.recorder, self._growth
-        told = {} if recorder is None else {recorder.pid: recorder}
         return Sample(
             span_s=span_s,
             requests=growth["requests"].since_last({number: worker.relayed for number, worker in workers.items()}),
-            prompt_tokens=growth["prompt"].since_last({pid: one.prompt_tokens for pid, one in told.items()}),
-            output_tokens=growth["output"].since_last({pid: one.output_tokens for pid, one in told.items()}),
+            prompt_tokens=growth["prompt"].since_last({0: recorder.prompt_tokens} if recorder else {}),
+            output_tokens=growth["output"].since_last({0: recorder.output_tokens} if recorder else {}),
             bytes_in=growth["in"].since_last({number: worker.bytes_in for number, worker in workers.items()}),
             bytes_out=growth["out"].since_last({number: worker.bytes_out for number, worker in workers.items()}),
             dropped=growth["dropped"].since_last({0: sum(self.dropped.values())}),

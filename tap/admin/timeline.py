@@ -34,7 +34,7 @@ class Growth:
         self._last: dict[int, float] = {}
 
     def since_last(self, totals: Mapping[int, float]) -> float:
-        """What came since the last call; the first total of a process only says where its counting starts."""
+        """What came since the last call; the first total under a number only says where its counting starts."""
         grown = 0.0
         for process, total in totals.items():
             last = self._last.get(process, total)

@@ -15,7 +15,7 @@ from tap.admin.timeline import KEPT_SAMPLES
 from tap.admin.window import WINDOW_MINUTES
 
 
-def snapshot(state: LiveState, now_s: float, wall: datetime | None = None) -> Snapshot:
+def snapshot(state: LiveState, now_s: float) -> Snapshot:
     """The page at this moment; ``now_s`` is the monotonic clock that the state was fed by."""
     curves = state.survival.recent(now_s)
     unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
@@ -25,7 +25,7 @@ def snapshot(state: LiveState, now_s: float, wall: datetime | None = None) -> Sn
         ready=not (unready or unrecorded),
         status="not ready" if unready else "not recording" if unrecorded else "ready",
         reasons=unready + unrecorded,
-        at=(wall or datetime.now(UTC)).strftime("%H:%M:%S UTC"),
+        at=datetime.now(UTC).strftime("%H:%M:%S UTC"),
         minutes=WINDOW_MINUTES,
         timeline_s=KEPT_SAMPLES,
         tiles=tiles(state, curves, now_s),

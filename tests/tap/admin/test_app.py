@@ -120,6 +120,17 @@ def test_growth_is_told_per_second_and_a_restart_takes_nothing_back(
     assert (tile["id"], tile["line"], tile["value"]) == ("requests", [40.0, 40.0, 30.0], "36.7")
 
 
+def test_a_worker_that_fell_silent_is_not_told_of_any_more(client: TestClient, state: LiveState, clock: Clock) -> None:
+    make_well(state, clock.now_s)
+    clock.now_s += 8
+    state.take(worker_stats(1, in_flight=2), clock.now_s)
+    state.tick(clock.now_s)
+    assert client.get("/live.json").json()["tiles"][1]["value"] == "9"
+    clock.now_s += 8
+    state.tick(clock.now_s)
+    assert client.get("/live.json").json()["tiles"][1]["value"] == "2"
+
+
 def test_headers_allow_nothing_from_outside(client: TestClient) -> None:
     for path in ("/", "/live.json", "/metrics", "/page.css", "/page.js", "/readyz", "/healthz"):
         headers = client.get(path).headers
