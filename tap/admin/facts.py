@@ -19,7 +19,7 @@ def recorder_facts(state: LiveState) -> list[Fact]:
         Fact("Recorded", wording.count(progress.recorded)),
         Fact("Sampled out", wording.count(progress.sampled_out)),
         Fact("Hashed", wording.share(progress.hashed, progress.recorded) + (f" (not: {unhashed})" if unhashed else "")),
-        Fact("Prompt ids as many as usage says", f"{wording.share(matched, checked)} of {wording.count(checked)}"),
+        Fact("Prompt lengths as in usage", f"{wording.share(matched, checked)} of {wording.count(checked)}"),
         Fact("Writing", "yes" if recorder.writing else "no: the trace cannot be written", not recorder.writing),
         Fact("Segments", _segments_text(recorder), progress.upload_failed > 0),
     ]

@@ -88,7 +88,7 @@ class LiveState:
             output_tokens=growth["output"].since_last({0: recorder.output_tokens} if recorder else {}),
             bytes_in=growth["in"].since_last({number: worker.bytes_in for number, worker in workers.items()}),
             bytes_out=growth["out"].since_last({number: worker.bytes_out for number, worker in workers.items()}),
-            dropped=growth["dropped"].since_last({0: sum(self.dropped.values())}),
+            dropped=growth["dropped"].since_last({0: sum(self.dropped.values())} if self.service else {}),
             in_flight=sum(worker.in_flight for worker in workers.values()),
             queue_bytes=sum(worker.queue_bytes for worker in workers.values()),
         )

@@ -1,0 +1,28 @@
+"""Numbers as the page says them."""
+
+from tap.admin import wording
+
+
+def test_counts_and_rates() -> None:
+    assert [wording.count(value) for value in (0, 1_234, 99_999, 123_456, 1_050_000)] == [
+        "0",
+        "1,234",
+        "99,999",
+        "123k",
+        "1.05M",
+    ]
+    assert [wording.rate(value) for value in (0.0, 0.42, 12.0, 999.4, 1_234.0)] == ["0", "0.4", "12", "999.4", "1.23k"]
+    assert wording.compact(999.6) == "1.00k"
+
+
+def test_shares_never_say_all_of_what_is_not_all() -> None:
+    assert wording.share(1, 3) == "33.3 %"
+    assert wording.share(5, 5) == "100.0 %"
+    assert wording.share(99_999, 100_000) == "> 99.9 %"
+    assert wording.share(0, 0) == "–"
+
+
+def test_times_and_sizes() -> None:
+    assert [wording.wait(value) for value in (0.44, 37.4, 1_250.0, 12_340.0)] == ["0.4 ms", "37 ms", "1.25 s", "12.3 s"]
+    assert [wording.brief(value) for value in (14e-6, 1.2e-3)] == ["14 µs", "1.2 ms"]
+    assert [wording.size(value) for value in (0, 1_536, 256 << 20)] == ["0 B", "1.50 KiB", "256 MiB"]
