@@ -6,6 +6,7 @@ when the supervisor and every worker have closed theirs, never by a signal, so t
 
 import contextlib
 import copy
+import gc
 import os
 import signal
 import socket
@@ -35,6 +36,8 @@ UPLOAD_AT_END_S = 20.0
 """How long the last segments may take to be uploaded once all is recorded."""
 RELINKED_RECORDS = 50_000
 """Records of a resumed trace by which conversations keep their sessions."""
+GC_ALLOCATIONS = 20_000
+"""Between two looks through the youngest objects."""
 NICENESS = 10
 """Where there is no core to spare, the workers go first."""
 
@@ -227,6 +230,10 @@ def record_exchanges(sock: socket.socket) -> None:
         return
     if setup.socket:
         inbox.listen(setup.socket)
+    # What is loaded by now stays, and what records leave behind holds no cycles: there is little to look through.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     with contextlib.suppress(OSError):  # a supervisor that was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     _record_until_closed(recorder, sock, messages)

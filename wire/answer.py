@@ -18,7 +18,8 @@ def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: b
     """
     if stream:
         return parse_stream(reads, _event_taker(endpoint))
-    return parse_whole(b"".join(data for _, data in reads), _body_taker(endpoint))
+    body = reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads)
+    return parse_whole(body, _body_taker(endpoint))
 
 
 def _event_taker(endpoint: str) -> EventTaker:
