@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from typing import cast
 
 TICK_S = 0.001
+MAX_LATE_MS = 50
 _CHUNKS = re.compile(rb"[?&]chunks=(\d+)")
 
 _EVENT = (
@@ -180,6 +181,8 @@ class Engine:
         self._begun = 0
         self._wheel: defaultdict[int, list[Stream]] = defaultdict(list)
         self._tick = 0
+        self._slip_ms = 0
+        """How far the ticks are behind the clock for good."""
         self._ticking: asyncio.TimerHandle | None = None
 
     async def listen(self) -> int:
@@ -195,7 +198,7 @@ class Engine:
         stream = Stream(self, transport, self.gaps_ms, 7 * self._begun % len(self.gaps_ms))
         self.streams.add(stream)
         if self._ticking is None:
-            self._tick = now_ms()
+            self._tick = now_ms() - self._slip_ms
             self._advance()
         self._wheel[self._tick + 1].append(stream)
         return stream
@@ -212,10 +215,14 @@ class Engine:
             self._ticking = None
 
     def _advance(self) -> None:
-        """Send what is due up to now; a tick that came late sends what those it missed would have."""
+        """Send what is due up to now; a tick that came late sends what those it missed would have.
+
+        An engine that gets no time to keep up slows down, as one that computes would, in place of sending ever more.
+        """
         wheel = self._wheel
-        now = now_ms()
-        while self._tick < now:
+        late_ms = now_ms() - self._slip_ms - self._tick
+        self._slip_ms += max(0, late_ms - MAX_LATE_MS)
+        for _ in range(min(late_ms, MAX_LATE_MS)):
             self._tick += 1
             for stream in wheel.pop(self._tick, ()):
                 if stream.send() and not stream.complete:

@@ -13,6 +13,10 @@ from scipy.stats import ks_2samp, wasserstein_distance
 DIRECT, REFERENCE = "direct", "nginx"
 
 
+Goal = Callable[[float, float | None], bool | None]
+"""Whether the tap's figure, beside the reference's, reaches the goal; null: nobody can say without the reference."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One row of the table."""
@@ -23,28 +27,27 @@ class Figure:
     added: bool = False
     """Values are shown with the direct connection's of the same round taken off."""
     goal: str = ""
-    reached: Callable[[float, float | None], bool] | None = None
-    """Whether the tap's figure, beside the reference's, reaches the goal."""
+    reached: Goal | None = None
 
 
-def within(factor: float) -> Callable[[float, float | None], bool]:
+def within(factor: float) -> Goal:
     """At most so many times the reference."""
-    return lambda value, reference: reference is not None and value <= factor * reference
+    return lambda value, reference: None if reference is None else value <= factor * reference
 
 
-def at_most(limit: float) -> Callable[[float, float | None], bool]:
+def at_most(limit: float) -> Goal:
     """At most that."""
     return lambda value, _: value <= limit
 
 
-def at_least(limit: float) -> Callable[[float, float | None], bool]:
+def at_least(limit: float) -> Goal:
     """At least that."""
     return lambda value, _: value >= limit
 
 
-def within_more(extra: float) -> Callable[[float, float | None], bool]:
+def within_more(extra: float) -> Goal:
     """At most so much more than the reference."""
-    return lambda value, reference: reference is not None and value <= reference + extra
+    return lambda value, reference: None if reference is None else value <= reference + extra
 
 
 FIGURES = (
@@ -155,7 +158,8 @@ def _verdict(results: Results, taps: Sequence[str], figure: Figure) -> str:
         return ""
     reference = results.figure(REFERENCE, figure)
     values = [value for name in taps if (value := results.figure(name, figure)) is not None]
-    return " ".join("yes" if figure.reached(value, reference) else "NO" for value in values)
+    said = {True: "yes", False: "NO", None: "?"}
+    return " ".join(said[figure.reached(value, reference)] for value in values)
 
 
 def _number(value: float | None, digits: int) -> str:
