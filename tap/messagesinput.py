@@ -95,7 +95,7 @@ def _add_block(shaped: Message, parts: list[dict[str, Any]], block: Block) -> No
         if block.get("text"):
             parts.append({"type": "text", "text": block["text"]})
     elif kind in ("image", "document"):
-        parts.append({"type": "image_url"})
+        parts.append({"type": "image_url", "image_url": block.get("source")})
     elif kind == "thinking":
         shaped["reasoning"] = shaped.get("reasoning", "") + str(block.get("thinking") or "")
     elif kind == "tool_use":
@@ -114,7 +114,7 @@ def _tool_result(block: Block) -> Iterator[Message]:
         raise UntokenizableError("unknown_block_kind")
     text = content if isinstance(content, str) else "\n".join(texts)
     yield {"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": text}
-    images = [{"type": "image_url"} for part in parts if part.get("type") == "image"]
+    images = [{"type": "image_url", "image_url": part.get("source")} for part in parts if part.get("type") == "image"]
     if images:
         yield {"role": "user", "content": images}
 

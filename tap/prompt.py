@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tap.byteblocks import BYTES_PER_TOKEN, ByteBlocks
 from tap.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
 from tap.exchange import RecorderSetup
-from tap.media import first_media_message, ids_before_media, messages_before
+from tap.media import MediaSizes, ids_with_media, media_messages, messages_before
 from tap.promptform import ChatPrompt, IdsPrompt, PromptForm, TextPrompt, prompt_form
 from tap.shape import RequestShape
 from tap.tokenizer import Tokenizer, load_tokenizer
@@ -27,6 +27,8 @@ class HashedPrompt(NamedTuple):
     """Where nobody counted: a quarter of the text's bytes."""
     token_ids: Sequence[int] | None = None
     """Held while the record is made, for the chain over the output."""
+    solved: bool = False
+    """The count was made to be the engine's, and checks nothing."""
     unhashed: str | None = None
     """The reason for no hashes; it holds no content."""
 
@@ -55,6 +57,7 @@ class PromptHasher:
         self.block_size = block_size
         self._tokenizer = tokenizer
         self._byte_blocks = byte_blocks
+        self._media_sizes = MediaSizes()
         self._answers = answers
         """Whether answers are tokenized too, where the engine did not send their ids."""
 
@@ -71,7 +74,7 @@ class PromptHasher:
     ) -> HashedPrompt:
         """The chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
 
-        ``usage_tokens``: the engine's count, null if it reported none; it scales byte blocks and nothing else.
+        ``usage_tokens``: the engine's count, null if it reported none; it scales byte blocks and tells media's lengths.
         """
         try:
             form = prompt_form(shape)
@@ -81,9 +84,9 @@ class PromptHasher:
                 return HashedPrompt(unhashed=error.reason)
             return self._of_ids(start, engine_ids, "engine")
         try:
-            first = first_media_message(form.body) if isinstance(form, ChatPrompt) else None
-            if isinstance(form, ChatPrompt) and first is not None:
-                return self._before_media(start, form, first)
+            holders = media_messages(form.body) if isinstance(form, ChatPrompt) else []
+            if isinstance(form, ChatPrompt) and holders:
+                return self._with_media(start, form, holders, usage_tokens)
             if engine_ids is not None:
                 return self._of_ids(start, engine_ids, "engine")
             return self._of_form(start, form, usage_tokens)
@@ -127,16 +130,18 @@ class PromptHasher:
         hashes = blocks.hash_blocks(self._hasher(start), start, data, tokens or 0)
         return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
 
-    def _before_media(self, start: ChainStart, form: ChatPrompt, first: int) -> HashedPrompt:
-        """The chain as far as it is known; how long the whole prompt is, only the engine can say."""
+    def _with_media(
+        self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
+    ) -> HashedPrompt:
+        """The chain over media of known length, else as far as it is known: the engine's ids are the same for all."""
         if self._tokenizer is not None:
-            ids = ids_before_media(self._tokenizer, form.body, first)
-            return HashedPrompt(hashes=self._hasher(start).hash_blocks(ids), source="tokenizer")
+            found = ids_with_media(self._tokenizer, self._media_sizes, form.body, holders, usage_tokens)
+            made = self._of_ids(start, found.ids, "tokenizer")
+            return made._replace(solved=found.solved) if found.whole else HashedPrompt(made.hashes, made.source)
         if self._byte_blocks is None:
             raise UntokenizableError("multimodal")
-        text = _text(ChatPrompt(messages_before(form.body, first))) if first else ""
-        made = self._of_bytes(self._byte_blocks, start, text, None)
-        return HashedPrompt(hashes=made.hashes, source="bytes")
+        text = _text(ChatPrompt(messages_before(form.body, holders[0]))) if holders[0] else ""
+        return HashedPrompt(self._of_bytes(self._byte_blocks, start, text, None).hashes, "bytes")
 
 
 def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:

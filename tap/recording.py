@@ -133,7 +133,7 @@ class RecordMaker:
         _fill_prompt(record, prompt, self._prompts.block_size)
         if answer is not None and prompt.hashes is not None:
             self._fill_output_hashes(record, start, prompt, answer)
-        known = usage_tokens is not None and prompt.token_count is not None
+        known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
         matches = usage_tokens == prompt.token_count if known else None
         return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
 

@@ -244,6 +244,8 @@ def test_several_choices_count_together_and_have_no_one_output_chain() -> None:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+LENGTHLESS = {"choices": [{"message": {"content": "a cat"}, "finish_reason": "stop"}]}
+"""An answer without usage."""
 
 
 def chat_with_image(part: Any) -> dict[str, Any]:
@@ -252,20 +254,48 @@ def chat_with_image(part: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
-def test_a_chain_stops_before_the_message_with_the_first_image(kind: str) -> None:
-    answer = {"choices": [{"message": {"content": "a cat"}}], "usage": {"prompt_tokens": 2000, "completion_tokens": 5}}
-    found = made("/v1/chat/completions", chat_with_image({"type": kind}), answer)
+def test_a_chain_stops_before_an_image_of_unknown_length(kind: str) -> None:
+    found = made("/v1/chat/completions", chat_with_image({"type": kind}), LENGTHLESS)
     known = letters("system:be terse|user:")
     # Of the 21 tokens that are the same whatever follows, one is left out that what follows could have changed.
     assert found.record.block_hashes == chain(known[:-1]) == chain(known)
-    assert (found.record.hashable_blocks, found.record.prompt_tokens) == (5, 2000)
-    assert (found.record.output_block_hashes, found.prompt_count_matches) == (None, None)
-    assert found.unhashed is None
+    assert (found.record.prompt_tokens, found.record.output_block_hashes) == (None, None)
+    assert (found.unhashed, found.prompt_count_matches) == (None, None)
+
+
+def test_usage_tells_the_length_of_one_image_and_the_next_turn_that_of_another() -> None:
+    recorder = maker(LetterTokenizer())
+    first = chat_with_image(IMAGE)
+    told = {"choices": [{"message": {"content": "cat"}}], "usage": {"prompt_tokens": 121, "completion_tokens": 3}}
+    opening = recorder.make(exchange("/v1/chat/completions", first, told))
+    # 21 letters before the content, 2 after it, 98 for it; one on either side of it is in the run.
+    assert (len(opening.record.block_hashes or []), opening.record.hashable_blocks) == (30, None)
+    assert (opening.record.block_hashes or [])[:5] == chain(letters("system:be terse|user:"))
+    assert opening.record.output_block_hashes == [], "123 // 4 = 30 blocks are full, and the prompt has them"
+    assert opening.prompt_count_matches is None, "a count made to fit proves nothing"
+    other = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
+    grown = [*first["messages"], {"role": "assistant", "content": "cat"}, other]
+    told["usage"] = {"prompt_tokens": 200, "completion_tokens": 3}
+    second = recorder.make(exchange("/v1/chat/completions", {"model": "m", "messages": grown}, told)).record
+    assert len(second.block_hashes or []) == 50
+    # Both have the first message's run, and the letter behind it; then one has ">" and the other the answer.
+    assert (second.block_hashes or [])[:30] == opening.record.block_hashes
+    again = recorder.make(exchange("/v1/chat/completions", {"model": "m", "messages": grown}, told))
+    assert (again.record.block_hashes, again.prompt_count_matches) == (second.block_hashes, True)
+
+
+def test_two_images_of_unknown_length_stop_the_chain_at_the_first() -> None:
+    user = [{"role": "user", "content": [{"type": "text", "text": str(turn)}, IMAGE]} for turn in range(2)]
+    body = {"model": "m", "messages": [{"role": "system", "content": "be terse"}, *user]}
+    answer = {"choices": [], "usage": {"prompt_tokens": 2000, "completion_tokens": 5}}
+    record = made("/v1/chat/completions", body, answer).record
+    assert record.block_hashes == chain(letters("system:be terse|user:"))
+    assert (record.hashable_blocks, record.prompt_tokens) == (5, 2000)
 
 
 def test_an_image_stops_the_chain_of_the_engines_ids_too_since_they_are_the_same_for_every_image() -> None:
     choice = {"message": {"content": "a"}, "prompt_token_ids": [9] * 40}
-    answer = {"choices": [choice], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}
+    answer = {"choices": [choice]}
     found = made("/v1/chat/completions", chat_with_image(IMAGE), answer)
     assert found.record.block_hashes == chain(letters("system:be terse|user:"))
     ids_only = RecordMaker(
@@ -275,14 +305,30 @@ def test_an_image_stops_the_chain_of_the_engines_ids_too_since_they_are_the_same
 
 
 def test_a_message_of_anthropics_with_an_image_in_a_tools_result_stops_there() -> None:
-    result = [{"type": "text", "text": "see"}, {"type": "image", "source": {"type": "url", "url": "http://x"}}]
-    body = {
-        "model": "m", "max_tokens": 5,
-        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": result}]}],
-    }  # fmt: skip
-    record = made("/v1/messages", body, {"content": [], "usage": {"input_tokens": 500, "output_tokens": 1}}).record
+    sources = [{"type": "url", "url": "http://x"}, {"type": "base64", "data": "AAAA"}]
+    bodies = [
+        {
+            "model": "m", "max_tokens": 5,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result", "tool_use_id": "t",
+                            "content": [{"type": "text", "text": "see"}, {"type": "image", "source": source}],
+                        }
+                    ],
+                }
+            ],
+        }
+        for source in sources
+    ]  # fmt: skip
+    record = made("/v1/messages", bodies[0], {"content": []}).record
     assert record.block_hashes == chain(letters("tool:see|user:")[:-1])
-    assert record.hashable_blocks == 3
+    answer = {"content": [], "usage": {"input_tokens": 500, "output_tokens": 1}}
+    one, other = (made("/v1/messages", body, answer).record.block_hashes or [] for body in bodies)
+    assert len(one) == len(other) == 500 // BLOCK
+    assert (one[:3], one[3:] == other[3:]) == (other[:3], False), "another image is another chain from there on"
 
 
 def test_bytes_stop_before_an_image_as_well() -> None:
