@@ -31,6 +31,8 @@ async def listen_for_feeds(state: LiveState, path: str) -> asyncio.Server:
             await _take_all(state, reader)
         except (ConnectionError, msgspec.MsgspecError):
             pass  # a sender that is gone, or talks nonsense; it comes again
+        except asyncio.CancelledError:
+            pass  # the process leaves; a stream's task that ends as cancelled would be complained about
         finally:
             writer.close()
 

@@ -181,7 +181,7 @@
     if (potential.measured_share === null) return;
     const height = y(potential.measured_share);
     draw(svg, "circle", { class: "measured", cx: at, cy: height, r: 4.5 });
-    const below = potential.measured_share > 0.85 ? 20 : 4;
+    const below = potential.measured_share < 0.15 ? -12 : 20;
     const text = `measured ${percent(potential.measured_share)}`;
     draw(svg, "text", { class: "of-measured halo", x: at + aside, y: height + below, "text-anchor": anchor }, text);
   }

@@ -47,6 +47,11 @@ def test_a_sender_that_breaks_off_does_not_harm_it(admin: AdminProcess) -> None:
     assert admin.get("/healthz").status_code == 200
 
 
+def test_it_leaves_quietly_in_the_middle_of_a_feed(admin: AdminProcess) -> None:
+    for seed in range(4):
+        admin.push(conversation_feed(seed=seed))  # the fixture says what it is to say at its end: nothing
+
+
 def test_hammered_it_still_takes_what_it_is_told(admin: AdminProcess) -> None:
     """Eight clients asking as fast as they can: every answer is whole, and the feed is looked at in between."""
     stop = threading.Event()
