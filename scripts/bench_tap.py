@@ -138,7 +138,7 @@ class Bench:
 
     async def _idle(self, proxy: Proxy) -> None:
         window = await stream_window(
-            self._engine, proxy, streams=IDLE_STREAMS, gaps_ms=[IDLE_GAP_MS], warm_s=1.0, window_s=self._plan.idle_s
+            self._engine, proxy, streams=IDLE_STREAMS, gaps_ms=[IDLE_GAP_MS], warm_s=2.0, window_s=self._plan.idle_s
         )
         self.results.add(proxy.name, "idle_rss", window.rss_mb)
         if window.cpu_us_per_chunk is not None:

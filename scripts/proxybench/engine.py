@@ -179,6 +179,7 @@ class Engine:
         self.streams: set[Stream] = set()
         """Those that have not ended, nor been left."""
         self._begun = 0
+        self._held: list[Stream] | None = None
         self._wheel: defaultdict[int, list[Stream]] = defaultdict(list)
         self._tick = 0
         self._slip_ms = 0
@@ -193,15 +194,28 @@ class Engine:
         return int(server.sockets[0].getsockname()[1])
 
     def begin_stream(self, transport: asyncio.Transport) -> Stream:
-        """Send the first chunk in the next tick, the others at their gaps."""
+        """Send the first chunk in the next tick, or once the engine lets go, and the others at their gaps."""
         self._begun += 1
         stream = Stream(self, transport, self.gaps_ms, 7 * self._begun % len(self.gaps_ms))
         self.streams.add(stream)
         if self._ticking is None:
             self._tick = now_ms() - self._slip_ms
             self._advance()
-        self._wheel[self._tick + 1].append(stream)
+        if self._held is None:
+            self._wheel[self._tick + 1].append(stream)
+        else:
+            self._held.append(stream)
         return stream
+
+    def hold(self) -> None:
+        """Send nothing of the streams that begin from now on until ``let_go``, so that all of them are as long."""
+        self._held = []
+
+    def let_go(self) -> None:
+        """Begin what was held, spread over the longest gap."""
+        held, self._held = self._held or [], None
+        for number, stream in enumerate(held):
+            self._wheel[self._tick + 1 + number * max(self.gaps_ms) // len(held)].append(stream)
 
     def end_streams(self) -> None:
         """End every stream that is still there."""

@@ -67,8 +67,10 @@ async def stream_window(
     proxy.sent += streams
     recorder_ns = total_ns(proxy.recorder)
     failed_before, sent_before = engine.failed, engine.sent
+    engine.hold()
     clients = await open_streams(proxy.port, streams, streaming_body(proxy, 400))
     await all_begun(engine, streams)
+    engine.let_go()
     await asyncio.sleep(warm_s)
     since_ns, sent, plane_ns = perf_counter_ns(), engine.sent, total_ns(proxy.pid)
     await asyncio.sleep(window_s)
