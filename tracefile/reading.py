@@ -16,7 +16,7 @@ from tracefile.importers.mooncake import MooncakeDecoder
 from tracefile.importers.vcr import VcrDecoder
 from tracefile.lines import LineReader
 from tracefile.schema import SCHEMA, Meta, Record
-from tracefile.segments import trace_files
+from tracefile.segments import absent_segments, trace_files
 
 TraceFormat = Literal["kvtape", "mooncake", "vllm-vcr"]
 
@@ -40,7 +40,7 @@ class TraceReader:
         """Lines before each file that was opened so far."""
         self._lines = LineReader(self._files[0])
         self._later_meta: Meta | None = None
-        self._warnings: list[str] = []
+        self._warnings = _absence(self.path)
         try:
             self.format, self._decoder, self._first = self._recognise()
         except BaseException:
@@ -156,6 +156,11 @@ class TraceReader:
             return self._decoder.decode(line, f"{self._lines.path}:{self._lines.number}")
         except InputError as error:
             return error
+
+
+def _absence(path: str) -> list[str]:
+    absent = absent_segments(path)
+    return [f"{path}: read without {len(absent)} of its segments ({absent[0]} …): not there any more"] if absent else []
 
 
 def check_continues(first: Meta, later: Meta, where: str) -> None:

@@ -108,6 +108,28 @@ def trace_files(path: str | os.PathLike[str]) -> list[str]:
     return [os.fspath(path)]
 
 
+def absent_segments(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the segments that a trace's manifest lists and that are not there any more."""
+    given = Path(path)
+    if given.is_dir():
+        manifests = list(given.glob(f"*{MANIFEST_SUFFIX}"))
+    else:
+        manifests = [given if given.name.endswith(MANIFEST_SUFFIX) else manifest_path(given)]
+    if given.is_file() and given not in manifests:
+        return []
+    listed = [manifest.with_name(segment.name) for manifest in manifests for segment in _listed(manifest)]
+    return [segment.name for segment in listed if not segment.exists()]
+
+
+def _listed(manifest: Path) -> list[Segment]:
+    try:
+        return read_manifest(manifest).segments
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{manifest}: {error.strerror or error}; expected a manifest of segments") from error
+
+
 def _segments_in(folder: Path) -> list[Path]:
     try:
         manifests = sorted(folder.glob(f"*{MANIFEST_SUFFIX}"))
@@ -126,12 +148,7 @@ def _segments_in(folder: Path) -> list[Path]:
 
 def _segments_of(manifest: Path) -> list[Path]:
     """Those that the manifest lists and that are still there, then those that it does not list yet."""
-    try:
-        listed = [manifest.parent / segment.name for segment in read_manifest(manifest).segments]
-    except FileNotFoundError:
-        listed = []
-    except OSError as error:
-        raise InputError(f"{manifest}: {error.strerror or error}; expected a manifest of segments") from error
+    listed = [manifest.with_name(segment.name) for segment in _listed(manifest)]
     found = _numbered_files(manifest.parent, manifest.name.removesuffix(MANIFEST_SUFFIX), None)
     files = [path for path in listed if path.exists()]
     files += [path for path in found if path not in listed]

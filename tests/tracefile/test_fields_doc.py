@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tracefile.schema import Engine, HashInfo, Meta, Record, Workload
+from tracefile.segments import Manifest, Segment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
 WRITERS = {"all", "tap", "client", "replay", "sim", "mooncake", "vcr"}
@@ -15,6 +16,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "### meta.hash": HashInfo,
     "### meta.engine": Engine,
     "### meta.workload": Workload,
+    "## segments": Manifest,
+    "### segments[]": Segment,
     "## record": Record,
 }
 
