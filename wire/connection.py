@@ -1,6 +1,7 @@
 """One connection to a server, one exchange at a time on it: the client half of HTTP/1.1."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol, cast
@@ -16,6 +17,8 @@ MAX_HEAD_BYTES = 64 * 1024
 STALE_WITHIN_NS = 1_000_000_000
 """A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
 CONTINUE, SWITCHING_PROTOCOLS, OK = 100, 101, 200
+CONTROL_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Of those the parser lets some pass in a reason phrase, for which clients give up the whole response."""
 BODILESS = frozenset({204, 304})
 
 
@@ -274,7 +277,7 @@ class ServerConnection(asyncio.Protocol):
         headers, names = self._headers, self._names
         self._headers, self._names = [], []  # what comes later are trailers
         version, status = parser.get_http_version(), parser.get_status_code()
-        if not data.startswith(b"HTTP/1.") or status < CONTINUE:
+        if not data.startswith(b"HTTP/1.") or status < CONTINUE or CONTROL_BYTE.search(self._reason):
             raise BadResponseError("not the head of an HTTP/1 response")
         if b"transfer-encoding" in names:
             codings = [value.strip(b" \t").lower() for value in header_values(headers, b"transfer-encoding")]

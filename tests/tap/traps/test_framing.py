@@ -131,7 +131,7 @@ def test_chunks_that_two_servers_could_read_differently(rig: Any, chunks: bytes)
 
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
-            answer = await tap.ask(with_headers(b"Transfer-Encoding: chunked"), good, chunks + SMUGGLED)
+            answer = await tap.ask(with_headers(b"Transfer-Encoding: chunked"), good, chunks + b"0\r\n\r\n" + SMUGGLED)
             assert answer.status in {400, 431}
             assert answer.raw.count(b"HTTP/1.1 ") == 1
         assert tap.copies.outcomes == [("client_abort", None, None)]
