@@ -1,9 +1,10 @@
 """The engine's own tokenizer, asked over HTTP from the recorder process: ``--tokenizer engine``.
 
 vLLM takes a text or a conversation at ``/tokenize``, and so do recent versions of SGLang (older ones a text only);
-llama.cpp takes a text there, and makes a conversation one at ``/apply-template``. Every question costs the engine a tokenization that it has done once already: equal prompts
-are asked for once, one that failed is not asked for again, and an engine that does not answer is left alone for a
-while. A prompt without an answer is counted as unhashed, by what failed.
+llama.cpp takes a text there, and makes a conversation one at ``/apply-template``. Every question costs the engine a
+tokenization that it has done once already: equal prompts are asked for once, one that failed is not asked for again,
+and an engine that does not answer is left alone for a while. A prompt without an answer is counted as unhashed, by
+what failed.
 """
 
 import secrets
