@@ -5,8 +5,8 @@
     python scripts/fuzz_wire.py responses FOLDER -max_total_time=600
 
 Coverage-guided (atheris, libFuzzer): inputs that reach new code are kept in FOLDER, which begins with the corpus in
-``tests/wire/corpus``. What breaks a property is written to ``crash-*``: without its first byte and with a name that says
-what it is, it belongs into the corpus. Flags behind FOLDER are libFuzzer's.
+``tests/wire/corpus``. What breaks a property is written to ``crash-*``: without its first byte and with a name that
+says what it is, it belongs into the corpus. Flags behind FOLDER are libFuzzer's.
 """
 
 import sys

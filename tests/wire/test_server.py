@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wire.framing import ChunkedBody, FramingError
-from wire.server import ClientConnection, RequestHead, Server
+from wire.server import BODY_STALL_S, ClientConnection, RequestHead, Server
 
 
 @dataclass
@@ -56,6 +56,7 @@ def converse(
     handler: type[Echo] = Echo,
     opened: list[Echo] | None = None,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    body_stall_s: float = BODY_STALL_S,
 ) -> list[Echo]:
     """Run a server and one client's side of a conversation; returns the handlers that the server opened."""
     opened = [] if opened is None else opened
@@ -66,7 +67,7 @@ def converse(
         return opened[-1]
 
     async def main() -> None:
-        server = Server(new_handler)
+        server = Server(new_handler, body_stall_s=body_stall_s)
         port = await server.listen("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(10):
@@ -238,6 +239,73 @@ def test_a_client_that_leaves_is_noticed_while_nobody_reads_from_it(
 
     opened: list[Echo] = []
     converse(talk, Stalled, opened, new_loop)
+
+
+HALF = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nhalf"
+
+
+def test_a_body_that_stops_coming_is_refused() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HALF)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+    (handler,) = converse(talk, body_stall_s=0.1)
+    assert handler.gone, "whoever waits for the rest hears that it will not come"
+
+
+def test_a_body_that_stops_coming_cuts_a_response_that_has_begun() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HALF)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert await reader.read() == b""
+
+    (handler,) = converse(talk, Eager, body_stall_s=0.1)
+    assert handler.gone
+
+
+def test_a_body_that_nobody_reads_does_not_stall() -> None:
+    """Not the client keeps the handler waiting, but the handler the client."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HALF)
+        await asyncio.sleep(0.4)
+        assert not opened[0].gone
+        opened[0].connection.resume_reading()
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+    opened: list[Echo] = []
+    converse(talk, Stalled, opened, body_stall_s=0.1)
+
+
+class Inviting(Echo):
+    """Asks for the body that the client holds back."""
+
+    def __init__(self, head: RequestHead, connection: ClientConnection) -> None:
+        super().__init__(head, connection)
+        if head.values(b"expect") == [b"100-continue"]:
+            connection.write_informational(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def test_a_client_that_expects_a_go_ahead_waits_for_the_handlers() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"body")
+            assert await response(reader) == b"POST / body"
+
+    assert len(converse(talk, Inviting)) == 2
+
+
+def test_a_go_ahead_is_no_beginning_of_the_response() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(BAD_CHUNK)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+
+    converse(talk, Inviting)
 
 
 def test_a_client_that_leaves_is_noticed_while_it_waits() -> None:
