@@ -100,6 +100,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
     with TraceWriter(config.output, reader.meta, overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
+            writer.change_meta(reader.latest_meta)
             writer.write(index.link(record) if index else record)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
     return 0
@@ -111,14 +112,11 @@ def join_traces(config: Config) -> int:
     metas = [_first_meta(trace) for trace in config.traces]
     for trace, meta in zip(config.traces, metas, strict=True):
         check_continues(metas[0], meta, trace)
-    said = metas[0]
-    with TraceWriter(config.output, said, overwrite=config.overwrite) as writer:
+    with TraceWriter(config.output, metas[0], overwrite=config.overwrite) as writer:
         for trace in config.traces:
             with open_trace(trace) as reader:
                 for record in counted(reader, "records joined"):
-                    if reader.latest_meta != said:
-                        said = reader.latest_meta
-                        writer.change_meta(said)
+                    writer.change_meta(reader.latest_meta)
                     writer.write(record)
                 _warn(reader)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)

@@ -53,6 +53,7 @@ class TraceWriter:
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._closing = threading.Event()
+        self._meta = meta
         header = encode_meta(meta)
         self._file = new_trace_file(path, overwrite=overwrite)
         try:
@@ -80,10 +81,11 @@ class TraceWriter:
             self.count += 1
 
     def change_meta(self, meta: Meta) -> None:
-        """Put another header before the records to come: same clock, blocks and hashes, but say another engine."""
-        line = encode_meta(meta)
+        """Put a header before the records to come, if it says something new; its clock, blocks and hashes are the same."""
         with self._lock:
-            self._take(line)
+            if meta is not self._meta and meta != self._meta:
+                self._take(encode_meta(meta))
+            self._meta = meta
 
     def flush(self) -> None:
         """Bring every record taken so far to the file; raises InputError if the disk does not take them."""

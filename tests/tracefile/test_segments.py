@@ -1,6 +1,7 @@
 """A trace in segments reads as one, by its folder, its manifest or its name; and what is no such thing is refused."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -157,9 +158,14 @@ def test_a_manifest_is_checked(trace: Path) -> None:
         read_manifest(path)
 
 
-def test_join_writes_one_file_of_many(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [lambda given, out: ["join", given, "-o", out], lambda given, out: ["convert", given, out]]
+)
+def test_one_file_is_made_of_many(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Callable[[str, str], list[str]]
+) -> None:
     joined = tmp_path / "joined.jsonl.gz"
-    assert main(["join", str(trace.parent), "--output", str(joined)]) == 0
+    assert main(arguments(str(trace.parent), str(joined))) == 0
     assert "9 records" in capsys.readouterr().err
     assert load_trace(joined) == (META, [record(i) for i in range(9)])
     assert trace_digest(joined) == trace_digest(trace)
