@@ -224,3 +224,64 @@ def test_another_endpoint_is_read_by_its_usage_and_its_errors() -> None:
     embeddings = {"object": "list", "data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7}}
     assert whole("/v1/embeddings", embeddings).prompt_tokens == 7
     assert whole("/v1/rerank", {"error": {"message": "m"}}).error_kind == "stream_error"
+
+
+DIALECTS = {
+    "vllm": (
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"content":"Hi"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"content":"!"},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}]}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{'
+        b'"prompt_tokens":20,"total_tokens":23,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":16}}}\n\n'
+        b"data: [DONE]\n\n",
+    ),
+    "sglang": (
+        b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{'
+        b'"role":"assistant","content":"","reasoning_content":null,"tool_calls":null},"logprobs":null,'
+        b'"finish_reason":null,"matched_stop":null}],"usage":null}\n\n',
+        b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{'
+        b'"role":null,"content":"Hi","reasoning_content":null,"tool_calls":null},"finish_reason":null}]}\n\n',
+        b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{'
+        b'"content":"!"},"finish_reason":null,"matched_stop":null}],"usage":null}\n\n',
+        b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},'
+        b'"finish_reason":"stop","matched_stop":7}],"usage":null}\n\n'
+        b'data: {"id":"1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{'
+        b'"prompt_tokens":20,"total_tokens":23,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":16},'
+        b'"reasoning_tokens":0}}\n\ndata: [DONE]\n\n',
+    ),
+    "llamacpp": (
+        b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],'
+        b'"created":1,"id":"chatcmpl-1","model":"m","object":"chat.completion.chunk"}\n\n',
+        b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"Hi"}}],"created":1,"model":"m"}\n\n',
+        b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"!"}}],"created":1,"model":"m"}\n\n',
+        b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"created":1,"model":"m","timings":{'
+        b'"cache_n":16,"prompt_n":4,"prompt_ms":9.1,"prompt_per_second":439.5,"predicted_n":3,"predicted_ms":30.2}}'
+        b"\n\ndata: [DONE]\n\n",
+    ),
+    "trtllm": (
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"role":"assistant","content":"","reasoning_content":null,"tool_calls":[]},"logprobs":null,'
+        b'"finish_reason":null,"stop_reason":null}],"usage":null}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"role":null,"content":"Hi","tool_calls":[]},"finish_reason":null}],"usage":null}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"content":"!"},"finish_reason":"stop","stop_reason":null}],"usage":null}\n\n',
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{'
+        b'"prompt_tokens":20,"total_tokens":23,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":16}}}\n\n'
+        b"data: [DONE]\n\n",
+    ),
+}
+"""The same short chat as four engines stream it: the role, two tokens with text, the end."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_four_engines_say_the_same_in_their_own_ways(dialect: str) -> None:
+    reads = [(10 * at, data) for at, data in enumerate(DIALECTS[dialect])]
+    answer = stream("/v1/chat/completions", *reads)
+    assert (answer.first_token_ns, answer.gaps_ns, answer.first_tokens, answer.gap_tokens) == (10, [10], 2, [1])
+    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (20, 3, 16)
+    assert (answer.text, answer.finish_reason, answer.model, answer.done) == ("Hi!", "stop", "m", True)
+    assert answer.error_kind is None
