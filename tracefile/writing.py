@@ -81,7 +81,7 @@ class TraceWriter:
             self.count += 1
 
     def change_meta(self, meta: Meta) -> None:
-        """Put a header before the records to come, if it says something new; its clock, blocks and hashes are the same."""
+        """Put a header before the records to come, if it says something new; clock, blocks and hashes stay the same."""
         with self._lock:
             if meta is not self._meta and meta != self._meta:
                 self._take(encode_meta(meta))
