@@ -156,6 +156,7 @@ async def wait_for_crash(scene: Scene, tap: RunningTap) -> None:
     while not faults.exists() or faults.stat().st_size < CRASHES:  # noqa: ASYNC110  another process's file
         await asyncio.sleep(0.05)
     await recording_goes_on(scene, tap)
+    scene.done = "the tokenizer dies of SIGSEGV, and the recorder with it, twice"
 
 
 def tokenizer_raised(scene: Scene, tap: RunningTap) -> None:
@@ -163,11 +164,6 @@ def tokenizer_raised(scene: Scene, tap: RunningTap) -> None:
     scene.done = f"the tokenizer raises at every 5th prompt; records without hashes: {tap.account.get('unhashed')}"
     if not tap.account.get("unhashed") and not tap.account.get("dropped"):
         scene.problems.append("the tokenizer never failed")
-
-
-def tokenizer_crashed(scene: Scene, tap: RunningTap) -> None:
-    """A crash costs what the recorder had in hand."""
-    scene.done = "the tokenizer dies of SIGSEGV, and the recorder with it, twice"
 
 
 async def lose_key(scene: Scene, tap: RunningTap) -> None:
@@ -186,12 +182,22 @@ def with_admin(scene: Scene) -> None:
     """The admin port, and half of the sessions left out, so that the account has that side too."""
     port = free_port()
     scene.flags += ["--admin", f"127.0.0.1:{port}", "--sample", "0.5"]
-    scene.environment["KVTAPE_BENCH_ADMIN"] = str(port)
+    scene.admin_port = port
+
+
+async def kill_admin(scene: Scene, tap: RunningTap) -> None:
+    """The admin process dies, and is started again."""
+    admin = await tap.pid("admin")
+    os.kill(admin, signal.SIGKILL)
+    await gone(admin)
+    await tap.pid("admin")
+    await recording_goes_on(scene, tap)
+    scene.done = "SIGKILL to the admin process, which was started again"
 
 
 async def hammer_admin(scene: Scene, tap: RunningTap) -> None:
     """Ask for every page as fast as it comes."""
-    client = Client(Origin("http", "127.0.0.1", int(scene.environment["KVTAPE_BENCH_ADMIN"])))
+    client = Client(Origin("http", "127.0.0.1", scene.admin_port))
     deadline = asyncio.get_running_loop().time() + scene.seconds / 3
     answered = 0
 
@@ -261,9 +267,9 @@ FAULTS = (
         "tokenizer crashes",
         wait_for_crash,
         faulty_tokenizer("os.kill(os.getpid(), signal.SIGSEGV)", every=50, times=CRASHES),
-        tokenizer_crashed,
     ),
     Fault("key unreadable", lose_key),
     Fault("admin hammered", hammer_admin, with_admin),
+    Fault("admin killed", kill_admin, with_admin),
     Fault("clock stepped", step_clock, with_fake_clock, times_are_monotonic),
 )

@@ -21,6 +21,7 @@ class Scene:
     trace: Path | None = None
     text_prompts: bool = False
     """Whether prompts are sent as text, for a tokenizer to work on."""
+    admin_port: int = 0
     done: str = ""
     problems: list[str] = field(default_factory=list)
     """What the fault itself found wrong."""

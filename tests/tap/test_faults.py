@@ -17,6 +17,7 @@ FAULTS = (
     "tokenizer crashes",
     "key unreadable",
     "admin hammered",
+    "admin killed",
     "clock stepped",
 )
 
