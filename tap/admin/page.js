@@ -176,7 +176,7 @@
     const at = x(potential.engine_tokens);
     const [anchor, aside] = at > width / 2 ? ["end", -8] : ["start", 8];
     draw(svg, "line", { class: "mark", x1: at, x2: at, y1: FRAME.top, y2: bottom });
-    draw(svg, "text", { class: "marked halo", x: at + aside, y: FRAME.top + 10, "text-anchor": anchor }, "the engine's cache");
+    draw(svg, "text", { class: "marked halo", x: at + aside, y: bottom - 8, "text-anchor": anchor }, "the engine's cache");
     draw(svg, "circle", { class: "of-curve", cx: at, cy: y(potential.engine_share), r: 3.5 });
     if (potential.measured_share === null) return;
     const height = y(potential.measured_share);

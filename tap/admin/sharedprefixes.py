@@ -4,6 +4,7 @@ Only branch points are looked at: where a request leaves what the requests befor
 a thousand blocks is one such point, reached again by every new conversation. Points are kept while somebody passes
 them: of those not passed for longest the oldest is given up, so a prefix that at least one request in ``capacity``
 has is never lost. Requests are counted from a point's discovery on, the two that showed it included: never too many.
+A conversation's own past, which only its later turns have, is no shared prefix.
 """
 
 from collections import OrderedDict
@@ -24,6 +25,8 @@ class Passes:
     """Requests that had a prefix, in one minute."""
 
     requests: int = 0
+    openings: int = 0
+    """Those of them that began a conversation, as far as is known."""
 
 
 @dataclass(slots=True)
@@ -36,9 +39,16 @@ class BranchPoint:
     within: int | None = None
     """Hash of the nearest point above it. Null: none is known."""
 
+    def passed(self, requests: int, opening: bool, now_s: float) -> None:
+        """Count requests that had it, one of which may have begun a conversation."""
+        minute = self.window.bucket(now_s)
+        minute.requests += requests
+        minute.openings += opening
+
     def requests(self, now_s: float) -> int:
-        """How many recent requests had it, at least."""
-        return sum(minute.requests for minute in self.window.buckets(now_s))
+        """How many recent requests had it, at least; 0 if none of them began a conversation."""
+        minutes = self.window.buckets(now_s)
+        return sum(minute.requests for minute in minutes) if any(minute.openings for minute in minutes) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +70,20 @@ class SharedPrefixes:
     def __len__(self) -> int:
         return len(self._points)
 
-    def take(self, hashes: Sequence[int], seen_blocks: int, now_s: float) -> None:
-        """Count one request, whose ``seen_blocks`` leading blocks an earlier one had."""
+    def take(self, hashes: Sequence[int], seen_blocks: int, now_s: float, *, opening: bool) -> None:
+        """Count one request, whose ``seen_blocks`` leading blocks an earlier one had.
+
+        ``opening``: it is no later turn of a conversation, as far as is known.
+        """
         points = self._points
         within = None
         for block in [block for block in hashes if block in points]:
-            points[block].window.bucket(now_s).requests += 1
+            points[block].passed(1, opening, now_s)
             points[block].within = within
             points.move_to_end(block)
             within = block
         if seen_blocks and hashes[seen_blocks - 1] not in points:
-            self._discover(hashes[seen_blocks - 1], seen_blocks, now_s)
+            self._discover(BranchPoint(hashes[seen_blocks - 1], seen_blocks), opening, now_s)
 
     def top(self, now_s: float, count: int = TOP) -> list[SharedPrefix]:
         """The prefixes that hold most tokens of recent requests, the most first; none twice in two lengths."""
@@ -87,9 +100,8 @@ class SharedPrefixes:
         ]
         return sorted(told, key=lambda prefix: (-prefix.blocks * prefix.requests, prefix.hash))[:count]
 
-    def _discover(self, block: int, blocks: int, now_s: float) -> None:
-        point = BranchPoint(block, blocks)
-        point.window.bucket(now_s).requests = 2
-        self._points[block] = point
+    def _discover(self, point: BranchPoint, opening: bool, now_s: float) -> None:
+        point.passed(2, opening, now_s)
+        self._points[point.hash] = point
         if len(self._points) > self._capacity:
             self._points.popitem(last=False)

@@ -63,7 +63,7 @@ class LiveState:
         hashes = record.block_hashes
         if hashes is not None and record.prompt_tokens is not None:
             seen_blocks = self.curve.take(hashes, record.prompt_tokens, record.cached_tokens, now_s)
-            self.prefixes.take(hashes, seen_blocks, now_s)
+            self.prefixes.take(hashes, seen_blocks, now_s, opening=record.turn in (None, 1))
 
     def tick(self, now_s: float) -> None:
         """Add a sample to the timeline; to be called about once a second."""

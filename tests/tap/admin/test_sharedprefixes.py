@@ -11,9 +11,9 @@ class Traffic:
         self.curve = CacheCurve(4)
         self.prefixes = SharedPrefixes(capacity)
 
-    def send(self, *blocks: int, now_s: float = 0.0) -> None:
+    def send(self, *blocks: int, now_s: float = 0.0, opening: bool = True) -> None:
         seen = self.curve.take(blocks, 4 * len(blocks), None, now_s)
-        self.prefixes.take(blocks, seen, now_s)
+        self.prefixes.take(blocks, seen, now_s, opening=opening)
 
     def top(self, now_s: float = 0.0) -> list[SharedPrefix]:
         return self.prefixes.top(now_s)
@@ -53,11 +53,22 @@ def test_what_nobody_shares_is_not_told() -> None:
     assert len(traffic.prefixes) == 0
 
 
+def test_a_conversations_own_past_is_not_shared() -> None:
+    traffic = Traffic()
+    for turn in range(1, 6):
+        traffic.send(1, 2, *range(10, 10 + 3 * turn), opening=turn == 1)
+    assert traffic.top() == []
+    traffic.send(1, 2, 99)  # another one begins as it did; of the first one's turns those before are not known
+    assert traffic.top() == [SharedPrefix(hash=2, blocks=2, requests=2)]
+
+
 def test_memory_is_bounded_and_what_recurs_is_kept() -> None:
     traffic = Traffic(capacity=10)
     for session in range(100):
         traffic.send(1, 2, 1_000 + session)
-        traffic.send(1, 2, 1_000 + session, 5_000 + session)  # its own second turn: a point that nobody passes again
+        traffic.send(
+            1, 2, 1_000 + session, 5_000 + session, opening=False
+        )  # its own second turn: a point that nobody passes again
     assert len(traffic.prefixes) == 10
     # The first session parted from nobody at block 2; the second showed the point, and one before it had it too.
     assert traffic.top()[0] == SharedPrefix(hash=2, blocks=2, requests=199)
