@@ -37,7 +37,7 @@ class Answer:
     continuous_usage: bool = False
     """``--enable-force-include-usage``: usage with every event and at the end, whatever was asked."""
     comments: list[str] = field(default_factory=list)
-    """Keep-alives, one after each of the first events."""
+    """Keep-alives, after the first event."""
 
     @property
     def request_id(self) -> str:
@@ -73,8 +73,8 @@ def stream_events(answer: Answer, *, usage: bool, ids: bool) -> list[bytes]:
         if chunk["choices"][0]["finish_reason"] is not None and not usage and answer.fingerprint is not None:
             chunk["system_fingerprint"] = answer.fingerprint
         events.append(b"data: %b\n\n" % compact(chunk))
-        if number < len(answer.comments):
-            events.append(b": %b\n\n" % answer.comments[number].encode())
+        if number == 0:
+            events += [b": %b\n\n" % comment.encode() for comment in answer.comments]
     if usage:
         last = _envelope(answer) | {"choices": [], "usage": answer.full_usage()}
         if answer.fingerprint is not None:
