@@ -7,9 +7,11 @@ connections, and its event loop does nothing but relay.
 import asyncio
 import contextlib
 import gc
+import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,10 @@ from wire.url import parse_url
 
 FLUSH_TIMEOUT_S = 60.0
 """How long the recorder may take to accept what is left for it."""
+LET_IN_S = 0.5
+"""At most so long, before a drain begins, connections are let in that had come already."""
+READ_TURNS = 4
+"""Turns of the event loop in which a connection that is let in is read from."""
 
 _messages = msgspec.msgpack.Decoder(WorkerSetup | Reload | Drain | Cut)
 
@@ -94,6 +100,7 @@ class Worker:
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
         """Let what is in flight end, for ``drain_s`` or until told to cut; returns how many responses were cut."""
+        await self._let_in()
         draining = asyncio.create_task(self._server.drain(drain_s))
         cutting = asyncio.create_task(_until_cut(channel))
         timer = asyncio.get_running_loop().call_later(drain_s, self._mark_ending)
@@ -105,6 +112,16 @@ class Worker:
             self._mark_ending()
             draining = asyncio.create_task(self._server.drain(0))
         return await draining
+
+    async def _let_in(self) -> None:
+        """Accept and read what has come already: a listener that is closed resets whatever waits at it."""
+        waiting = select.poll()
+        waiting.register(self._setup.listen_fd, select.POLLIN)
+        until_s = time.monotonic() + LET_IN_S
+        quiet_turns = 0
+        while quiet_turns < READ_TURNS and time.monotonic() < until_s:
+            quiet_turns = 0 if waiting.poll(0) else quiet_turns + 1
+            await asyncio.sleep(0)
 
     def _mark_ending(self) -> None:
         self._relays.ending = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -229,6 +230,43 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
     [record] = lab.records
     assert (record.status, record.error) == ("client_abort", "tap_ended")
     assert dropped(lab) == {}
+
+
+def test_what_had_come_before_the_signal_is_served(lab: Any) -> None:
+    """A worker that was busy for a while finds requests and the word to drain at once: requests go first."""
+
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port) as tap:
+            kept = await asyncio.open_connection("127.0.0.1", tap.port)
+            await request_on(*kept)
+            [worker] = tap.pids("tap.worker")
+            os.kill(worker, signal.SIGSTOP)
+            waiting = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(20)]
+            again = asyncio.create_task(request_on(*kept))
+            await asyncio.sleep(0.2)
+            tap.process.send_signal(signal.SIGTERM)
+            await tap.said("ending:")
+            await asyncio.sleep(0.2)
+            os.kill(worker, signal.SIGCONT)
+            answers = await asyncio.gather(*waiting)
+            assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 20
+            assert b"200 OK" in await again
+            kept[1].close()
+            await asyncio.wait_for(tap.process.wait(), PATIENCE_S)
+
+    asyncio.run(scenario())
+    assert dropped(lab) == {}
+    assert len(lab.records) == 22
+
+
+async def request_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The head of an answer on a connection that is kept."""
+    body = json.dumps(COMPLETION).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    head = await reader.readuntil(b"\r\n\r\n")
+    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length))
+    return head
 
 
 def refuses(port: int) -> bool:
