@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 START_S = 30.0
+CORES = os.sched_getaffinity(0)
+"""Those that this run was given."""
 
 
 def cpu_ns(pid: int) -> int:
@@ -46,8 +48,8 @@ def named(pids: Iterable[int], words: str) -> list[int]:
 
 
 def pin(pid: int, core: int) -> None:
-    """Keep every thread of a process on one core, if there is that core."""
-    if core in os.sched_getaffinity(0) or core < (os.cpu_count() or 1):
+    """Keep every thread of a process on one core, where this run may use it."""
+    if core in CORES:
         for task in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {core})
 

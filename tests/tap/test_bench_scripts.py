@@ -1,0 +1,43 @@
+"""The benchmark and the soak run, and find nothing lost; what they measure is not judged here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run_script(name: str, outcome: Path, *flags: str) -> dict[str, Any]:
+    """What a script writes with ``--json``."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / name), *flags, "--json", str(outcome)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert outcome.exists(), done.stderr
+    found: dict[str, Any] = json.loads(outcome.read_text())
+    return found
+
+
+def test_the_benchmark_measures_a_tap_that_records_everything(tmp_path: Path) -> None:
+    flags = ("--quick", "--only", "latency,ttft", "--proxies", "tap-ids")
+    found = run_script("bench_tap.py", tmp_path / "bench.json", *flags)
+    figures = found["figures"]["tap ids"]
+    assert figures["lost"]["value"] == 0
+    assert figures["failures"]["value"] == 0
+    # 128 streams, then 60 requests and 5 to warm up, of either size.
+    assert found["accounts"]["tap ids"]["offered"] == 128 + 2 * 65
+    assert {"p50", "p99", "ttft", "ttft_large", "itl_distance", "crowded"} <= set(figures)
+
+
+def test_a_short_soak_loses_nothing_and_knows_every_process(tmp_path: Path) -> None:
+    found = run_script("soak_tap.py", tmp_path / "soak.json", "--minutes", "0.05", "--users", "4")
+    assert found["exact"], found["account"]
+    assert found["failures"] == {}
+    assert {one["process"] for one in found["memory"]} == {"tap 1", "worker 1", "worker 2", "recorder 1", "admin 1"}
