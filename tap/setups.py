@@ -8,7 +8,8 @@ from pathlib import Path
 from tap.config import NAMED_TOKENIZERS, TapConfig
 from tap.control import WorkerSetup
 from tap.enginefacts import EngineFacts
-from tap.exchange import Dialect, RecorderSetup
+from tap.exchange import Dialect, Injection, RecorderSetup
+from tap.injection import can_inject
 from tap.workercounts import WorkerCounts
 from tracefile.blockhash import DEFAULT_BLOCK_SIZE, HashKey
 from tracefile.schema import HashInfo, Meta
@@ -43,7 +44,7 @@ class Runtime:
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     """What the recorder is told, the trace's header included."""
-    block_size = _block_size(config, facts)
+    block_size, spoken = _block_size(config, facts), dialect(config, facts)
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
     is_directory = config.tokenizer not in NAMED_TOKENIZERS
     meta = Meta(
@@ -73,8 +74,8 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         upload=config.upload,
         sample=config.sample,
         keep_headers=list(config.keep_headers),
-        inject=sorted(config.inject),
-        dialect=dialect(config, facts),
+        inject=[injection for injection in sorted(config.inject) if _can_be_asked(injection, spoken)],
+        dialect=spoken,
         engine_url=str(config.upstreams[0]),
         admin_socket=None if config.admin is None else runtime.admin_socket,
     )
@@ -103,7 +104,7 @@ def worker_setup(
         max_body_bytes=config.max_body_bytes,
         queue_bytes=config.queue_bytes // config.workers,
         keep_headers=list(config.keep_headers),
-        inject=[] if spoken == "trtllm" else sorted(config.inject),
+        inject=[injection for injection in sorted(config.inject) if can_inject(spoken, injection)],
         dialect=spoken,
         drain_s=config.drain_s,
     )
@@ -112,6 +113,14 @@ def worker_setup(
 def dialect(config: TapConfig, facts: EngineFacts) -> Dialect:
     """What the engine understands: as told, else as its metrics tell, else vLLM's."""
     return config.dialect or facts.dialect or "vllm"
+
+
+def _can_be_asked(injection: Injection, spoken: Dialect) -> bool:
+    """Whether the engine can be asked for it. Says so if it was wanted and the engine turns out to be another."""
+    if not can_inject(spoken, injection):
+        print(f"tap: --inject {injection}: the engine cannot be asked for it ({spoken}); it is not", file=sys.stderr)
+        return False
+    return True
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:
