@@ -42,16 +42,22 @@ class _Prompt(msgspec.Struct):
 
 
 class EngineTokenizer:
-    """Asks one engine, one prompt at a time; every method raises UntokenizableError."""
+    """Asks one engine at a time, one prompt at a time; what asks raises UntokenizableError."""
 
     def __init__(self, url: str, dialect: Dialect, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S) -> None:
-        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
-        self._dialect, self._pause_s = dialect, pause_s
+        self._url = url
+        self._clients: dict[str, httpx.Client] = {}
+        self._dialect, self._timeout_s, self._pause_s = dialect, timeout_s, pause_s
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
         self._failures: RecentMap[bytes, str] = RecentMap(MAX_FAILURES)
         """Why, by the question's digest."""
-        self._resume_at = 0.0
+        self._resume_at: dict[str, float] = {}
+        """When an engine that could not be asked is asked again."""
+
+    def turn_to(self, url: str) -> None:
+        """Ask this engine from now on: the one that served a request is there and has its model."""
+        self._url = url
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The ids of a text as it stands."""
@@ -74,8 +80,9 @@ class EngineTokenizer:
         return self.encode_text(prompt, add_special_tokens=True)
 
     def close(self) -> None:
-        """Close the connection to the engine."""
-        self._client.close()
+        """Close the connections to engines."""
+        for client in self._clients.values():
+            client.close()
 
     def _ids(self, question: Mapping[str, Any]) -> Sequence[int]:
         payload = msgspec.json.encode(question)
@@ -88,10 +95,10 @@ class EngineTokenizer:
         failed = self._failures.get(digest)
         if failed is not None:
             raise UntokenizableError(failed)
-        if monotonic() < self._resume_at:
+        if monotonic() < self._resume_at.get(self._url, 0.0):
             raise UntokenizableError("engine_tokenizer_paused")
         try:
-            response = self._client.post(path, content=payload, headers={"Content-Type": "application/json"})
+            response = self._client().post(path, content=payload, headers={"Content-Type": "application/json"})
         except httpx.TimeoutException:
             raise self._failure(digest, "timeout", pause=True) from None
         except httpx.HTTPError:
@@ -104,10 +111,17 @@ class EngineTokenizer:
         except msgspec.DecodeError:
             raise self._failure(digest, "unreadable", pause=False) from None
 
+    def _client(self) -> httpx.Client:
+        client = self._clients.get(self._url)
+        if client is None:
+            client = httpx.Client(base_url=self._url, timeout=self._timeout_s, trust_env=False)
+            self._clients[self._url] = client
+        return client
+
     def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:
         """What to raise; the question is not asked again, and with ``pause`` none is for a while."""
         if pause:
-            self._resume_at = monotonic() + self._pause_s
+            self._resume_at[self._url] = monotonic() + self._pause_s
         reason = f"engine_tokenizer_{reason}"
         self._failures[digest] = reason
         return UntokenizableError(reason)

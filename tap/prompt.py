@@ -1,6 +1,6 @@
 """Which token ids a request's prompt is, by the best source there is, and their block hashes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -53,13 +53,16 @@ class PromptHasher:
         tokenizer: Tokenizer | None = None,
         byte_blocks: ByteBlocks | None = None,
         answers: bool = True,
+        turn_to: Callable[[str], None] | None = None,
     ) -> None:
+        """``turn_to``: whom to tell which engine served the request whose prompt comes next. Null: nobody."""
         self.block_size = block_size
         self._tokenizer = tokenizer
         self._byte_blocks = byte_blocks
         self._media_sizes = MediaSizes()
         self._answers = answers
         """Whether answers are tokenized too, where the engine did not send their ids."""
+        self._turn_to = turn_to
 
         @lru_cache(maxsize=256)
         def hasher(start: ChainStart) -> BlockHasher:
@@ -68,6 +71,11 @@ class PromptHasher:
             )
 
         self._hasher = hasher
+
+    def served_by(self, upstream: str) -> None:
+        """The next prompt's request was served by this engine; empty: by none, and whoever is asked stays."""
+        if self._turn_to is not None and upstream:
+            self._turn_to(upstream)
 
     def hash_prompt(
         self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None, usage_tokens: int | None
@@ -147,13 +155,15 @@ class PromptHasher:
 def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
     """The hasher that a recorder's setup asks for; raises InputError."""
     tokenizer: Tokenizer | None = None
+    turn_to: Callable[[str], None] | None = None
     if setup.tokenizer == "engine":
         if setup.engine_url is None:
             raise InputError("--tokenizer engine: no upstream to ask; expected one")
         # Imported here: the HTTP client is a third of the recorder's start, and no other source needs it.
         from tap.enginetokenizer import EngineTokenizer  # noqa: PLC0415
 
-        tokenizer = EngineTokenizer(setup.engine_url, setup.dialect)
+        tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect)
+        turn_to = engine.turn_to
     elif setup.tokenizer not in ("ids", "bytes"):
         tokenizer = load_tokenizer(setup.tokenizer)
     return PromptHasher(
@@ -164,6 +174,7 @@ def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
         byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
         # An engine that serves has better to do than to tokenize what it said itself; it can be asked for the ids.
         answers=setup.tokenizer != "engine",
+        turn_to=turn_to,
     )
 
 

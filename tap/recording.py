@@ -77,6 +77,7 @@ class RecordMaker:
             record.session_source = "explicit"
         if shape is None:
             return MadeRecord(record, unhashed=unreadable, prompt_count_matches=None)
+        self._prompts.served_by(exchange.upstream)
         return self._hash(record, shape, answer)
 
     def _request_id(self, exchange: ExchangeCopy) -> RequestId:
@@ -245,7 +246,7 @@ def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
         return
     full_blocks = record.prompt_tokens // block_size
     if prompt.token_count is not None and prompt.token_count != record.prompt_tokens:
-        record.extra["prompt_tokens_by_tokenizer"] = prompt.token_count
+        record.prompt_tokens_by_tokenizer = prompt.token_count
     record.block_hashes = prompt.hashes[:full_blocks]
     if len(record.block_hashes) < full_blocks:
         record.hashable_blocks = len(record.block_hashes)

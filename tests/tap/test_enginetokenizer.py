@@ -126,6 +126,17 @@ def test_a_prompt_that_failed_is_not_asked_for_again_and_another_one_is(
     assert [question["prompt"] for _, question in engine.asked] == ["bad", "odd", "good"]
 
 
+def test_the_engine_that_served_is_asked_though_another_cannot_be(engine: TokenizingEngine) -> None:
+    fleet = EngineTokenizer("http://127.0.0.1:9", "vllm", pause_s=3600)
+    assert reason(fleet, "a") == "engine_tokenizer_unreachable"
+    fleet.turn_to(engine.url)
+    assert list(fleet.encode_text("b", add_special_tokens=True)) == [7, 8, 9]
+    fleet.turn_to("http://127.0.0.1:9")
+    assert reason(fleet, "c") == "engine_tokenizer_paused"
+    assert list(fleet.encode_text("b", add_special_tokens=True)) == [7, 8, 9], "what one engine said, all say"
+    fleet.close()
+
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: TokenizingEngine, status: int) -> None:
     engine.answers["/tokenize"] = (status, {})
