@@ -32,6 +32,8 @@ from tracefile.schema import Engine
 from wire.url import Origin
 
 REPORT_INTERVAL_S = 30.0
+MAX_SOCKET_PATH = 103
+"""Bytes that every system's ``sockaddr_un`` has room for."""
 FLUSH_TIMEOUT_S = 60.0
 """How long the recorder may take to write what is left."""
 
@@ -50,19 +52,17 @@ async def serve(config: TapConfig) -> None:
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, listeners)
             service = Service(config, ledger, recorder, workers, facts.engine)
-            await workers.start()
-            if admin is not None:
-                await admin.start(service.stats)
-            signals = Signals()
-            _announce(config, listeners[0].getsockname()[1], admin)
-            await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
-            service.draining = True
-            if admin is not None:
-                admin.tell(service.stats())
-            _say(
-                f"ending: no new connections; {ledger.in_flight} recorded requests in flight have {config.drain_s:g} s"
-            )
-            await workers.drain(config.drain_s, signals.stops)
+            try:
+                await workers.start()
+                if admin is not None:
+                    await admin.start(service.stats)
+                signals = Signals()
+                _announce(config, listeners[0].getsockname()[1], admin)
+                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
+                await service.end(signals, admin)
+            except BaseException:
+                await workers.drain(0.0, asyncio.Queue())
+                raise
         if admin is not None:
             await admin.finish()
 
@@ -84,7 +84,7 @@ class Service:
     ) -> None:
         self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
         self._engine = engine
-        self.draining = False
+        self._draining = False
 
     async def run(self, signals: Signals, samples: SampleFile) -> None:
         """Follow the engines and SIGHUP until it is time to end."""
@@ -100,6 +100,15 @@ class Service:
             for task in tasks:
                 task.cancel()
 
+    async def end(self, signals: Signals, admin: AdminProcess | None) -> None:
+        """Let what is in flight end, and the workers with it."""
+        self._draining = True
+        if admin is not None:
+            admin.tell(self.stats())
+        drain_s = self._config.drain_s
+        _say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
+        await self._workers.drain(drain_s, signals.stops)
+
     def stats(self) -> ServiceStats:
         """How the tap stands."""
         account = self._ledger.account()
@@ -112,7 +121,7 @@ class Service:
             recorder_restarts=self._recorder.keeper.restarts,
             offered=account.offered,
             dropped=dict(account.dropped),
-            draining=self.draining,
+            draining=self._draining,
             engine=self._engine,
         )
 
@@ -177,13 +186,16 @@ def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Runtime]:
-    """A folder for the length of the run; short, since a socket's path may have no more than a hundred letters."""
+    """A folder for the length of the run. Raises InputError if there is no place for one."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="tap-")
     except OSError as error:
         raise InputError(f"no folder for temporary files ({error.strerror}); expected a writable $TMPDIR") from None
     with folder as path:
-        yield Runtime(Path(path))
+        runtime = Runtime(Path(path))
+        if len(runtime.recorder_socket) > MAX_SOCKET_PATH:
+            raise InputError(f"{path}: too long a path for sockets; expected a shorter $TMPDIR")
+        yield runtime
 
 
 def _close_account(trace: str, account: Account) -> None:

@@ -63,7 +63,9 @@ class Workers:
 
     async def start(self) -> None:
         """Start them all. Raises InputError if one refuses."""
-        await asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        outcomes = await asyncio.gather(*(keeper.start() for keeper in self._keepers), return_exceptions=True)
+        for refused in filter(None, outcomes):
+            raise refused
 
     def reload(self, upstreams: Sequence[Origin]) -> None:
         """Let new requests go to these."""

@@ -26,11 +26,17 @@ async def answer(request: Any) -> None:
     request.write_json(ANSWER)
 
 
-def run_tap(lab: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A tap that is expected to refuse."""
     command = [sys.executable, "-m", "tap", *arguments]
     return subprocess.run(
-        command, cwd=lab.folder, env=lab.environment(), capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=lab.folder,
+        env=lab.environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -313,3 +319,36 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
 
     asyncio.run(scenario())
     assert lab.records == []
+
+
+@pytest.mark.parametrize("module", ["recorder", "worker", "admin"])
+def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: Any, module: str) -> None:
+    (lab.folder / "sitecustomize.py").write_text(
+        f"import os, sys\nif 'tap.{module}' in sys.orig_argv:\n    os._exit(3)\n"
+    )
+
+    async def scenario() -> subprocess.CompletedProcess[str]:
+        async with upstream_of(lab, answer) as port:
+            flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--workers", "2")
+            more = ("--admin", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids")
+            path = f"{lab.environment()['PYTHONPATH']}:{lab.folder}"
+            return await asyncio.to_thread(run_tap, lab, *flags, *more, PYTHONPATH=path, TMPDIR=str(lab.folder))
+
+    done = asyncio.run(scenario())
+    assert done.returncode == 2
+    assert done.stderr == f"tap: error: the {module} process ended before it was ready\n"
+    assert not list(lab.folder.glob("tap-*")), "its folder is gone"
+
+
+def test_a_folder_too_deep_for_sockets_is_refused(lab: Any) -> None:
+    deep = lab.folder / ("deep" * 30)
+    deep.mkdir()
+
+    async def scenario() -> subprocess.CompletedProcess[str]:
+        async with upstream_of(lab, answer) as port:
+            flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--trace", "t.jsonl")
+            return await asyncio.to_thread(run_tap, lab, *flags, "--tokenizer", "ids", TMPDIR=str(deep))
+
+    done = asyncio.run(scenario())
+    assert (done.returncode, "expected a shorter $TMPDIR" in done.stderr) == (2, True)
+    assert not list(deep.iterdir())
