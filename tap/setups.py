@@ -5,13 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tap.config import NAMED_TOKENIZERS, TapConfig
+from tap.config import NAMED_TOKENIZERS, TapConfig, checked_injection
 from tap.control import WorkerSetup
 from tap.enginefacts import EngineFacts
-from tap.exchange import Dialect, Injection, RecorderSetup
-from tap.injection import can_inject
+from tap.exchange import Dialect, RecorderSetup
 from tap.workercounts import WorkerCounts
 from tracefile.blockhash import DEFAULT_BLOCK_SIZE, HashKey
+from tracefile.errors import InputError
 from tracefile.schema import HashInfo, Meta
 from wire.url import Origin
 
@@ -43,8 +43,9 @@ class Runtime:
 
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
-    """What the recorder is told, the trace's header included."""
-    block_size, spoken = _block_size(config, facts), dialect(config, facts)
+    """What the recorder is told, the trace's header included. Raises InputError."""
+    check_injection(config, facts)
+    block_size = _block_size(config, facts)
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
     is_directory = config.tokenizer not in NAMED_TOKENIZERS
     meta = Meta(
@@ -74,8 +75,8 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         upload=config.upload,
         sample=config.sample,
         keep_headers=list(config.keep_headers),
-        inject=[injection for injection in sorted(config.inject) if _can_be_asked(injection, spoken)],
-        dialect=spoken,
+        inject=sorted(config.inject),
+        dialect=dialect(config, facts),
         engine_url=str(config.upstreams[0]),
         admin_socket=None if config.admin is None else runtime.admin_socket,
     )
@@ -91,7 +92,6 @@ def worker_setup(
     upstreams: tuple[Origin, ...],
 ) -> WorkerSetup:
     """What a worker is told."""
-    spoken = dialect(config, facts)
     return WorkerSetup(
         number=number,
         workers=config.workers,
@@ -104,8 +104,8 @@ def worker_setup(
         max_body_bytes=config.max_body_bytes,
         queue_bytes=config.queue_bytes // config.workers,
         keep_headers=list(config.keep_headers),
-        inject=[injection for injection in sorted(config.inject) if can_inject(spoken, injection)],
-        dialect=spoken,
+        inject=sorted(config.inject),
+        dialect=dialect(config, facts),
         drain_s=config.drain_s,
     )
 
@@ -115,12 +115,15 @@ def dialect(config: TapConfig, facts: EngineFacts) -> Dialect:
     return config.dialect or facts.dialect or "vllm"
 
 
-def _can_be_asked(injection: Injection, spoken: Dialect) -> bool:
-    """Whether the engine can be asked for it. Says so if it was wanted and the engine turns out to be another."""
-    if not can_inject(spoken, injection):
-        print(f"tap: --inject {injection}: the engine cannot be asked for it ({spoken}); it is not", file=sys.stderr)
-        return False
-    return True
+def check_injection(config: TapConfig, facts: EngineFacts) -> None:
+    """Raise InputError if the engine cannot be asked for what is to be injected, or is none that we know."""
+    spoken = config.dialect or facts.dialect
+    if config.inject and spoken is None:
+        raise InputError(
+            "--inject: the upstream does not tell which engine it is, and some refuse what they do not know; "
+            "expected --dialect"
+        )
+    checked_injection(sorted(config.inject), spoken)
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:

@@ -366,7 +366,7 @@ class Lab:
             "keep_headers": (),
             "upload": None,
             "inject": frozenset(),
-            "dialect": None,
+            "dialect": "vllm",
             "engine_metrics_s": 0.0,
             "admin": None,
             "listen": ("127.0.0.1", 0),

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from tap.enginefacts import EngineFacts
+from tap.exchange import Dialect
+from tap.setups import check_injection
+from tracefile.errors import InputError
 from wire.url import Origin
 
 Script = Callable[[Any], Awaitable[None]]
@@ -500,12 +504,32 @@ def test_upstreams_take_turns(lab: Any) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("given", "learnt", "wanted", "complaint"),
+    [
+        (None, None, {"usage"}, "expected --dialect"),
+        (None, "trtllm", {"usage"}, "TensorRT-LLM"),
+        (None, "llamacpp", BOTH, "no token ids"),
+        ("trtllm", "vllm", {"token-ids"}, "TensorRT-LLM"),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(
+    lab: Any, given: Dialect | None, learnt: Dialect | None, wanted: set[str], complaint: str
+) -> None:
+    config = lab.config(1, inject=frozenset(wanted), dialect=given)
+    with pytest.raises(InputError, match=complaint):
+        check_injection(config, EngineFacts(dialect=learnt))
+
+
+def test_what_is_learnt_of_the_engine_is_enough_to_inject(lab: Any) -> None:
+    check_injection(lab.config(1, inject=BOTH, dialect=None), EngineFacts(dialect="sglang"))
+    check_injection(lab.config(1, dialect=None), EngineFacts())  # nothing is to be added: any engine will do
+
+
 def test_a_tap_that_injects_nothing_has_the_plain_relay(lab: Any) -> None:
     async def scenario(**settings: Any) -> str:
         async with lab.tap(like_vllm, overwrite=True, **settings) as (tap, _):
             return type(tap.relays).__name__
 
     assert asyncio.run(scenario()) == "Relays"
-    assert asyncio.run(scenario(inject=frozenset({"usage"}), dialect="trtllm")) == "Relays"
-    assert asyncio.run(scenario(inject=frozenset({"token-ids"}), dialect="llamacpp")) == "Relays"
     assert asyncio.run(scenario(inject=frozenset({"usage"}))) == "InjectingRelays"
