@@ -132,6 +132,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         "status": _counted(summary.statuses),
         "endpoints": _counted(summary.endpoints),
         "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
+        "prompt ids": _prompt_ids(summary),
         "cached tokens": f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)",
         "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
         f"{summary.distinct_blocks:,} distinct blocks",
@@ -167,6 +168,14 @@ def _span(summary: Summary) -> str:
     if summary.first_arrival_ms is None or summary.last_end_ms is None:
         return "unknown"
     return f"{(summary.last_end_ms - summary.first_arrival_ms) / 1000:,.1f} s"
+
+
+def _prompt_ids(summary: Summary) -> str:
+    """How often the ids that were hashed number what the engine counted; by endpoint where that says more."""
+    checked, wrong = summary.prompt_counts, summary.prompt_mismatches
+    said = f"as many as the engine counted in {_percent(checked.total() - wrong.total(), checked.total())} of "
+    shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))
+    return f"{said}{checked.total():,} records" + (f" ({', '.join(shares)})" if wrong.total() else "")
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -154,6 +154,9 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    prompt_tokens_by_tokenizer: int | None = None
+    """Our own count of the prompt where it is not the engine's: the hashes are then of other tokens than those that it
+    has. Null: the same, or one of the two is unknown."""
     cached_tokens: int | None = None
     """Prompt tokens the engine took from its prefix cache. Null: not reported; 0: a miss."""
     tokens_source: TokensSource | None = None

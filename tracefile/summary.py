@@ -21,6 +21,10 @@ class Summary:
     """Of arrivals and ends, whichever is known."""
     statuses: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
+    prompt_counts: Counter[str] = field(default_factory=Counter)
+    """Records, by endpoint, whose prompt both the writer and the engine have counted ..."""
+    prompt_mismatches: Counter[str] = field(default_factory=Counter)
+    """... and those of them where the two differ: their hashes are not of the engine's tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -45,11 +49,20 @@ class Summary:
         self.records += 1
         self.statuses[record.status] += 1
         self.endpoints[record.endpoint or "unknown"] += 1
+        self._add_prompt_count(record)
         self._add_span(record)
         self._add_tokens(record)
         self._add_session(record)
         if record.block_hashes is not None and block_size is not None:
             self._add_blocks(record, record.block_hashes, block_size)
+
+    def _add_prompt_count(self, record: Record) -> None:
+        differs = record.prompt_tokens_by_tokenizer is not None
+        whole = record.hash_source in ("engine", "tokenizer") and record.hashable_blocks is None
+        if differs or (whole and record.tokens_source == "usage"):
+            endpoint = record.endpoint or "unknown"
+            self.prompt_counts[endpoint] += 1
+            self.prompt_mismatches[endpoint] += differs
 
     def _add_span(self, record: Record) -> None:
         if record.arrival_ms is None:

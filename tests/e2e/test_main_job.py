@@ -189,7 +189,7 @@ def test_chat_text_is_tokenized_as_vllm_does_and_never_written(tmp_path: Path) -
     records = load_trace(trace)[1]
     assert [record.hash_source for record in records] == ["tokenizer"] * 3
     # The tap's ids are as many as the engine counted, so that the chain covers every full block ...
-    assert [record.extra for record in records if "prompt_tokens_by_tokenizer" in record.extra] == []
+    assert [record.prompt_tokens_by_tokenizer for record in records] == [None] * 3
     assert [len(record.block_hashes or []) for record in records] == [
         (record.prompt_tokens or 0) // 16 for record in records
     ]

@@ -365,7 +365,7 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
     assert image.block_hashes[:1] == independent_chain(lab, "", before_image[:4])
     assert (len(image.block_hashes), image.hashable_blocks) == (image.prompt_tokens // 4, None)
     assert lab.counts.unhashed == {}
-    assert mismatch.extra["prompt_tokens_by_tokenizer"] == 2
+    assert mismatch.prompt_tokens_by_tokenizer == 2
     assert mismatch.output_block_hashes is None
     assert (lab.counts.prompt_counts_matched, lab.counts.prompt_counts_checked) == (2, 3)
     printed = capsys.readouterr()

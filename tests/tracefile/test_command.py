@@ -113,6 +113,28 @@ def test_info_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "hit potential" in capsys.readouterr().out
 
 
+def test_info_says_by_endpoint_whose_prompts_are_counted_as_the_engine_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"prompt_tokens": 8, "block_hashes": [1, 2], "hash_source": "tokenizer", "tokens_source": "usage"}
+    chat, other = {"endpoint": "/v1/chat/completions"}, {"endpoint": "/v1/completions"}
+    path = trace(
+        tmp_path / "t",
+        {"request_id": "a"} | shape | chat,
+        {"request_id": "b", "prompt_tokens_by_tokenizer": 7, "hashable_blocks": 1} | shape | chat,
+        {"request_id": "c"} | shape | other,
+        {"request_id": "d"} | shape | other | {"hash_source": "bytes"},
+        {"request_id": "e", "hashable_blocks": 1} | shape | other,
+        {"request_id": "f"} | shape | other | {"tokens_source": "tokenizer"},
+    )
+    main(["info", path, "--json"])
+    info = json.loads(capsys.readouterr().out)
+    assert info["prompt_counts"] == {"/v1/chat/completions": 2, "/v1/completions": 1}
+    assert info["prompt_mismatches"] == {"/v1/chat/completions": 1, "/v1/completions": 0}
+    main(["info", path])
+    assert "66.7% of 3 records" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Eight tokens are two full blocks, both seen before; one token must be computed, so only one block can be hit.
     shape = {"prompt_tokens": 8, "block_hashes": [1, 2]}
