@@ -63,8 +63,9 @@ class Recorder:
         self._before = self._trace.recorded if setup.carry.found is None else setup.carry.found
         """Records of earlier runs."""
         found = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
-        earlier = found[: max(0, len(found) - (self._trace.recorded - self._before))]
-        epoch_ns = _epoch_ns(setup, self._trace, earlier)
+        epoch_ns = setup.carry.epoch_ns
+        if epoch_ns is None:
+            epoch_ns = _epoch_ns(setup, self._trace, found)
         self._maker = RecordMaker(
             key,
             hasher,
@@ -203,7 +204,7 @@ class Recorder:
             print(f"tap: {sentence}", file=sys.stderr, flush=True)
 
 
-def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, earlier: Sequence[Record]) -> int:
+def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:
     """The monotonic clock at the trace's t = 0; of a resumed trace, that may be before this machine was started.
 
     The wall clock says how long ago it was. If it was set back since the earlier runs, the trace goes on where those
@@ -212,7 +213,7 @@ def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, earlier: Sequence[Rec
     ours, theirs = setup.meta.epoch_unix_ns, trace.meta.epoch_unix_ns
     if ours is None or theirs is None or ours == theirs:
         return setup.epoch_ns
-    ended_ms = max((record.end_ms() or record.arrival_ms or 0.0 for record in earlier), default=0.0)
+    ended_ms = max((record.end_ms() or record.arrival_ms or 0.0 for record in found), default=0.0)
     return setup.epoch_ns - max(ours - theirs, round(ended_ms * 1e6))
 
 
