@@ -3,10 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 GET = b"GET / HTTP/1.1\r\nHost: t\r\n\r\n"
 
 
-def test_answers_in_progress_end_and_their_clients_are_told_to_go(rig: Any) -> None:
+def test_answers_in_progress_end_and_their_clients_are_told_to_go(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.server.LINGER_S", 0.05)
     go_on = asyncio.Event()
 
     async def upstream(peer: Any) -> None:
