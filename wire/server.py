@@ -349,13 +349,10 @@ class Server:
         """Open client connections."""
         return len(self._connections)
 
-    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Accept connections; returns the port. Raises OSError if the address is taken or not ours.
-
-        ``reuse_port`` lets several processes share the address.
-        """
+    async def listen(self, host: str, port: int) -> int:
+        """Accept connections; returns the port. Raises OSError if the address is taken or not ours."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=reuse_port or None)
+        self._listener = await loop.create_server(self._accept, host, port, backlog=1024)
         self._sweep()
         return int(self._listener.sockets[0].getsockname()[1])
 
