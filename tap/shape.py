@@ -17,9 +17,10 @@ LIMITS = {
 }
 """What an endpoint calls the most tokens of an answer, the name that goes first first. Others: ``max_tokens``."""
 
-
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
 """Fields of a body that may name its conversation."""
+
+_decode = msgspec.json.Decoder().decode
 
 
 class UnreadableBodyError(Exception):
@@ -48,7 +49,7 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
     Raises UnreadableBodyError. The engine judges the request, not the tap: nothing else is an error here.
     """
     try:
-        fields = msgspec.json.decode(body)
+        fields = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnreadableBodyError from None
     if not isinstance(fields, dict):

@@ -66,12 +66,17 @@ class Ending:
 
     def add(self, request: Ended) -> None:
         """Remember one more; given in finish order, that is at the end."""
-        self.ended.insert(bisect_right(self.ended, request.end_ms, key=_end_ms), request)
+        if not self.ended or self.ended[-1].end_ms <= request.end_ms:
+            self.ended.append(request)
+        else:
+            self.ended.insert(bisect_right(self.ended, request.end_ms, key=_end_ms), request)
         if len(self.ended) > 2 * ENDS_KEPT:
             del self.ended[:ENDS_KEPT]
 
     def count_by(self, at_ms: float) -> int:
         """How many had ended at ``at_ms``: the first so many of ``ended``, so the last of those is the latest."""
+        if self.ended and self.ended[-1].end_ms <= at_ms:
+            return len(self.ended)
         return bisect_right(self.ended, at_ms, key=_end_ms)
 
     def passed(self, arrival_ms: float, following: BlockHash | None) -> None:
