@@ -24,11 +24,13 @@ GAUGES: Mapping[str, tuple[str, ...]] = {
         "sglang:token_usage",
         "llamacpp:kv_cache_usage_ratio",
     ),
-    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries", "sglang:prompt_tokens"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
     "preemptions": ("vllm:num_preemptions",),
 }
 """Each value's name here, and by what names engines report it, newest first."""
+SHARES = frozenset({"kv_usage"})
+"""Of several engines behind one address the mean, where all else adds up."""
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,7 +110,8 @@ def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
     for name, reported in GAUGES.items():
         for metric in reported:
             if metric in metrics:
-                found[name] = metrics[metric].value
+                value, samples = metrics[metric].value, metrics[metric].samples
+                found[name] = value / samples if name in SHARES else value
                 break
     return found
 

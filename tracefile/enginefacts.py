@@ -27,6 +27,8 @@ class Metric:
 
     value: float
     labels: Mapping[str, str]
+    samples: int = 1
+    """How many were added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ def parse_metrics(text: str) -> dict[str, Metric]:
         name = found["name"].removesuffix("_total")
         before = metrics.get(name)
         labels = dict(_LABEL.findall(found["labels"] or "")) if before is None else before.labels
-        metrics[name] = Metric(value + (before.value if before else 0.0), labels)
+        metrics[name] = (
+            Metric(value, labels) if before is None else Metric(before.value + value, labels, before.samples + 1)
+        )
     return metrics
 
 

@@ -21,11 +21,17 @@ vllm:num_requests_running{engine="0"} 3.0
 vllm:num_requests_running{engine="1"} 2.0
 vllm:num_requests_waiting{engine="0"} 7.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
 vllm:prefix_cache_queries_total{engine="0"} 1000.0
 vllm:prefix_cache_hits_total{engine="0"} 400.0
 vllm:num_preemptions_total{engine="0"} 1.0
 """
-SGLANG = "sglang:num_running_reqs 4.0\nsglang:num_queue_reqs 1.0\nsglang:token_usage 0.5\n"
+SGLANG = """sglang:num_running_reqs 4.0
+sglang:num_queue_reqs 1.0
+sglang:token_usage 0.5
+sglang:prompt_tokens_total{engine_type="unified"} 90.0
+sglang:cached_tokens_total{engine_type="unified"} 30.0
+"""
 LLAMACPP = "llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
 
 
@@ -108,14 +114,18 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
             {
                 "running": 5.0,
                 "waiting": 7.0,
-                "kv_usage": 0.25,
+                "kv_usage": 0.5,
                 "prefix_queries": 1000.0,
                 "prefix_hits": 400.0,
                 "preemptions": 1.0,
             },
             id="vllm",
         ),
-        pytest.param(SGLANG, {"running": 4.0, "waiting": 1.0, "kv_usage": 0.5}, id="sglang"),
+        pytest.param(
+            SGLANG,
+            {"running": 4.0, "waiting": 1.0, "kv_usage": 0.5, "prefix_queries": 90.0, "prefix_hits": 30.0},
+            id="sglang",
+        ),
         pytest.param(LLAMACPP, {"running": 2.0, "waiting": 5.0}, id="llamacpp"),
         pytest.param("something_else 1\n", {}, id="another server"),
     ],
@@ -149,7 +159,7 @@ def test_samples_of_the_load_are_on_the_traces_clock(lab: Any) -> None:
     assert samples[0] == {
         "running": 5.0,
         "waiting": 7.0,
-        "kv_usage": 0.25,
+        "kv_usage": 0.5,
         "prefix_queries": 1000.0,
         "prefix_hits": 400.0,
         "preemptions": 1.0,
