@@ -4,8 +4,7 @@ import hashlib
 import os
 
 from tracefile.decoding import is_header, is_object, parse_object
-from tracefile.lines import LineReader
-from tracefile.segments import trace_files
+from tracefile.segments import open_lines, trace_files
 
 
 def trace_digest(path: str | os.PathLike[str]) -> str:
@@ -16,7 +15,7 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     """
     digest = hashlib.sha256()
     for file in trace_files(path):
-        with LineReader(file) as lines:
+        with open_lines(file) as lines:
             for line in lines:
                 if lines.number == 1 and "meta" in parse_object(line, f"{file}:1"):
                     continue

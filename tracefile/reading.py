@@ -14,9 +14,8 @@ from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_hea
 from tracefile.errors import InputError
 from tracefile.importers.mooncake import MooncakeDecoder
 from tracefile.importers.vcr import VcrDecoder
-from tracefile.lines import LineReader
 from tracefile.schema import SCHEMA, Meta, Record
-from tracefile.segments import absent_segments, trace_files
+from tracefile.segments import absent_segments, open_lines, trace_files
 
 TraceFormat = Literal["kvtape", "mooncake", "vllm-vcr"]
 
@@ -38,7 +37,7 @@ class TraceReader:
         self._files = trace_files(path)
         self._starts = [0]
         """Lines before each file that was opened so far."""
-        self._lines = LineReader(self._files[0])
+        self._lines = open_lines(self._files[0])
         self._later_meta: Meta | None = None
         self._warnings = _absence(self.path)
         try:
@@ -116,7 +115,7 @@ class TraceReader:
         for path in self._files[1:]:
             self._starts.append(self.line)
             self._lines.close()
-            self._lines = LineReader(path)
+            self._lines = open_lines(path)
             yield from self._rest_of_file()
 
     def _rest_of_file(self) -> Iterator[Record | InputError]:

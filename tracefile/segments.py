@@ -12,6 +12,7 @@ import msgspec
 
 from tracefile.durable import replace_durably
 from tracefile.errors import InputError
+from tracefile.lines import LineReader
 
 MANIFEST_SUFFIX = ".segments.json"
 MANIFEST_SCHEMA = "kvtape-segments/1"
@@ -106,6 +107,17 @@ def trace_files(path: str | os.PathLike[str]) -> list[str]:
     if not given.exists() and (manifest := manifest_path(given)).exists():
         return [str(file) for file in _segments_of(manifest)]
     return [os.fspath(path)]
+
+
+def open_lines(path: str) -> LineReader:
+    """One file of a trace; a segment may have been closed, and so renamed, since it was found unfinished."""
+    closed = path.removesuffix(PART_SUFFIX)
+    try:
+        return LineReader(path)
+    except InputError:
+        if closed == path or not os.path.exists(closed):
+            raise
+        return LineReader(closed)
 
 
 def absent_segments(path: str | os.PathLike[str]) -> list[str]:

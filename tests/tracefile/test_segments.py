@@ -133,6 +133,13 @@ def test_a_segment_that_was_shipped_away_is_read_without(trace: Path) -> None:
             assert "read without 1 of its segments (captured-000001.jsonl.zst" in warning
 
 
+def test_a_segment_that_is_closed_while_the_trace_is_read_is_found_under_its_name(trace: Path) -> None:
+    with open_trace(trace) as reader:
+        assert next(reader) == record(0)
+        part_path(segment_path(trace, 3)).rename(segment_path(trace, 3))
+        assert list(reader) == [record(i) for i in range(1, 9)]
+
+
 def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
