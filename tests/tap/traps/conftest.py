@@ -175,6 +175,11 @@ class TrapTap:
         self.clients.append(Peer(*await asyncio.open_connection(sock=sock, limit=1 << 26)))
         return self.clients[-1]
 
+    async def upstream_left(self) -> None:
+        """Wait until the tap has left the upstream alone, of its own accord: all connections to it have ended."""
+        for peer in self.peers:
+            await peer.over()
+
     async def ask(self, *request: bytes) -> Answer:
         """Send a request in these pieces on a connection of its own and read until the tap closes it."""
         client = await self.connect()

@@ -1,7 +1,7 @@
 """A client that leaves: the upstream must stop working for it at once, wherever in the exchange that is.
 
-Each upstream here would stay open for ever: a scenario ends only because the tap closed the upstream's connection while
-the response was still open.
+Each upstream here would go on for ever: a scenario ends only because the tap closes the upstream's connection while the
+response is still open.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ def test_during_a_stream(rig: Any, leave: Callable[[Any], None]) -> None:
             await client.write(POST)
             await client.read_until(EVENT)
             leave(client)
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, 200)]
 
     rig.run(scenario())
@@ -56,6 +57,7 @@ def test_before_the_response_has_begun(rig: Any, leave: Callable[[Any], None]) -
             await client.write(POST)
             await has_request.wait()
             leave(client)
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, None)]
 
     rig.run(scenario())
@@ -79,6 +81,7 @@ def test_in_the_middle_of_its_request(rig: Any, leave: Callable[[Any], None], fr
             await client.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n" + framing + b"\r\n\r\n" + part)
             await has_part.wait()
             leave(client)
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, None)]
 
     rig.run(scenario())
@@ -101,6 +104,7 @@ def test_while_it_does_not_read(rig: Any) -> None:
             await client.write(b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n")
             await asyncio.sleep(0.1)  # the buffers fill
             client.reset()
+            await tap.upstream_left()
 
     rig.run(scenario())
 
@@ -129,6 +133,7 @@ def test_while_the_upstream_does_not_read_its_upload(rig: Any) -> None:
             while tap.server.num_connections:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             full.set()
+            await tap.upstream_left()
 
     rig.run(scenario())
 
@@ -149,6 +154,7 @@ def test_with_more_requests_waiting_behind(rig: Any) -> None:
             await client.write(b"GET /1 HTTP/1.1\r\nHost: t\r\n\r\nGET /2 HTTP/1.1\r\nHost: t\r\n\r\n")
             await has_first.wait()
             client.close()
+            await tap.upstream_left()
         assert len(tap.peers) == 1
 
     rig.run(scenario())

@@ -44,6 +44,7 @@ def test_a_final_answer_in_its_place_ends_the_exchange_and_the_connection(rig: A
             await client.write(b"GET /smuggled HTTP/1.1\r\nHost: t\r\n\r\n")
             assert await client.until_closed() == b""
             assert len(tap.peers) == 1
+            await tap.upstream_left()
 
     rig.run(scenario())
 
@@ -79,6 +80,7 @@ def test_after_the_go_ahead_a_malformed_body_is_still_a_refusal(rig: Any) -> Non
             assert await client.exactly(len(CONTINUE)) == CONTINUE
             await client.write(b"nonsense\r\n")
             assert (await client.until_closed()).startswith(b"HTTP/1.1 400 ")
+            await tap.upstream_left()
 
     rig.run(scenario())
 

@@ -69,6 +69,7 @@ def test_what_does_not_end_is_cut_and_never_looks_whole(rig: Any) -> None:
             await client.read_until(b"a\r\n")
             assert await tap.server.drain(0.05) == 1
             assert await client.until_closed() == b""
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, 200)]
 
     rig.run(scenario())

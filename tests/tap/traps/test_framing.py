@@ -134,6 +134,7 @@ def test_chunks_that_two_servers_could_read_differently(rig: Any, chunks: bytes)
             answer = await tap.ask(with_headers(b"Transfer-Encoding: chunked"), good, chunks + b"0\r\n\r\n" + SMUGGLED)
             assert answer.status in {400, 431}
             assert answer.raw.count(b"HTTP/1.1 ") == 1
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, None)]
 
     rig.run(scenario())
@@ -154,6 +155,7 @@ def test_chunks_that_break_during_the_answer_cut_it(rig: Any) -> None:
             await client.read_until(b"ok\r\n")
             await client.write(b"nonsense\r\n" + SMUGGLED)
             assert await client.until_closed() == b""
+            await tap.upstream_left()
 
     rig.run(scenario())
 

@@ -111,8 +111,7 @@ def get(port: int, path: str) -> bytes:
 
 def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
     flags = ("--tokenizer", "bytes", "--no-engine-facts", "--admin", "127.0.0.1:0", "--inject", "usage")
-    flags += ("--dialect", "vllm")
-    kept = ("--keep-header", "X-Team", "--rotate-mb", "1")
+    kept = ("--dialect", "vllm", "--keep-header", "X-Team", "--rotate-mb", "1")
 
     async def scenario() -> None:
         async with upstream_of(lab) as port, lab.command(port, *flags, *kept) as tap:

@@ -143,6 +143,7 @@ def test_an_answer_to_a_client_that_still_sends_is_not_cut_for_being_read_slowly
             client.writer.transport.resume_reading()
             answer = await client.until_closed()
             assert answer.partition(b"\r\n\r\n")[2] == ANSWER
+            await tap.upstream_left()
 
     rig.run(scenario())
 
@@ -179,7 +180,26 @@ def test_a_client_that_stalls_in_its_body_does_not_hold_the_upstream_for_ever(ri
             answer = await tap.ask(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 8\r\n\r\n", b"half")
             assert answer.status == 408
             assert b"stopped coming" in answer.body
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("client_abort", None, None)]
+
+    rig.run(scenario())
+
+
+def test_a_head_that_trickles_in_is_not_waited_for_for_ever(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("wire.server.SWEEP_S", 0.05)
+
+    async def upstream(peer: Any) -> None:
+        raise AssertionError("there was no request")
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(b"GET / HTTP/1.1\r\nHost: t\r\nX: ")
+            while tap.server.num_connections:
+                client.writer.write(b"x")
+                await asyncio.sleep(0.01)
 
     rig.run(scenario())
 

@@ -104,5 +104,6 @@ def test_the_upstreams_wish_to_close_is_kept_and_the_client_stays(rig: Any) -> N
                 await client.write(GET)
                 assert await client.exactly(len(OK)) == OK
                 assert len(tap.peers) == number
+                await tap.upstream_left()
 
     rig.run(scenario())

@@ -158,6 +158,7 @@ def test_what_is_no_answer_reaches_nobody(rig: Any, nonsense: bytes) -> None:
         async with rig.tap(upstream) as tap:
             answer = await tap.ask(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\n{}")
             assert answer.raw == b""
+            await tap.upstream_left()
         assert tap.copies.outcomes == [("error", "bad_response", None)]
 
     rig.run(scenario())
@@ -177,5 +178,6 @@ def test_broken_chunks_break_the_answer_off(rig: Any, framing: bytes) -> None:
             answer = await tap.ask(CLOSING)
             assert answer.body.startswith(b"1\r\nx\r\n")
             assert not answer.body.endswith(b"0\r\n\r\n")
+            await tap.upstream_left()
 
     rig.run(scenario())
