@@ -41,7 +41,8 @@ GC_ALLOCATIONS = 20_000
 NICENESS = 10
 """Where there is no core to spare, the workers go first."""
 
-_messages = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged)
+decode_message = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged).decode
+"""A frame's payload as what it is."""
 
 
 class Recorder:
@@ -241,7 +242,7 @@ def record_exchanges(sock: socket.socket) -> None:
 
 
 def _messages_of(inbox: Inbox) -> Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]:
-    return (list(map(_messages.decode, batch)) for batch in inbox.batches(IDLE_S))
+    return (list(map(decode_message, batch)) for batch in inbox.batches(IDLE_S))
 
 
 def _record_until_closed(

@@ -101,7 +101,7 @@ def _target(url: str) -> tuple[Any, str]:
         if "file" in files.protocol:
             files.makedirs(folder, exist_ok=True)
     except ImportError as error:
-        missing = error.name or "see fsspec's documentation"
+        missing = error.name or error
         raise InputError(f"--upload {_bare(url)}: needs a package that is not installed ({missing})") from None
     except (ValueError, OSError) as error:
         raise InputError(f"--upload {_bare(url)}: {type(error).__name__}; expected a folder to write in") from None
