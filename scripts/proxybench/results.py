@@ -13,8 +13,19 @@ from scipy.stats import ks_2samp, wasserstein_distance
 DIRECT, REFERENCE = "direct", "nginx"
 
 
-Goal = Callable[[float, float | None], bool | None]
-"""Whether the tap's figure, beside the reference's, reaches the goal; null: nobody can say without the reference."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One figure of the tap, beside the reference's."""
+
+    value: float
+    reference: float | None
+    """Null: the reference was not measured."""
+    ratio: float | None
+    """The median of the rounds' ratios."""
+
+
+Goal = Callable[[Beside], bool | None]
+"""Whether a figure reaches its goal; null: nobody can say without the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +43,22 @@ class Figure:
 
 def within(factor: float) -> Goal:
     """At most so many times the reference."""
-    return lambda value, reference: None if reference is None else value <= factor * reference
-
-
-def at_most(limit: float) -> Goal:
-    """At most that."""
-    return lambda value, _: value <= limit
-
-
-def at_least(limit: float) -> Goal:
-    """At least that."""
-    return lambda value, _: value >= limit
+    return lambda beside: None if beside.ratio is None else beside.ratio <= factor
 
 
 def within_more(extra: float) -> Goal:
     """At most so much more than the reference."""
-    return lambda value, reference: None if reference is None else value <= reference + extra
+    return lambda beside: None if beside.reference is None else beside.value <= beside.reference + extra
+
+
+def at_most(limit: float) -> Goal:
+    """At most that."""
+    return lambda beside: beside.value <= limit
+
+
+def at_least(limit: float) -> Goal:
+    """At least that."""
+    return lambda beside: beside.value >= limit
 
 
 FIGURES = (
@@ -156,10 +167,14 @@ def _shown(results: Results, proxy: str, figure: Figure) -> float | None:
 def _verdict(results: Results, taps: Sequence[str], figure: Figure) -> str:
     if figure.reached is None:
         return ""
-    reference = results.figure(REFERENCE, figure)
-    values = [value for name in taps if (value := results.figure(name, figure)) is not None]
     said = {True: "yes", False: "NO", None: "?"}
-    return " ".join(said[figure.reached(value, reference)] for value in values)
+    reference = results.figure(REFERENCE, figure)
+    verdicts = []
+    for name in taps:
+        value = results.figure(name, figure)
+        if value is not None:
+            verdicts.append(said[figure.reached(Beside(value, reference, results.ratio(name, figure)))])
+    return " ".join(verdicts)
 
 
 def _number(value: float | None, digits: int) -> str:
