@@ -4,6 +4,7 @@ What the disk does not take (it is full, it is gone) stays in memory, in order, 
 was full for a while goes on where it stopped. Not for several threads.
 """
 
+import fcntl
 import os
 import stat
 
@@ -85,13 +86,15 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
     """
     where = os.fspath(path)
     fd = _open(where, os.O_WRONLY | os.O_CREAT)
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and found.st_size:
-        if not overwrite:
-            os.close(fd)
-            raise InputError(
-                f"{where}: already has {found.st_size} bytes; expected a new file, or leave to overwrite it"
-            )
+    size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
+    try:
+        if size and not overwrite:
+            raise InputError(f"{where}: already has {size} bytes; expected a new file, or leave to overwrite it")
+        claim(fd, where)
+    except InputError:
+        os.close(fd)
+        raise
+    if size:
         os.ftruncate(fd, 0)
     return TraceFile(where, fd, compressor_for(name or where), 0)
 
@@ -100,9 +103,26 @@ def append_to(path: str | os.PathLike[str]) -> TraceFile:
     """A whole file to go on with, compressed as it is; raises InputError if it cannot be had."""
     where = os.fspath(path)
     fd = _open(where, os.O_RDWR | os.O_APPEND)
+    try:
+        claim(fd, where)
+    except InputError:
+        os.close(fd)
+        raise
     head = os.pread(fd, 4, 0)
     compressor = compressor_like(head) if head else compressor_for(where)
     return TraceFile(where, fd, compressor, os.fstat(fd).st_size)
+
+
+def claim(fd: int, where: str) -> None:
+    """Be the file's one writer until ``fd`` is closed, however that comes; raises InputError if another is."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{where}: another process is writing it; expected a trace that nobody writes") from None
+    except OSError:
+        return  # a file system without locks
 
 
 def _open(where: str, flags: int) -> int:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import IO
 
+from tracefile.appending import claim
 from tracefile.compression import GZIP_MAGIC, ZSTD_MAGIC, compressor_like
 from tracefile.decoding import KvtapeDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
@@ -31,11 +32,12 @@ class Mended:
 def mend(path: str | os.PathLike[str]) -> Mended:
     """Cut the file after its last complete record and close its stream; a whole file is left as it is.
 
-    Raises InputError if the file is no trace of ours, or cannot be read and written.
+    Raises InputError if the file is no trace of ours, is still being written, or cannot be read and written.
     """
     where = os.fspath(path)
     try:
         with open(where, "r+b") as file:
+            claim(file.fileno(), where)
             return _mend_open(file, where)
     except OSError as error:
         raise InputError(f"{where}: {error.strerror or error}; expected a trace to go on with") from error

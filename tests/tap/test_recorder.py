@@ -132,6 +132,12 @@ def test_a_wall_clock_that_was_set_back_turns_no_time_back(trace: Path) -> None:
     assert [record.arrival_ms for record in records(trace)] == [50_000, 51_500], "50.5 s, where it ended, and 1 s more"
 
 
+def die(recorder: Recorder) -> None:
+    """What becomes of a recorder's open file when it is killed."""
+    assert recorder._trace._segment is not None
+    recorder._trace._segment.file.abandon()
+
+
 def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path, rotate: int | None) -> None:
     earlier = Recorder(setup(trace, rotate_bytes=rotate))
     earlier.take(exchange(tokens(8), 0))
@@ -145,6 +151,7 @@ def test_a_recorder_that_follows_another_counts_what_is_in_the_files(trace: Path
     first.take(exchange(tokens(8), 7))
     first.take(msgspec.structs.replace(exchange([], 8), request_body=[b"no json"]))
     first.tick()  # it died before this was heard
+    die(first)
     again = Recorder(setup(trace, rotate_bytes=rotate, resume=True, carry=told))
     begun = again.progress()
     assert (begun.found, begun.recorded, begun.hashed, begun.received) == (1, 7, 6, 5)

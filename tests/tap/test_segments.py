@@ -165,6 +165,13 @@ def killed_after(path: Path, commands: list[int | str], rotate_bytes: int | None
         else:
             assert isinstance(command, int)
             trace.write(record(number, command))
+    die(trace)
+
+
+def die(trace: SegmentedTrace) -> None:
+    """What becomes of a writer's open file when it is killed: nothing more is written, and it is closed."""
+    assert trace._segment is not None
+    trace._segment.file.abandon()
 
 
 def readable(path: Path) -> list[str]:
@@ -238,6 +245,18 @@ def test_bytes_and_token_ids_are_not_hashed_into_one_trace(path: Path) -> None:
     SegmentedTrace(path, META).close()
     with pytest.raises(InputError, match="--tokenizer bytes; expected"):
         SegmentedTrace(path, msgspec.structs.replace(LATER, tokenizer="bytes"), resume=True)
+
+
+def test_a_trace_that_is_being_written_is_not_resumed(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        write(trace, range(3))
+        trace.flush()
+        with pytest.raises(InputError, match="another process is writing it"):
+            SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
+        write(trace, range(3, 5))
+        assert trace.close()
+        assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 5
 
 
 def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> None:
