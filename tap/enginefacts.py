@@ -31,6 +31,8 @@ class EngineFacts:
     model: str | None = None
     """The first model that it serves."""
     dialect: Dialect | None = None
+    origin: Origin | None = None
+    """Who told it, or would have."""
 
 
 async def reach_upstreams(origins: Sequence[Origin], wait_s: float) -> list[Origin]:
@@ -58,7 +60,10 @@ async def learn_engine_facts(origin: Origin) -> EngineFacts:
     metrics = parse_metrics(metrics_text)
     engine = describe_engine(version, metrics, models)
     return EngineFacts(
-        engine=None if engine == Engine() else engine, model=first_model(models), dialect=dialect_of(metrics)
+        engine=None if engine == Engine() else engine,
+        model=first_model(models),
+        dialect=dialect_of(metrics),
+        origin=origin,
     )
 
 

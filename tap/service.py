@@ -73,7 +73,7 @@ async def learn(config: TapConfig) -> EngineFacts:
     for origin in config.upstreams:
         if origin not in reached:
             _say(f"upstream {origin} cannot be reached; it gets requests once it can")
-    return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts()
+    return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts(origin=reached[0])
 
 
 class Service:

@@ -77,7 +77,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         keep_headers=list(config.keep_headers),
         inject=sorted(config.inject),
         dialect=dialect(config, facts),
-        engine_url=str(config.upstreams[0]),
+        engine_url=str(facts.origin or config.upstreams[0]),
         admin_socket=None if config.admin is None else runtime.admin_socket,
     )
 

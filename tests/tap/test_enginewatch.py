@@ -217,3 +217,18 @@ def versions_of_segments(lab: Any) -> Iterator[tuple[str | None, int]]:
     for path in segments_there(lab.trace):
         header, *records = path.read_text().splitlines()
         yield json.loads(header)["meta"].get("engine", {}).get("version"), len(records)
+
+
+def test_the_first_engine_that_can_be_reached_speaks_for_all(lab: Any) -> None:
+    async def scenario() -> None:
+        engines = Engines()
+        async with engines.serving(lab) as origin:
+            flags = ("--upstream", "http://127.0.0.1:1", "--upstream", str(origin))
+            async with lab.command(0, *flags) as tap:
+                await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+                await tap.end()
+                assert "http://127.0.0.1:1 cannot be reached; it gets requests once it can" in tap.errors
+
+    asyncio.run(scenario())
+    meta, [record] = lab.read()
+    assert (meta.engine.version, record.status) == ("1.0", "ok")
