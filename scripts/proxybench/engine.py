@@ -3,7 +3,8 @@
 Client and upstream share a process, a loop and a clock, so a chunk can carry the time it was sent at, and neither costs
 a context switch. What is asked for stands in the query string, which every proxy passes on: ``answer=stream`` goes on
 for ``chunks`` of them, or until ``end_streams``; ``answer=cut`` does, and then the connection is lost; ``answer=first``
-is one token and the end, ``answer=error`` a 429, anything else a unary response.
+is one token and the end, ``answer=error`` a 429, anything else a unary response. ``tokens`` is the length of the prompt
+that usage reports.
 """
 
 import asyncio
@@ -11,12 +12,14 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from time import perf_counter_ns
 from typing import cast
 
 TICK_S = 0.001
 MAX_LATE_MS = 50
 _CHUNKS = re.compile(rb"[?&]chunks=(\d+)")
+_TOKENS = re.compile(rb"[?&]tokens=(\d+)")
 
 _EVENT = (
     b'data: {"id":"cmpl-4f1d2c3b5a69788796a5b4c3d2e1f001","object":"text_completion","created":1700000000,"model":"m",'
@@ -42,30 +45,47 @@ STAMP_DIGITS = 19
 _STAMPED = _EVENT % (b"0" * STAMP_DIGITS, b"null", b"null")
 _BEFORE_STAMP, _, _AFTER_STAMP = chunk(_STAMPED).partition(b"0" * STAMP_DIGITS)
 _FIRST = _HEAD + chunk(_EVENT % (b" token", b"null", b"null"))
-UNARY_BODY = (
-    b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m","choices":[{"index":0,"text":" token"'
-)
-UNARY_BODY += b',"logprobs":null,"finish_reason":"length"}],"usage":%b}' % usage(64, 1)
-UNARY_RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-    *(len(UNARY_BODY), UNARY_BODY),
+_UNARY = (
+    b'{"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"m","choices":[{"index":0,"text":" token",'
+    b'"logprobs":null,"finish_reason":"length"}],"usage":%b}'
 )
 BUSY_BODY = b'{"error":{"message":"too many requests","type":"rate_limit_error","code":429}}'
 ERROR_RESPONSE = (
     b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Content-Length: %d\r\n\r\n%b"
 ) % (len(BUSY_BODY), BUSY_BODY)
-FIRST_RESPONSE = _FIRST + chunk(_EVENT % (b"", b'"length"', usage(64, 1))) + chunk(b"data: [DONE]\n\n") + _LAST
+
+
+@cache
+def unary_body(prompt_tokens: int) -> bytes:
+    """What a unary request is answered with."""
+    return _UNARY % usage(prompt_tokens, 1)
+
+
+@cache
+def unary_response(prompt_tokens: int) -> bytes:
+    """The same with its head."""
+    body = unary_body(prompt_tokens)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def last_chunks(prompt_tokens: int, output_tokens: int) -> bytes:
+    """The end of a stream, its usage before it, as vLLM sends them."""
+    final = _EVENT % (b"", b'"length"', usage(prompt_tokens, output_tokens))
+    return chunk(final) + chunk(b"data: [DONE]\n\n") + _LAST
 
 
 class Stream:
     """One response, a chunk at each of its gaps."""
 
-    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "cut", "limit")
+    __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "cut", "limit", "prompt_tokens")
 
     def __init__(self, engine: "Engine", transport: asyncio.Transport, gaps_ms: Sequence[int], first_gap: int) -> None:
         self._engine, self._transport = engine, transport
         self.limit: int | None = None
         """How many chunks it has. Null: as many as there is time for."""
+        self.prompt_tokens = 0
         self.cut = False
         """Whether the connection is lost where it should end."""
         self._fd: int = transport.get_extra_info("socket").fileno()
@@ -109,8 +129,7 @@ class Stream:
         if self.cut:
             self._transport.abort()
             return
-        final = chunk(_EVENT % (b"", b'"length"', usage(64, self.chunks)))
-        self._transport.write(final + chunk(b"data: [DONE]\n\n") + _LAST)
+        self._transport.write(last_chunks(self.prompt_tokens, self.chunks))
 
 
 class EngineConnection(asyncio.Protocol):
@@ -143,19 +162,25 @@ class EngineConnection(asyncio.Protocol):
 
     def _answer(self, request_line: bytes) -> None:
         assert self.transport is not None
+        prompt_tokens = number_in(request_line, _TOKENS) or 0
         if b"answer=stream" in request_line or b"answer=cut" in request_line:
             self.transport.write(_HEAD)
             stream = self._engine.begin_stream(self.transport)
-            chunks = _CHUNKS.search(request_line)
-            stream.limit = int(chunks[1]) if chunks is not None else None
+            stream.prompt_tokens, stream.limit = prompt_tokens, number_in(request_line, _CHUNKS)
             stream.cut = b"answer=cut" in request_line
         elif b"answer=first" in request_line:
-            self.transport.write(FIRST_RESPONSE)
+            self.transport.write(_FIRST + last_chunks(prompt_tokens, 1))
         elif b"answer=error" in request_line:
             self.transport.write(ERROR_RESPONSE)
         else:
             self._engine.unary += 1
-            self.transport.write(UNARY_RESPONSE)
+            self.transport.write(unary_response(prompt_tokens))
+
+
+def number_in(request_line: bytes, name: re.Pattern[bytes]) -> int | None:
+    """A number of the query string; null: it is not there."""
+    found = name.search(request_line)
+    return int(found[1]) if found is not None else None
 
 
 def content_length(head: bytes) -> int:

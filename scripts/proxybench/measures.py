@@ -15,7 +15,17 @@ from time import perf_counter_ns
 from proxybench.engine import Engine
 from proxybench.processes import cpu_ns, pin, rss_mb
 from proxybench.proxies import LOAD_CORE, Proxy
-from proxybench.streams import Arrivals, FirstTokenClient, StreamClient, all_ended, arrivals, open_streams, post
+from proxybench.streams import (
+    Arrivals,
+    FirstTokenClient,
+    Prompt,
+    StreamClient,
+    all_ended,
+    arrivals,
+    open_streams,
+    post,
+    target,
+)
 
 UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
 """1 to 39 ms, 20 in the mean, in no order: what holds chunks back or joins them shows in the gaps."""
@@ -25,14 +35,14 @@ SETTLE_S = 60.0
 BEGIN_S = 20.0
 
 
-def streaming_body(proxy: Proxy, prompt_bytes: int) -> bytes:
+def prompt_for(proxy: Proxy, prompt_bytes: int, *, stream: bool = True) -> Prompt:
     """A completion request of about that size, as token ids or text: whatever the proxy's recorder can hash."""
-    prompt: object = "x y " * (prompt_bytes // 4)
-    if proxy.token_ids:
-        prompt = [10_000 + number % 50_000 for number in range(prompt_bytes // 6)]
-    return json.dumps(
-        {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": True}, separators=(",", ":")
-    ).encode()
+    tokens = prompt_bytes // 6
+    prompt: object = [10_000 + number % 50_000 for number in range(tokens)]
+    if not proxy.token_ids:
+        prompt = "token " * tokens
+    body = {"model": "m", "prompt": prompt, "max_tokens": 4096, "stream": stream}
+    return Prompt(json.dumps(body, separators=(",", ":")).encode(), tokens)
 
 
 async def settled(proxy: Proxy) -> float:
@@ -68,7 +78,7 @@ async def stream_window(
     recorder_ns = total_ns(proxy.recorder)
     failed_before, sent_before = engine.failed, engine.sent
     engine.hold()
-    clients = await open_streams(proxy.port, streams, streaming_body(proxy, 400))
+    clients = await open_streams(proxy.port, streams, prompt_for(proxy, 400))
     await all_begun(engine, streams)
     engine.let_go()
     await asyncio.sleep(warm_s)
@@ -107,7 +117,7 @@ def missing(clients: Sequence[StreamClient], sent: int) -> int:
 
 async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: float) -> list[float]:
     """TTFT of requests one after another on one connection, µs; the pause lets a recorder finish the one before."""
-    request = post(streaming_body(proxy, prompt_bytes), "first")
+    request = post(prompt_for(proxy, prompt_bytes), "first")
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(FirstTokenClient, "127.0.0.1", proxy.port)
     proxy.sent += count + 5
@@ -154,12 +164,13 @@ async def saturate(
     if path is None:
         return None
     script = folder / "unary.lua"
-    script.write_text(WRK.format(body=streaming_body(proxy, 400).replace(b"true", b"false").decode()))
+    prompt = prompt_for(proxy, 400, stream=False)
+    script.write_text(WRK.format(body=prompt.body.decode()))
     answered, records = engine.unary, records_of(proxy)
     plane_ns, recorder_ns, started = total_ns(proxy.pid), total_ns(proxy.recorder), time.monotonic()
     command = [path, "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)]
     process = await asyncio.create_subprocess_exec(
-        *command, f"http://127.0.0.1:{proxy.port}/v1/completions?answer=unary", stdout=subprocess.PIPE
+        *command, f"http://127.0.0.1:{proxy.port}{target(prompt, 'unary')}", stdout=subprocess.PIPE
     )
     pin(process.pid, LOAD_CORE)
     said = (await process.communicate())[0].decode()

@@ -18,10 +18,23 @@ _STAMP = re.compile(rb'"text":"(\d{%d})"' % STAMP_DIGITS)
 _END = b"0\r\n\r\n"
 
 
-def post(body: bytes, answer: str) -> bytes:
-    """A completion request that tells the engine of the benchmark how to answer."""
-    head = b"POST /v1/completions?answer=%b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    return (head + b"Content-Length: %d\r\n\r\n%b") % (answer.encode(), len(body), body)
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A completion request's body, and how many tokens the engine is to say its prompt has."""
+
+    body: bytes
+    tokens: int
+
+
+def target(prompt: Prompt, answer: str) -> str:
+    """Where to send it, so that the engine of the benchmark answers as wanted."""
+    return f"/v1/completions?answer={answer}&tokens={prompt.tokens}"
+
+
+def post(prompt: Prompt, answer: str) -> bytes:
+    """The whole request."""
+    head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (target(prompt, answer).encode(), len(prompt.body)) + prompt.body
 
 
 class StreamClient(asyncio.Protocol):
@@ -56,10 +69,10 @@ class StreamClient(asyncio.Protocol):
             self._transport.close()
 
 
-async def open_streams(port: int, count: int, body: bytes) -> list[StreamClient]:
+async def open_streams(port: int, count: int, prompt: Prompt) -> list[StreamClient]:
     """``count`` connections, each with a stream asked for."""
     loop = asyncio.get_running_loop()
-    request = post(body, "stream")
+    request = post(prompt, "stream")
     made = [await loop.create_connection(lambda: StreamClient(request), "127.0.0.1", port) for _ in range(count)]
     return [client for _, client in made]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
-from proxybench.engine import BUSY_BODY, UNARY_BODY
+from proxybench.engine import BUSY_BODY, unary_body
 
 from wire.client import Client, Exchange
 from wire.head import header_values
@@ -84,9 +84,10 @@ class Traffic:
         self._expect("stream", body.count(b"data: {") == chunks + 1 and body.endswith(DONE), "not the engine's events")
 
     async def _unary(self) -> None:
-        exchange = await self._send("unary", "unary")
+        prompt = self._prompt()
+        exchange = await self._send("unary", "unary", prompt=prompt)
         self._expect("unary", exchange.outcome == "ok" and exchange.status == 200, describe(exchange))
-        self._expect("unary", body_of(exchange) == UNARY_BODY, "not the engine's body")
+        self._expect("unary", body_of(exchange) == unary_body(len(prompt)), "not the engine's body")
 
     async def _error(self) -> None:
         exchange = await self._send("error", "error")
@@ -110,19 +111,21 @@ class Traffic:
         with contextlib.suppress(asyncio.CancelledError):
             await request
 
-    async def _send(self, kind: str, answer: str, into: Exchange | None = None) -> Exchange:
+    async def _send(
+        self, kind: str, answer: str, into: Exchange | None = None, prompt: list[int] | None = None
+    ) -> Exchange:
         self.tally.sent[kind] += 1
-        body = msgspec.json.encode(
-            {"model": "m", "prompt": self._prompt(), "max_tokens": 400, "stream": kind != "unary"}
-        )
-        return await self._client.request("POST", f"/v1/completions?answer={answer}", HEADERS, body, into=into)
+        ids = prompt or self._prompt()
+        said = " ".join(map(str, ids)) if self._text_prompts else ids
+        body = msgspec.json.encode({"model": "m", "prompt": said, "max_tokens": 400, "stream": kind != "unary"})
+        target = f"/v1/completions?answer={answer}&tokens={len(ids)}"
+        return await self._client.request("POST", target, HEADERS, body, into=into)
 
-    def _prompt(self) -> list[int] | str:
+    def _prompt(self) -> list[int]:
         """One of a few long beginnings, then tokens that no other request has."""
         beginning = 1000 * self._random.randrange(PREFIXES)
         own = memoryview(self._random.randbytes(2 * self._random.randint(*self._own_tokens))).cast("H")
-        ids = [*range(beginning, beginning + PREFIX_TOKENS), *own]
-        return " ".join(map(str, ids)) if self._text_prompts else ids
+        return [*range(beginning, beginning + PREFIX_TOKENS), *own]
 
     def _expect(self, kind: str, holds: bool, otherwise: str) -> None:
         if not holds:
