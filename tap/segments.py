@@ -173,6 +173,14 @@ class SegmentedTrace:
             if (path := self.path.with_name(segment.name)).exists():
                 yield from records_of(path)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the counts do not add up."""
+        assert self.recorded <= self._taken
+        assert self._segment is not None or not self._ending
+        if not self._closed:
+            held = sum(segment.records for segment in self.manifest.segments)
+            assert held + (self._segment.records if self._segment is not None else 0) == self._taken
+
     # Segments, one after another.
 
     def _is_due(self, segment: OpenSegment) -> bool:

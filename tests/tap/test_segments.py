@@ -165,6 +165,7 @@ def killed_after(path: Path, commands: list[int | str], rotate_bytes: int | None
         else:
             assert isinstance(command, int)
             trace.write(record(number, command))
+        trace.check_integrity()
     die(trace)
 
 
@@ -197,6 +198,7 @@ def test_a_trace_cut_anywhere_goes_on_with_exactly_its_complete_records(
         last.write_bytes(last.read_bytes()[: round(share * last.stat().st_size)])
         survived = readable(path)
         trace = SegmentedTrace(path, LATER, rotate_bytes=rotate_bytes, resume=True)
+        trace.check_integrity()
         assert trace.recorded == len(survived)
         assert [found.request_id for found in trace.last_records(1000)] == survived
         trace.write(record(1000))
@@ -404,6 +406,7 @@ def test_a_disk_that_fills_up_and_empties_costs_only_what_was_refused(
             trace.write(record(number))
             taken.append(f"r{number}")
         before = trace.recorded
+        trace.check_integrity()
         if not trace.flush():
             assert trace.failing
             assert trace.recorded == before, "what is not in the file is not counted"
