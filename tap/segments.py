@@ -80,6 +80,8 @@ class SegmentedTrace:
     @property
     def segments(self) -> int:
         """Files that the trace is made of."""
+        if not self._rotates:
+            return 1
         return len(self.manifest.segments) + (self._segment is not None)
 
     def write(self, record: Record) -> bytes:

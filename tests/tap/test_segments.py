@@ -64,6 +64,7 @@ def test_without_rotation_one_file_is_written_at_its_own_path(path: Path) -> Non
     assert not trace.rotate_if_due()
     assert trace.close()
     assert trace.close(), "closing twice is harmless"
+    assert trace.segments == 1
     assert os.listdir(path.parent) == [path.name]
 
 
