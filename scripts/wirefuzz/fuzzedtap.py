@@ -40,10 +40,14 @@ class FuzzedTap:
     loop: MemoryLoop
 
     @classmethod
-    def new(cls) -> "FuzzedTap":
-        """On the running loop, which must be a MemoryLoop."""
+    def new(cls, relayed: int) -> "FuzzedTap":
+        """On the running loop, which must be a MemoryLoop.
+
+        ``relayed``: how many requests it is to believe it had; one relay in some is of the kind that times itself.
+        """
         upstreams = Upstreams([Origin("http", "upstream", 80)])
         relays = Relays(upstreams, cast(Any, Forgetful()), CopyBudget(1 << 20), 1 << 20)
+        relays.relayed = relayed
         client = MemoryTransport(ClientConnection(relays.new_relay, lambda _: None))
         return cls(client, relays, cast(MemoryLoop, asyncio.get_running_loop()))
 
@@ -85,7 +89,7 @@ def send_requests(pieces: Sequence[bytes]) -> RequestOutcome:
     """Feed a client's bytes, each piece a read, to a tap whose upstream answers every whole request."""
 
     async def main() -> RequestOutcome:
-        tap = FuzzedTap.new()
+        tap = FuzzedTap.new(relayed=len(pieces) - 1)
         answered: dict[MemoryTransport, int] = {}
         forwarded: list[Request] = []
         for piece in pieces:
@@ -171,7 +175,7 @@ def send_response(pieces: Sequence[bytes], *, method: bytes = b"GET", closes: bo
     """Feed an upstream's bytes, each piece a read, in answer to one request; then let it close and ask again."""
 
     async def main() -> ResponseOutcome:
-        tap = FuzzedTap.new()
+        tap = FuzzedTap.new(relayed=len(pieces) - 1)
         tap.client.feed(method + b" /first HTTP/1.1\r\nHost: t\r\n\r\n")
         await pump()
         [server] = tap.servers
