@@ -31,8 +31,8 @@ def seeds(kind: str) -> list[bytes]:
 def test_requests_of_the_corpus(path: Path) -> None:
     stream = path.read_bytes()
     outcome = check_requests(stream, every_cut(stream))
-    refused = path.stem.startswith("request-refused-")
-    assert refused == (outcome.forwarded == [] or not outcome.open), "its name says what becomes of it"
+    becomes = "passed" if outcome.open else "last" if outcome.forwarded else "refused"
+    assert path.stem.startswith(f"request-{becomes}-"), "its name says what becomes of it"
 
 
 @pytest.mark.parametrize("path", corpus_files("response"), ids=lambda path: path.stem)
