@@ -5,7 +5,7 @@ Everything is decided by the arrivals, the settings, the model and the seed; the
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,7 +75,6 @@ class Engine:
         pool: BlockPool | None = None,
         seen_ms: Sequence[Sequence[float]] | None = None,
         fast_forward: bool = True,
-        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.scheduler = Scheduler(config)
         if pool is not None:
@@ -86,7 +85,6 @@ class Engine:
         self._frontend: FrontendModel = model.frontend
         self._noise: Noise = model.noise
         self._seed = seed
-        self._on_end = on_end
         self._seen_ms = seen_ms
         self._skips = fast_forward and not config.async_scheduling and seen_ms is None
         self._composes_ahead = config.async_scheduling
@@ -307,7 +305,6 @@ class Engine:
                 self._end(child, "parent_failed")
             else:
                 heapq.heappush(self._arrivals, (arrival_ms, child))
-        self._on_end()
 
     def _see_tokens(self, flight: Flight) -> None:
         """TTFT, gaps and end as the client sees them: the steps' ends, each interval with its noise."""
@@ -319,7 +316,8 @@ class Engine:
         flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms) * draws.ttft_factor(uncached)
         gaps_ms = np.diff(seen_ms) * draws.itl_factors(len(seen_ms) - 1)
         flight.itl_ms = gaps_ms.tolist()
-        flight.e2e_ms = flight.ttft_ms + sum(flight.itl_ms)
+        # Gap by gap: Python's own sum rounds as its version likes.
+        flight.e2e_ms = flight.ttft_ms + (float(np.cumsum(gaps_ms)[-1]) if len(gaps_ms) else 0.0)
 
 
 def _plain_decodes(request: Request, block_size: int) -> int:

@@ -121,7 +121,7 @@ def summarize(simulation: Simulation, records: Sequence[Record]) -> Summary:
         prompt_tokens=sum(record.prompt_tokens or 0 for record in ran),
         cached_tokens=sum(record.cached_tokens or 0 for record in ran),
         preemptions=simulation.preemptions,
-        steps=sum(row[0] > 0.0 for row in simulation.timeline.rows),
+        steps=simulation.timeline.engine_steps,
         cohorts=[summary for name, members in cohorts.items() if (summary := _cohort(name, members)) is not None],
     )
 

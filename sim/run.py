@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
+from sim.compiled import simulate
 from sim.config import EngineConfig
-from sim.engine import Engine, Simulation
+from sim.engine import Simulation
 from sim.flags import add_engine_flags, engine_overrides
 from sim.model import Model, engine_with, load_model, model_digest
 from sim.prediction import Summary, predicted_records, summarize
 from sim.workload import plan_arrivals
 from tracefile import Engine as EngineInfo
 from tracefile import InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
-from tracefile.progress import counted
 from tracefile.sessions import infer_sessions
 
 
@@ -102,8 +102,7 @@ def predict(meta: Meta, records: list[Record], model: Model, engine: EngineConfi
         cold_prompts=config.cold_prompts,
         replay_sessions=config.replay_sessions,
     )
-    ended = counted(arrivals, "simulated requests")
-    return Engine(arrivals, engine, model, seed=config.seed, on_end=lambda: next(ended, None)).run()
+    return simulate(arrivals, engine, model, seed=config.seed)
 
 
 def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:

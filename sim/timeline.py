@@ -1,5 +1,7 @@
 """The steps that an engine ran, one after another: when each began and ended, and what it did."""
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +24,21 @@ class Timeline:
         self.ends_ms: list[float] = []
         self.rows: list[StepRow] = []
 
+    @classmethod
+    def of_arrays(cls, starts_ms: Floats, ends_ms: Floats, rows: Floats) -> "Timeline":
+        """A timeline that is complete; ``rows``: shape (steps, terms)."""
+        timeline = cls()
+        timeline.starts_ms, timeline.ends_ms = starts_ms.tolist(), ends_ms.tolist()
+        timeline.rows = cast(list[StepRow], rows)  # its rows are read as any others
+        return timeline
+
     def __len__(self) -> int:
         return len(self.ends_ms)
+
+    @property
+    def engine_steps(self) -> int:
+        """Steps in which the engine itself computed."""
+        return int(np.count_nonzero(np.asarray(self.rows)[:, 0])) if len(self) else 0
 
     def append(self, start_ms: float, end_ms: float, row: StepRow) -> None:
         """Add a step that began when or after the last one ended."""
@@ -34,7 +49,7 @@ class Timeline:
     def cumulative(self, width: int) -> Floats:
         """Sum of the rows of all steps before step k, for k = 0 … len, padded to ``width``; shape (len + 1, width)."""
         total = np.zeros((len(self) + 1, width))
-        if self.rows:
+        if len(self):
             rows = np.asarray(self.rows)
             np.cumsum(rows, axis=0, out=total[1:, : rows.shape[1]])
         return total

@@ -1,0 +1,241 @@
+"""The engine compiled: what ``sim.engine.Engine`` gives for the same arrivals, settings, model and seed, to the bit.
+
+``build_world`` lays a workload out for the kernels, ``run_world`` runs it, ``read_simulation`` makes flights of it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.config import EngineConfig
+from sim.engine import Flight, Simulation
+from sim.interning import Int64Array, intern_chains
+from sim.kernels import layout
+from sim.kernels.layout import Draws, Pool, Records, Scheduler, Timeline, World
+from sim.kernels.loop import NONE, NUM_STEP_TERMS, run
+from sim.latency import FrontendModel
+from sim.model import Model
+from sim.noise import draw_run
+from sim.request import Request, State
+from sim.scheduler import PrefixStats
+from sim.timeline import Timeline as Steps
+from sim.workload import Arrival
+
+FIRST_STEPS = 1 << 16
+"""Steps that a timeline has room for at first; it doubles when it is full."""
+_STATES: tuple[State, ...] = ("waiting", "running", "finished")
+
+
+def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *, seed: int | None = None) -> Simulation:
+    """Run ``arrivals`` on an engine in virtual time. ``seed`` None: no draws, the noise's medians."""
+    return read_simulation(arrivals, run_world(build_world(arrivals, config, model, seed)))
+
+
+def run_world(world: World) -> World:
+    """Run to the end; the world returned has the timeline that the one given may have outgrown."""
+    while not run(world):
+        steps = world.timeline
+        longer = Timeline(*(np.concatenate([part, np.empty_like(part)]) for part in steps))
+        world = world._replace(timeline=longer)
+    return world
+
+
+def build_world(
+    arrivals: Sequence[Arrival],
+    config: EngineConfig,
+    model: Model,
+    seed: int | None = None,
+    first_steps: int = FIRST_STEPS,
+) -> World:
+    """Everything in its place before the first arrival."""
+    settings = _settings(config, model.frontend)
+    requests, chains = _requests(arrivals, config, settings)
+    flights, num_tokens = _flights(arrivals, requests, settings)
+    draws = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals], num_tokens)
+    roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
+    size = int(requests["first_block"][-1])
+    width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
+    interned = intern_chains(chains, requests["first_block"][:-1], size)
+    most_running = min(config.max_num_seqs, len(arrivals)) + 1
+    clock = np.zeros(1, layout.CLOCK)
+    clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
+    return World(
+        scheduler=Scheduler(
+            settings=settings,
+            pool=_pool(config, settings, interned.distinct),
+            requests=requests,
+            keys=interned.keys,
+            held=np.zeros(size, np.int32),
+            running=np.zeros(most_running, np.int64),
+            shares=np.zeros((2, most_running), layout.SHARE),
+            steps=np.zeros(2, layout.STEP),
+            state=np.zeros(1, layout.SCHEDULE),
+            stats=np.zeros(1, layout.PREFIX_STATS),
+            finished=np.zeros(most_running, np.int64),
+        ),
+        costs=_record(layout.COSTS, model.step, model.frontend),
+        clock=clock,
+        flights=flights,
+        arrivals=_first_arrivals(flights, roots),
+        events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
+        jobs=np.zeros(len(arrivals) + 1, np.int64),
+        done=np.zeros(len(arrivals) + 1, layout.EVENT),
+        draws=Draws(draws.ttft_knots, draws.ttft_logs, draws.itl_factors),
+        timeline=Timeline(np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width))),
+        token_steps=np.zeros(int(num_tokens.sum()), np.int32),
+        itl_ms=np.zeros(int(num_tokens.sum())),
+    )
+
+
+def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:
+    """The run as the pure engine gives it: a flight per arrival, and the steps."""
+    count, clock = int(world.clock["num_steps"][0]), world.clock[0]
+    steps = Steps.of_arrays(*(part[:count] for part in world.timeline))
+    flights, requests = world.flights, world.scheduler.requests
+    # Whole columns turned into Python's numbers at once; NaN: there is none.
+    columns = {name: flights[name].tolist() for name in flights.dtype.names or ()}
+    of_requests = {name: requests[name].tolist() for name in ("state", "num_tokens", "cached_tokens", "preemptions")}
+    stats = PrefixStats(*(int(world.scheduler.stats[name][0]) for name in layout.PREFIX_STATS.names or ()))
+    made = [
+        _flight(
+            arrival,
+            place,
+            world,
+            {name: column[place] for name, column in columns.items()},
+            {name: column[place] for name, column in of_requests.items()},
+        )
+        for place, arrival in enumerate(arrivals)
+    ]
+    return Simulation(made, steps, stats, int(clock["preemptions"]))
+
+
+def _flight(arrival: Arrival, place: int, world: World, fields: dict[str, float], progress: dict[str, int]) -> Flight:
+    first, seen = int(fields["first_token"]), int(fields["num_seen"])
+    return Flight(
+        arrival=arrival,
+        arrival_ms=fields["arrival_ms"],
+        request=None if progress["state"] == layout.ABSENT else _request(arrival, place, fields, progress),
+        entry_ms=_known(fields["entry_ms"]),
+        token_steps=world.token_steps[first : first + seen].tolist(),
+        outcome=layout.OUTCOMES[int(fields["outcome"])],
+        ttft_ms=_known(fields["ttft_ms"]),
+        itl_ms=world.itl_ms[first + 1 : first + seen].tolist(),
+        e2e_ms=_known(fields["e2e_ms"]),
+    )
+
+
+def _request(arrival: Arrival, place: int, fields: dict[str, float], progress: dict[str, int]) -> Request:
+    request = Request(
+        arrival.record.request_id,
+        arrival.prompt_tokens,
+        arrival.output_tokens,
+        arrival.hashes,
+        fields["arrival_ms"],
+        place,
+        state=_STATES[progress["state"]],
+        cached_tokens=None if progress["cached_tokens"] < 0 else progress["cached_tokens"],
+        preemptions=progress["preemptions"],
+    )
+    request.num_tokens = progress["num_tokens"]
+    return request
+
+
+def _known(time_ms: float) -> float | None:
+    return None if time_ms != time_ms else time_ms  # noqa: PLR0124 - NaN, and cheaper than asking
+
+
+def _record(dtype: np.dtype[np.void], *sources: object, **values: int | str) -> Records:
+    """One record, its fields from the first source that has them."""
+    record = np.zeros(1, dtype)
+    for name in dtype.names or ():
+        source = next((source for source in sources if hasattr(source, name)), None)
+        record[name] = values[name] if source is None else getattr(source, name)
+    return record
+
+
+def _settings(config: EngineConfig, frontend: FrontendModel) -> Records:
+    return _record(
+        layout.SETTINGS,
+        config,
+        append_all=config.free_rule == "append_all",
+        composes_ahead=config.async_scheduling,
+        placement=layout.PLACEMENTS.index(frontend.placement),
+        max_tokens=config.max_model_len or config.usable_blocks * config.block_size + 1,
+    )
+
+
+def _pool(config: EngineConfig, settings: Records, distinct: int) -> Pool:
+    blocks = np.zeros(config.num_gpu_blocks, layout.BLOCK)
+    numbers = np.arange(config.num_gpu_blocks)
+    blocks["next_free"], blocks["previous_free"] = np.roll(numbers, -1), np.roll(numbers, 1)
+    blocks["next_twin"] = blocks["previous_twin"] = numbers
+    blocks["key"] = -1
+    counts = np.zeros(1, layout.POOL)
+    counts["num_free"] = config.usable_blocks
+    return Pool(settings, counts, blocks, np.zeros(distinct, np.int32))
+
+
+def _requests(
+    arrivals: Sequence[Arrival], config: EngineConfig, settings: Records
+) -> tuple[Records, list[Sequence[int]]]:
+    """The scheduler's side, one more at the end, and the chains of those that it can serve."""
+    requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
+    requests["prompt_tokens"][:-1] = [arrival.prompt_tokens for arrival in arrivals]
+    requests["last_token"][:-1] = [arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals]
+    requests["num_tokens"] = requests["prompt_tokens"]
+    requests["cached_tokens"] = -1
+    requests["state"] = layout.ABSENT
+    requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)
+    computed = requests["last_token"] - 1
+    most = min(int(settings["max_tokens"][0]) - 1, config.usable_blocks * config.block_size)
+    runs = np.array([arrival.fate == "runs" for arrival in arrivals], bool) & (computed[:-1] <= most)
+    blocks = np.where(runs, -(-computed[:-1] // config.block_size), 0)
+    requests["first_block"][1:] = np.cumsum(blocks)
+    full = np.where(runs, computed[:-1] // config.block_size, 0)
+    for arrival, count in zip(arrivals, full.tolist(), strict=True):
+        if len(arrival.hashes) < count:
+            raise ValueError(
+                f"request {arrival.record.request_id}: its chain of {len(arrival.hashes)} keys is too short"
+            )
+    return requests, [arrival.hashes[:count] for arrival, count in zip(arrivals, full.tolist(), strict=True)]
+
+
+def _flights(arrivals: Sequence[Arrival], requests: Records, settings: Records) -> tuple[Records, Int64Array]:
+    """The client's side, and how many tokens each could get."""
+    flights = np.zeros(len(arrivals), layout.FLIGHT)
+    for name in ("entry_ms", "ttft_ms", "e2e_ms"):
+        flights[name] = np.nan
+    flights["arrival_ms"] = [arrival.arrival_ms for arrival in arrivals]
+    flights["think_ms"] = [arrival.think_ms for arrival in arrivals]
+    flights["patience_ms"] = _or_nan([arrival.patience_ms for arrival in arrivals])
+    flights["recorded_e2e_ms"] = _or_nan([arrival.record.e2e_ms for arrival in arrivals])
+    flights["as_recorded"] = [arrival.fate == "as_recorded" for arrival in arrivals]
+    _link_children(flights, arrivals)
+    served = np.diff(requests["first_block"]) > 0
+    num_tokens = np.where(served, [arrival.output_tokens for arrival in arrivals], 0).astype(np.int64)
+    flights["first_token"] = np.cumsum(num_tokens) - num_tokens
+    return flights, num_tokens
+
+
+def _link_children(flights: Records, arrivals: Sequence[Arrival]) -> None:
+    flights["first_child"] = flights["next_child"] = -1
+    for place in range(len(arrivals) - 1, -1, -1):
+        parent = arrivals[place].parent
+        if parent is not None:
+            flights["next_child"][place] = flights["first_child"][parent]
+            flights["first_child"][parent] = place
+
+
+def _first_arrivals(flights: Records, roots: list[int]) -> Records:
+    """A heap of those that wait for nobody: sorted, which is one."""
+    heap = np.zeros(len(flights) + 1, layout.EVENT)
+    times_ms = flights["arrival_ms"][roots]
+    order = np.argsort(times_ms, kind="stable")
+    heap["time_ms"][: len(roots)] = times_ms[order]
+    heap["code"][: len(roots)] = np.asarray(roots, np.int64)[order]
+    return heap
+
+
+def _or_nan(times_ms: Sequence[float | None]) -> npt.NDArray[np.float64]:
+    return np.array([np.nan if time_ms is None else time_ms for time_ms in times_ms], np.float64)

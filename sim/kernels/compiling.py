@@ -1,0 +1,34 @@
+"""How kernels are compiled: exactly (no reordering of floating point), and once for each installation.
+
+Only what is called from outside is kept on disk; it contains what it calls. The cache notices a change of the file that
+the called kernel is in, not of the others, so a digest of them all goes into the layout's types, which the cache's key
+contains.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numba
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+
+def kernel(function: Kernel) -> Kernel:
+    """Compile ``function`` into the kernels that call it; no other code may."""
+    return cast(Kernel, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+def entry(function: Kernel) -> Kernel:
+    """Compile ``function`` when Python first calls it; later processes read the machine code from the cache."""
+    return cast(Kernel, numba.njit(cache=True)(function))
+
+
+def sources_digest() -> str:
+    """Of everything that is compiled."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in (*sorted(folder.glob("*.py")), folder.parent / "noise.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,206 @@
+"""What becomes of arrivals, as in ``sim.engine``: into the scheduler, to an end, to their children."""
+
+import math
+
+import numpy as np
+
+from sim.kernels.compiling import kernel
+from sim.kernels.frontend import accept_job, entry_ms, work_ms
+from sim.kernels.heap import pop, push
+from sim.kernels.layout import (
+    ABORTED,
+    ABSENT,
+    AS_RECORDED,
+    NO_OUTCOME,
+    OK,
+    PARENT_FAILED,
+    SHARED_CORE,
+    UNSERVABLE,
+    WAITING,
+    World,
+)
+from sim.kernels.scheduler import abort, accepts, add
+from sim.noise import ttft_factor
+
+_ttft_factor = kernel(ttft_factor)
+
+
+@kernel
+def next_ms(world: World) -> float:
+    """When the next thing happens outside; infinity: nothing will."""
+    clock, first_ms = world.clock[0], np.inf
+    if clock.num_arrivals:
+        first_ms = world.arrivals[0].time_ms
+    if clock.num_events:
+        first_ms = min(first_ms, world.events[0].time_ms)
+    return first_ms
+
+
+@kernel
+def deliver_events(world: World) -> None:
+    """Everything that has happened outside by now, in its order."""
+    clock = world.clock[0]
+    while next_ms(world) <= clock.now_ms:
+        arrives = clock.num_arrivals > 0 and (
+            clock.num_events == 0 or world.arrivals[0].time_ms <= world.events[0].time_ms
+        )
+        if arrives:
+            _next_arrival(world)
+            continue
+        time_ms, code = world.events[0].time_ms, world.events[0].code
+        pop(world.events, clock.num_events)
+        clock.num_events -= 1
+        # Entries before aborts, each by place: the code counts the entries first.
+        if code < len(world.flights):
+            _enter(world, code, time_ms)
+        else:
+            _abort(world, code - len(world.flights))
+
+
+@kernel
+def receive(world: World) -> None:
+    """Arrivals by now, while a step runs."""
+    clock = world.clock[0]
+    while clock.num_arrivals > 0 and world.arrivals[0].time_ms <= clock.now_ms:
+        _next_arrival(world)
+
+
+@kernel
+def hand_over(world: World) -> None:
+    """What the front end on the shared core has finished enters the scheduler at its next step."""
+    clock = world.clock[0]
+    for number in range(clock.num_done):
+        _at(world, world.done[number].time_ms, world.done[number].code)
+    clock.num_done = 0
+
+
+@kernel
+def end(world: World, place: int, outcome: np.int64) -> None:
+    """Fix what the client saw, and let the children follow."""
+    flight = world.flights[place]
+    left_ms = flight.arrival_ms + (0.0 if math.isnan(flight.patience_ms) else flight.patience_ms)
+    if outcome == OK and not math.isnan(flight.patience_ms) and world.clock[0].now_ms > left_ms:
+        outcome = ABORTED  # its last token came after the client had gone
+    flight.outcome = outcome
+    if outcome == ABORTED:
+        _forget_unseen(world, place, left_ms)
+    if flight.num_seen:
+        _see_tokens(world, place)
+    if outcome == ABORTED:
+        flight.e2e_ms = flight.patience_ms
+    _release_children(world, place)
+
+
+@kernel
+def _at(world: World, time_ms: float, code: int) -> None:
+    push(world.events, world.clock[0].num_events, time_ms, code)
+    world.clock[0].num_events += 1
+
+
+@kernel
+def _next_arrival(world: World) -> None:
+    clock = world.clock[0]
+    time_ms, place = world.arrivals[0].time_ms, world.arrivals[0].code
+    pop(world.arrivals, clock.num_arrivals)
+    clock.num_arrivals -= 1
+    _arrive(world, place, time_ms)
+
+
+@kernel
+def _arrive(world: World, place: int, time_ms: float) -> None:
+    flight, scheduler = world.flights[place], world.scheduler
+    flight.arrival_ms = time_ms
+    if flight.as_recorded:
+        flight.e2e_ms = flight.recorded_e2e_ms
+        end(world, place, AS_RECORDED)
+        return
+    if not accepts(scheduler, place):
+        flight.e2e_ms = work_ms(world, place)
+        end(world, place, UNSERVABLE)
+        return
+    scheduler.requests[place].state = WAITING
+    if scheduler.settings[0].placement == SHARED_CORE:
+        accept_job(world, place)
+    else:
+        _at(world, entry_ms(world, place, time_ms), place)
+    if not math.isnan(flight.patience_ms):
+        _at(world, time_ms + flight.patience_ms, place + len(world.flights))
+
+
+@kernel
+def _enter(world: World, place: int, time_ms: float) -> None:
+    flight = world.flights[place]
+    if flight.outcome == NO_OUTCOME:
+        flight.entry_ms = time_ms
+        add(world.scheduler, place)
+
+
+@kernel
+def _abort(world: World, place: int) -> None:
+    flight = world.flights[place]
+    if flight.outcome != NO_OUTCOME or world.scheduler.requests[place].state == ABSENT:
+        return
+    if not math.isnan(flight.entry_ms):
+        abort(world.scheduler, place)
+    end(world, place, ABORTED)
+
+
+@kernel
+def _forget_unseen(world: World, place: int, left_ms: float) -> None:
+    """The client had gone before the last of its tokens."""
+    flight, ends_ms = world.flights[place], world.timeline.ends_ms
+    while flight.num_seen and ends_ms[world.token_steps[flight.first_token + flight.num_seen - 1]] > left_ms:
+        flight.num_seen -= 1
+
+
+@kernel
+def _see_tokens(world: World, place: int) -> None:
+    """TTFT, gaps and end as the client sees them: the steps' ends, each interval with its noise."""
+    flight, request, draws = world.flights[place], world.scheduler.requests[place], world.draws
+    ends_ms, steps, first = world.timeline.ends_ms, world.token_steps, flight.first_token
+    uncached = request.prompt_tokens - max(request.cached_tokens, 0)
+    seen_ms = ends_ms[steps[first]]
+    flight.ttft_ms = (seen_ms - flight.arrival_ms) * _ttft_factor(draws.ttft_knots, draws.ttft_logs[place], uncached)
+    constant = len(draws.itl_factors) == 1
+    total_ms = 0.0
+    for token in range(first + 1, first + flight.num_seen):
+        before_ms, seen_ms = seen_ms, ends_ms[steps[token]]
+        gap_ms = (seen_ms - before_ms) * draws.itl_factors[0 if constant else token]
+        world.itl_ms[token] = gap_ms
+        total_ms += gap_ms
+    flight.e2e_ms = flight.ttft_ms + total_ms
+
+
+@kernel
+def _release_children(world: World, place: int) -> None:
+    """A child arrives its think time after its parent's end; of one that failed it fails too, and all below it."""
+    flights, clock = world.flights, world.clock[0]
+    parent = flights[place]
+    end_ms = parent.arrival_ms + (0.0 if math.isnan(parent.e2e_ms) else parent.e2e_ms)
+    failed = parent.outcome == UNSERVABLE
+    child = parent.first_child
+    while child >= 0:
+        arrival_ms = end_ms + flights[child].think_ms
+        if failed:
+            _fail(world, child, arrival_ms)
+        else:
+            push(world.arrivals, clock.num_arrivals, arrival_ms, child)
+            clock.num_arrivals += 1
+        child = flights[child].next_child
+
+
+@kernel
+def _fail(world: World, root: int, arrival_ms: float) -> None:
+    """A request fails with its parent, and so do all below it."""
+    flights = world.flights
+    flights[root].arrival_ms = arrival_ms
+    flights[root].outcome = PARENT_FAILED
+    pending = [root]
+    while pending:
+        place = pending.pop()
+        child = flights[place].first_child
+        while child >= 0:
+            flights[child].arrival_ms = flights[place].arrival_ms + flights[child].think_ms
+            flights[child].outcome = PARENT_FAILED
+            pending.append(child)
+            child = flights[child].next_child

@@ -1,0 +1,146 @@
+"""What the kernels work on: arrays of records, one for each kind of thing, whose fields are named as in the oracle.
+
+A record keeps together what is used together, so that a decoding request costs one or two cache lines a step. Whatever
+there is one of (the clock, the free queue's length) is an array of one record. Times in ms; −1 and NaN: not yet.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.kernels.compiling import sources_digest
+
+Records = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
+"""A request's state; ABSENT: the scheduler has not got it."""
+NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
+OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded")
+PLACEMENTS = ("parallel", "serial", "shared_core")
+PARALLEL, SERIAL, SHARED_CORE = range(3)
+
+
+def _record(integers: str, times: str = "") -> np.dtype[np.void]:
+    """All fields are as wide as a register: the kernels then need no second version for narrower numbers."""
+    return np.dtype([(name, np.float64) for name in times.split()] + [(name, np.int64) for name in integers.split()])
+
+
+SETTINGS = _record(
+    "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_prefix_caching append_all "
+    "composes_ahead placement usable_blocks max_tokens"
+)
+BLOCK = _record("next_free previous_free references key next_twin previous_twin")
+POOL = _record("num_free evicted_blocks")
+REQUEST = _record(
+    "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks first_block "
+    "placeholders steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting"
+)
+"""``first_block``: where the request's part of the arenas of keys and of block ids begins."""
+FLIGHT = _record(
+    "outcome as_recorded first_child next_child first_token num_seen",
+    times="arrival_ms entry_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
+)
+"""``first_token``: where its part of the arenas of tokens begins; ``left_ms``: of its work on a shared core."""
+SHARE = _record("place num_tokens depth samples")
+STEP = _record("count total_tokens admitted preempted")
+EVENT = _record("code", times="time_ms")
+PREFIX_STATS = _record(
+    "requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens"
+)
+SCHEDULE = _record("num_running num_waiting is_quiet")
+CLOCK = _record(
+    f"composed num_arrivals num_events first_job last_job num_done num_steps preemptions sources_{sources_digest()}",
+    times="now_ms frontend_free_ms",
+)
+"""The last field names the kernels' version and holds nothing."""
+COSTS = _record(
+    "",
+    times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
+    "per_prefill_depth_ms per_chunk_square_ms prefill_step_ms f0_ms f1_ms_per_prompt_token",
+)
+
+
+class Pool(NamedTuple):
+    """The free queue and the prefix cache. Block 0 is the null block and both ends of the queue."""
+
+    settings: Records
+    counts: Records
+    """One of POOL."""
+    blocks: Records
+    """BLOCK by block id."""
+    first_block: Ints
+    """By key: the block that lookups get; 0: not cached."""
+
+
+class Scheduler(NamedTuple):
+    """Requests waiting and running on the pool."""
+
+    settings: Records
+    pool: Pool
+    requests: Records
+    """REQUEST by place in the workload; one more, the two ends of the waiting line."""
+    keys: Ints
+    """Every request's chain, one after another; where the block ids below have theirs."""
+    held: Ints
+    """Every request's block ids."""
+    running: Places
+    """Places in order, as far as ``num_running``."""
+    shares: Records
+    """SHARE by slot and number: two steps' worth, as one may be composed while one runs."""
+    steps: Records
+    """STEP by slot."""
+    state: Records
+    """One of SCHEDULE."""
+    stats: Records
+    """One of PREFIX_STATS."""
+    finished: Places
+    """Room for the places that a step finishes."""
+
+
+class Draws(NamedTuple):
+    """The noise, drawn ahead."""
+
+    ttft_knots: Floats
+    """log(1 + uncached tokens) at which the next has its columns."""
+    ttft_logs: Floats
+    """By place: log of the factor at each knot; shape (requests, knots)."""
+    itl_factors: Floats
+    """By place in the arena of tokens; a single one: it is the same for all."""
+
+
+class Timeline(NamedTuple):
+    """Steps, as far as the clock's ``num_steps``."""
+
+    starts_ms: Floats
+    ends_ms: Floats
+    rows: Floats
+
+
+class World(NamedTuple):
+    """Everything there is in a run."""
+
+    scheduler: Scheduler
+    costs: Records
+    """One of COSTS."""
+    clock: Records
+    """One of CLOCK."""
+    flights: Records
+    """FLIGHT by place."""
+    arrivals: Records
+    """A heap of EVENT, by time and place."""
+    events: Records
+    """A heap of EVENT, by time, kind and place."""
+    jobs: Places
+    """Places in the hands of a front end on a shared core, first come first served, from the clock's ``first_job``."""
+    done: Records
+    """EVENT of those it has finished and not yet handed over."""
+    draws: Draws
+    timeline: Timeline
+    token_steps: Ints
+    """Every request's tokens, from its ``first_token``: the step at whose end each appeared."""
+    itl_ms: Floats
+    """Beside them: the gap before each token but the first."""

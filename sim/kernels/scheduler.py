@@ -1,0 +1,302 @@
+"""The scheduler's rules, as in ``sim.scheduler``; a step is a slot of ``shares``.
+
+``is_quiet`` says that nothing has happened since the last step was composed that could let the queue's head in: the
+step loop may then repeat that step without composing it. What is called for every request in every step gets only the
+arrays that it needs: handing over all of them takes longer than the work.
+"""
+
+from typing import Any
+
+from sim.kernels.compiling import kernel
+from sim.kernels.layout import FINISHED, RUNNING, WAITING, Scheduler
+from sim.kernels.pool import count_idle, hold, insert, lookup, release, take
+
+
+@kernel
+def accepts(scheduler: Scheduler, place: int) -> bool:
+    """Whether the request could ever finish: its tokens fit the model's length and, alone, the pool."""
+    settings, last_token = scheduler.settings[0], scheduler.requests[place].last_token
+    blocks = -(-(last_token - 1) // settings.block_size)
+    return bool(last_token <= settings.max_tokens and blocks <= settings.usable_blocks)
+
+
+@kernel
+def add(scheduler: Scheduler, place: int) -> None:
+    """Queue a request at the end."""
+    request = scheduler.requests[place]
+    request.state = WAITING
+    end = len(scheduler.requests) - 1
+    _queue_after(scheduler, scheduler.requests[end].previous_waiting, place)
+    _count_hashed(scheduler, place, 0)
+    scheduler.state[0].is_quiet = 0
+
+
+@kernel
+def schedule(scheduler: Scheduler, slot: int) -> None:
+    """Compose the next step; its tokens count as computed from now on."""
+    step, state, settings = scheduler.steps[slot], scheduler.state[0], scheduler.settings[0]
+    step.count = 0
+    step.total_tokens = 0
+    step.admitted = 0
+    step.preempted = 0
+    budget = most = settings.max_num_batched_tokens
+    if settings.long_prefill_token_threshold > 0 and state.num_running + state.num_waiting > 1:
+        most = settings.long_prefill_token_threshold
+    budget = _schedule_running(scheduler, slot, budget, most)
+    state.is_quiet = 1
+    if step.preempted == 0 and state.num_waiting > 0:
+        _admit_waiting(scheduler, slot, budget, most)
+
+
+@kernel
+def finish_step(scheduler: Scheduler, slot: int) -> int:
+    """Hand out the tokens that the step sampled; write the places that this finished to ``finished``; how many."""
+    requests, shares, finished = scheduler.requests, scheduler.shares[slot], 0
+    for number in range(scheduler.steps[slot].count):
+        place = shares[number].place
+        request = requests[place]
+        request.steps_in_flight -= 1
+        stale = request.stale_steps > 0
+        if stale:
+            request.stale_steps -= 1
+            scheduler.state[0].is_quiet = 0
+        if not shares[number].samples or request.state == FINISHED:
+            continue
+        request.num_tokens += 1
+        if not stale:
+            request.placeholders -= 1
+            if request.num_computed - request.placeholders >= request.next_full:
+                _publish(scheduler, place, request.num_computed - request.placeholders)
+        if request.num_tokens == request.last_token:
+            if request.state == WAITING:  # its last token came from a step scheduled before its preemption
+                _leave_queue(scheduler, place)
+            _retire(scheduler, place)
+            scheduler.finished[finished] = place
+            finished += 1
+    if finished:
+        drop_finished(scheduler)
+    return finished
+
+
+@kernel
+def abort(scheduler: Scheduler, place: int) -> None:
+    """Take a request out that is not finished, its blocks freed at once, whatever it was doing."""
+    was_running = scheduler.requests[place].state == RUNNING
+    if not was_running:
+        _leave_queue(scheduler, place)
+    _retire(scheduler, place)
+    if was_running:
+        drop_finished(scheduler)
+
+
+@kernel
+def drop_finished(scheduler: Scheduler) -> None:
+    """Close the ranks of the running."""
+    running, state, kept = scheduler.running, scheduler.state[0], 0
+    for position in range(state.num_running):
+        place = running[position]
+        if scheduler.requests[place].state != FINISHED:
+            running[kept] = place
+            kept += 1
+    state.num_running = kept
+
+
+@kernel
+def _schedule_running(scheduler: Scheduler, slot: int, budget: int, most: int) -> int:
+    """Rule 12's first half: every running request in order gets what it lacks. Returns the budget left."""
+    requests, running, state, step = scheduler.requests, scheduler.running, scheduler.state[0], scheduler.steps[slot]
+    position = 0
+    while position < state.num_running and budget > 0:
+        place = running[position]
+        request = requests[place]
+        position += 1
+        placeholders, computed = request.placeholders, request.num_computed
+        if placeholders and computed + 2 - placeholders >= request.last_token:
+            continue  # its last token is on its way
+        tokens = request.num_tokens + placeholders - computed
+        if tokens == 0:
+            continue
+        if tokens > 1:
+            tokens = min(tokens, most, budget)
+        end = computed + tokens
+        within_block = end <= request.room_tokens and end < request.next_full
+        if not within_block and not _make_room(scheduler, place, end, slot):
+            break
+        _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
+        budget -= tokens
+    return budget
+
+
+@kernel
+def _admit_waiting(scheduler: Scheduler, slot: int, budget: int, most: int) -> None:
+    """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
+    requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
+    block_size = scheduler.settings[0].block_size
+    end = len(requests) - 1
+    following = requests[end].next_waiting
+    while following != end and budget > 0 and state.num_running < scheduler.settings[0].max_num_seqs:
+        place = following
+        request = requests[place]
+        following = request.next_waiting
+        if request.stale_steps > 0:
+            continue  # a token of before its preemption is still to come; the next in line may go first
+        first = request.first_block
+        most_hit = (request.num_tokens - 1) // block_size
+        hits = lookup(pool, scheduler.keys[first : first + most_hit], scheduler.held[first : first + most_hit])
+        need = -(-request.num_tokens // block_size) - hits + count_idle(pool, scheduler.held[first : first + hits])
+        if need > pool.counts[0].num_free:
+            break
+        _leave_queue(scheduler, place)
+        scheduler.running[state.num_running] = place
+        state.num_running += 1
+        _adopt(scheduler, place, hits)
+        tokens = min(request.num_tokens - request.num_computed, most, budget)
+        _extend(scheduler, place, request.num_computed + tokens)
+        step.admitted += 1
+        _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
+        budget -= tokens
+
+
+@kernel
+def _make_room(scheduler: Scheduler, place: int, end: int, slot: int) -> bool:
+    """Rule 13: preempt from the end of ``running`` until tokens up to ``end`` have blocks; False if that took
+    the request itself."""
+    while not _extend(scheduler, place, end):
+        state = scheduler.state[0]
+        state.num_running -= 1
+        victim = scheduler.running[state.num_running]
+        _preempt(scheduler, victim)
+        scheduler.steps[slot].preempted += 1
+        if victim == place:
+            return False
+    return True
+
+
+@kernel
+def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
+    """Give an admitted request the blocks it hit, which stand in its part of ``held``."""
+    request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
+    hold(scheduler.pool, scheduler.held[request.first_block : request.first_block + hits])
+    hit_tokens = hits * block_size
+    if scheduler.settings[0].enable_prefix_caching:
+        _record_admission(scheduler, place, hit_tokens)
+    if request.cached_tokens < 0:
+        request.cached_tokens = hit_tokens
+    request.state = RUNNING
+    request.num_blocks = hits
+    request.num_computed = hit_tokens
+    request.room_tokens = hit_tokens
+    _count_hashed(scheduler, place, hits)
+
+
+@kernel
+def _record_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None:
+    stats, request = scheduler.stats[0], scheduler.requests[place]
+    if request.preemptions == 0:
+        stats.requests += 1
+        stats.query_tokens += request.num_tokens
+        stats.hit_tokens += hit_tokens
+    else:
+        stats.preempted_requests += 1
+        stats.preempted_query_tokens += request.num_tokens
+        stats.preempted_hit_tokens += hit_tokens
+
+
+@kernel
+def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
+    """Give a request blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
+    request, pool, block_size = scheduler.requests[place], scheduler.pool, scheduler.settings[0].block_size
+    lacking = -(-end // block_size) - request.num_blocks
+    if lacking > 0:
+        if lacking > pool.counts[0].num_free:
+            return False
+        first = request.first_block + request.num_blocks
+        take(pool, scheduler.held[first : first + lacking])
+        request.num_blocks += lacking
+        request.room_tokens += lacking * block_size
+    known = min(end, request.num_tokens)
+    if known >= request.next_full:
+        _publish(scheduler, place, known)
+    return True
+
+
+@kernel
+def _publish(scheduler: Scheduler, place: int, end: int) -> None:
+    """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
+    request = scheduler.requests[place]
+    full = end // scheduler.settings[0].block_size
+    first, last = request.first_block + request.num_hashed, request.first_block + full
+    insert(scheduler.pool, scheduler.held[first:last], scheduler.keys[first:last])
+    _count_hashed(scheduler, place, full)
+    scheduler.state[0].is_quiet = 0
+
+
+@kernel
+def _count_hashed(scheduler: Scheduler, place: int, blocks: int) -> None:
+    request = scheduler.requests[place]
+    request.num_hashed = blocks
+    request.next_full = (blocks + 1) * scheduler.settings[0].block_size
+
+
+@kernel
+def _launch(request: Any, step: Any, share: Any, place: int, tokens: int) -> None:
+    share.place = place
+    share.num_tokens = tokens
+    share.depth = request.num_computed
+    request.num_computed += tokens
+    samples = request.num_computed >= request.num_tokens + request.placeholders
+    share.samples = samples
+    if samples:
+        request.placeholders += 1
+    request.steps_in_flight += 1
+    step.count += 1
+    step.total_tokens += tokens
+
+
+@kernel
+def _preempt(scheduler: Scheduler, place: int) -> None:
+    """Rule 13: back to the queue's front with nothing computed; what is in flight still delivers its token."""
+    request = scheduler.requests[place]
+    _give_back(scheduler, place)
+    request.state = WAITING
+    request.stale_steps = request.steps_in_flight
+    request.preemptions += 1
+    _queue_after(scheduler, len(scheduler.requests) - 1, place)
+
+
+@kernel
+def _retire(scheduler: Scheduler, place: int) -> None:
+    _give_back(scheduler, place)
+    scheduler.requests[place].state = FINISHED
+    scheduler.state[0].is_quiet = 0
+
+
+@kernel
+def _give_back(scheduler: Scheduler, place: int) -> None:
+    request = scheduler.requests[place]
+    release(scheduler.pool, scheduler.held[request.first_block : request.first_block + request.num_blocks])
+    request.num_blocks = 0
+    request.room_tokens = 0
+    request.num_computed = 0
+    request.placeholders = 0
+    _count_hashed(scheduler, place, 0)
+
+
+@kernel
+def _queue_after(scheduler: Scheduler, before: int, place: int) -> None:
+    requests = scheduler.requests
+    after = requests[before].next_waiting
+    requests[before].next_waiting = place
+    requests[place].previous_waiting = before
+    requests[place].next_waiting = after
+    requests[after].previous_waiting = place
+    scheduler.state[0].num_waiting += 1
+
+
+@kernel
+def _leave_queue(scheduler: Scheduler, place: int) -> None:
+    requests = scheduler.requests
+    before, after = requests[place].previous_waiting, requests[place].next_waiting
+    requests[before].next_waiting = after
+    requests[after].previous_waiting = before
+    scheduler.state[0].num_waiting -= 1
