@@ -5,7 +5,7 @@ Everything is decided by the arrivals, the settings, the model and the seed; the
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from sim.config import EngineConfig
 from sim.features import StepRow, decode_row, step_row
 from sim.latency import FrontendClock, FrontendModel, StepModel
 from sim.model import Model
-from sim.noise import Noise, RequestNoise
+from sim.noise import Floats, Noise, RequestNoise
 from sim.pool import BlockPool
 from sim.request import Request
 from sim.scheduler import PrefixStats, Scheduler, Step
@@ -37,13 +37,13 @@ class Flight:
     """None until it arrives; stays None where the engine never gets it."""
     entry_ms: float | None = None
     """When the scheduler got it."""
-    token_steps: list[int] = field(default_factory=list)
+    token_steps: MutableSequence[int] = field(default_factory=list)
     """The step at whose end each token appeared, as a place in the timeline."""
     outcome: str | None = None
     """ok, aborted, unservable, parent_failed, as_recorded. None: not ended yet."""
     ttft_ms: float | None = None
     """From arrival to the first token, with its noise."""
-    itl_ms: list[float] = field(default_factory=list)
+    itl_ms: Floats = field(default_factory=lambda: np.empty(0))
     e2e_ms: float | None = None
 
 
@@ -314,10 +314,9 @@ class Engine:
         seen_ms = np.array([ends_ms[step] for step in flight.token_steps])
         uncached = flight.request.prompt_tokens - (flight.request.cached_tokens or 0)
         flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms) * draws.ttft_factor(uncached)
-        gaps_ms = np.diff(seen_ms) * draws.itl_factors(len(seen_ms) - 1)
-        flight.itl_ms = gaps_ms.tolist()
-        # Gap by gap: Python's own sum rounds as its version likes.
-        flight.e2e_ms = flight.ttft_ms + (float(np.cumsum(gaps_ms)[-1]) if len(gaps_ms) else 0.0)
+        flight.itl_ms = np.diff(seen_ms) * draws.itl_factors(len(seen_ms) - 1)
+        # Gap by gap, as np.sum does not add them, and sum only in some versions of Python.
+        flight.e2e_ms = flight.ttft_ms + float(np.cumsum([0.0, *flight.itl_ms])[-1])
 
 
 def _plain_decodes(request: Request, block_size: int) -> int:

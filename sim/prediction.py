@@ -62,7 +62,7 @@ def _ran(flight: Flight, shape: Record) -> Record:
         error=recorded.error if aborted else None,
         finish_reason=None if aborted else (recorded.finish_reason or "length"),
         ttft_ms=round(flight.ttft_ms, _DECIMALS) if streamed and flight.ttft_ms is not None else None,
-        itl_ms=[round(gap_ms, _DECIMALS) for gap_ms in flight.itl_ms] if streamed else [],
+        itl_ms=np.round(flight.itl_ms, _DECIMALS).tolist() if streamed else [],
         itl_tokens=[1] * len(flight.itl_ms) if streamed else [],
         output_tokens=len(flight.token_steps),
         cached_tokens=flight.request.cached_tokens,

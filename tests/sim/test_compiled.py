@@ -76,9 +76,9 @@ def outcome(simulation: Simulation) -> list[object]:
             flight.outcome,
             flight.arrival_ms,
             flight.entry_ms,
-            flight.token_steps,
+            list(flight.token_steps),
             flight.ttft_ms,
-            flight.itl_ms,
+            flight.itl_ms.tolist(),
             flight.e2e_ms,
             flight.request and (flight.request.cached_tokens, flight.request.preemptions, flight.request.num_generated),
         )

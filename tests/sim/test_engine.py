@@ -105,7 +105,7 @@ def test_on_a_shared_core_the_front_end_and_the_steps_stretch_each_other() -> No
     # and the step ends 3 ms later, at 32. Then 10 + 2 + 8 ms for both.
     a, b = simulation.flights
     assert [flight.entry_ms for flight in (a, b)] == [3.0, 25.0]
-    assert (a.ttft_ms, a.itl_ms, b.ttft_ms) == (17.0, [15.0, 20.0], 33.0)
+    assert (a.ttft_ms, a.itl_ms.tolist(), b.ttft_ms) == (17.0, [15.0, 20.0], 33.0)
     # The front end's share of each span: idle before a, in the step beside b.
     assert simulation.timeline.rows[0][-2:] == (1.0, 4.0)
     assert simulation.timeline.rows[2][-2:] == (1.0, 8.0)
@@ -158,7 +158,7 @@ def random_load(seed: int, requests: int) -> list[Record]:
 
 def outcome(simulation: Simulation) -> list[object]:
     flights = [
-        (flight.outcome, flight.arrival_ms, flight.token_steps, flight.ttft_ms, flight.itl_ms, flight.e2e_ms)
+        (flight.outcome, flight.arrival_ms, flight.token_steps, flight.ttft_ms, flight.itl_ms.tolist(), flight.e2e_ms)
         for flight in simulation.flights
     ]
     return [flights, simulation.timeline.starts_ms, simulation.timeline.ends_ms, simulation.timeline.rows]
