@@ -1,8 +1,11 @@
 """The compiled engine against the plain one: the same bits, whatever the load and the settings."""
 
+import os
 import random
+from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +20,7 @@ from sim.latency import FrontendModel, FrontendPlacement, StepModel
 from sim.model import make_model
 from sim.noise import LEVELS, Noise, RequestNoise, draw_run, ttft_factor
 from sim.workload import Arrival, plan_arrivals
-from tracefile import BlockHash, Meta, Record, RequestId
+from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 
 STEP = StepModel(
     t0_ms=4.3,
@@ -193,3 +196,20 @@ def test_drawing_at_once_draws_the_same_numbers(seed: int | None, monkeypatch: p
         )
         assert at_once.tolist() == alone.itl_factors(gaps).tolist()
         first += int(tokens[place])
+
+
+@pytest.mark.parametrize(
+    ("usable", "rule", "hit_blocks"),
+    [(1_000, "vllm", 12_878), (10_000, "vllm", 61_238), (50_000, "vllm", 102_226), (10_000, "append_all", 59_208)],
+)
+def test_known_answers(usable: int, rule: FreeRule, hit_blocks: int) -> None:
+    """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
+    config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192, free_rule=rule)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    simulation = simulate(plan_arrivals(meta, apart, 512), config, model)
+    assert simulation.prefix.hit_tokens == 512 * hit_blocks
