@@ -48,6 +48,8 @@ class WorkerCounts:
     def in_flight(self) -> int:
         """Requests in flight at all workers that are to be recorded."""
         cells = self._cells
+        if len(self._in_flight) == 1:
+            return cells[IN_FLIGHT]
         return sum([cells[at] for at in self._in_flight])
 
     def take(self, worker: int) -> list[int]:

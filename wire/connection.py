@@ -10,7 +10,7 @@ import httptools
 import msgspec
 
 from wire.errors import LossKind
-from wire.hangup import has_left
+from wire.hangup import Hangup
 from wire.head import HOP_BY_HOP, Header, header_values
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -95,6 +95,7 @@ class ServerConnection(asyncio.Protocol):
         self._started_ns = self._lost_ns = 0
         self._on_idle, self._on_closed = on_idle, on_closed
         self._sink: ResponseSink | None = None
+        self._hangup: Hangup | None = None
         self._write_paused = False
         self._head_only = False
         self._pieces: list[bytes] = []
@@ -133,7 +134,7 @@ class ServerConnection(asyncio.Protocol):
     @property
     def left(self) -> bool:
         """Whether the server has closed it, told of that by the loop or not. One system call."""
-        return self.transport is None or has_left(self.transport)
+        return self._hangup is None or self._hangup.seen()
 
     def start(self, request: bytes, sink: ResponseSink, *, head_only: bool = False) -> None:
         """Write a request's head (and body, as far as it is known) and tell ``sink`` of the response."""
@@ -173,6 +174,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
+        self._hangup = Hangup(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take one read: heads, then the body up to its end."""
@@ -184,9 +186,10 @@ class ServerConnection(asyncio.Protocol):
         try:
             if self._head is None:
                 self._answered = True
-                data = self._take_heads(sink, data)
-                if self._head is None or self._sink is None:  # not all there yet, or aborted from within
+                rest = self._take_heads(sink, data)
+                if rest is None:
                     return
+                data = rest
             if data and self._complete:  # a body where there can be none: what follows it cannot be trusted
                 self._keep_alive = False
             elif data:
@@ -202,7 +205,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange as the end of the connection ends it."""
-        self.transport = None
+        self.transport = self._hangup = None
         if self._sink is not None:
             if self._head is not None and self._head.until_close and exc is None:
                 sink, self._sink = self._sink, None
@@ -245,8 +248,8 @@ class ServerConnection(asyncio.Protocol):
 
     # One exchange, step by step.
 
-    def _take_heads(self, sink: ResponseSink, data: bytes) -> bytes:
-        """Consume heads up to the final one; returns the bytes behind it."""
+    def _take_heads(self, sink: ResponseSink, data: bytes) -> bytes | None:
+        """Consume heads up to the final one; returns the bytes behind it. None: it is not all there, or not wanted."""
         rest = self._head_bytes + data if self._head_bytes else data
         while self._head is None:
             if rest[:1] in {b"\r", b"\n"}:  # an empty line too many, behind the last response or before this one
@@ -256,7 +259,7 @@ class ServerConnection(asyncio.Protocol):
                 if len(rest) > MAX_HEAD_BYTES:
                     raise BadResponseError("response head too large")
                 self._head_bytes = rest
-                return b""
+                return None
             head_bytes, rest = rest[:end], rest[end:]
             head = self._parse_head(head_bytes, more=bool(rest))
             if head.status == SWITCHING_PROTOCOLS:
@@ -267,7 +270,7 @@ class ServerConnection(asyncio.Protocol):
                 self._head = head
             sink.response_head(head)
             if self._sink is None:  # aborted from within
-                return b""
+                return None
         self._head_bytes = b""
         return rest
 

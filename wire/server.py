@@ -5,10 +5,10 @@ import contextlib
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
-from wire.hangup import has_left
+from wire.hangup import Hangup
 from wire.head import serialise_head
 from wire.requesthead import RequestHead, parse_request_head
 
@@ -327,7 +327,7 @@ class ClientConnection(asyncio.Protocol):
         """While reading is paused, see whether the client is still there."""
         if self.transport is None or not self._reading_paused or self.transport.is_closing():
             return
-        if has_left(self.transport):
+        if Hangup(self.transport).seen():
             self.transport.abort()
         else:
             self._watcher = self._loop.call_later(WATCH_S, self._watch)
@@ -354,7 +354,8 @@ class Server:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._accept, host, port, backlog=1024)
         self._sweep()
-        return int(self._listener.sockets[0].getsockname()[1])
+        sockets = cast(Any, self._listener).sockets  # asyncio has them in a tuple, uvloop in a list
+        return int(sockets[0].getsockname()[1])
 
     async def listen_on(self, sock: socket.socket) -> None:
         """Accept connections from a socket that is bound already."""
