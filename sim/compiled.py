@@ -23,7 +23,7 @@ from sim.scheduler import PrefixStats
 from sim.timeline import Timeline as Steps
 from sim.workload import Arrival
 
-FIRST_STEPS = 1 << 16
+FIRST_STEPS = 1 << 18
 """Steps that a timeline has room for at first; it doubles when it is full."""
 _STATES: tuple[State, ...] = ("waiting", "running", "finished")
 
@@ -36,9 +36,7 @@ def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *,
 def run_world(world: World) -> World:
     """Run to the end; the world returned has the timeline that the one given may have outgrown."""
     while not run(world):
-        steps = world.timeline
-        longer = Timeline(*(np.concatenate([part, np.empty_like(part)]) for part in steps))
-        world = world._replace(timeline=longer)
+        world = world._replace(timeline=Timeline(*(_twice_as_long(part) for part in world.timeline)))
     return world
 
 
@@ -98,6 +96,12 @@ def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:
     each = zip(arrivals, world.flights.tolist(), world.scheduler.requests[:-1].tolist(), strict=True)
     flights = [_flight(world, place, *parts) for place, parts in enumerate(each)]
     return Simulation(flights, steps, stats, int(clock["preemptions"]))
+
+
+def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    longer = np.empty((2 * len(part), *part.shape[1:]))
+    longer[: len(part)] = part
+    return longer
 
 
 def _flight(world: World, place: int, arrival: Arrival, flight: Sequence[float], request: Sequence[int]) -> Flight:
@@ -214,12 +218,13 @@ def _flights(arrivals: Sequence[Arrival], requests: Records, settings: Records) 
 
 
 def _link_children(flights: Records, arrivals: Sequence[Arrival]) -> None:
-    flights["first_child"] = flights["next_child"] = -1
+    flights["parent"] = flights["first_child"] = flights["next_child"] = -1
     for place in range(len(arrivals) - 1, -1, -1):
         parent = arrivals[place].parent
         if parent is not None:
             flights["next_child"][place] = flights["first_child"][parent]
             flights["first_child"][parent] = place
+            flights["parent"][place] = parent
 
 
 def _first_arrivals(flights: Records, roots: list[int]) -> Records:

@@ -3,6 +3,9 @@
 Only what is called from outside is kept on disk; it contains what it calls. The cache notices a change of the file that
 the called kernel is in, not of the others, so a digest of them all goes into the layout's types, which the cache's key
 contains.
+
+Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt``): counting at every call who holds
+each array took more than half of a run.
 """
 
 import hashlib
@@ -17,12 +20,12 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 def kernel(function: Kernel) -> Kernel:
     """Compile ``function`` into the kernels that call it; no other code may."""
-    return cast(Kernel, numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast(Kernel, numba.njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 def entry(function: Kernel) -> Kernel:
     """Compile ``function`` when Python first calls it; later processes read the machine code from the cache."""
-    return cast(Kernel, numba.njit(cache=True)(function))
+    return cast(Kernel, numba.njit(_nrt=False, cache=True)(function))
 
 
 def sources_digest() -> str:

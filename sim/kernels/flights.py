@@ -174,33 +174,20 @@ def _see_tokens(world: World, place: int) -> None:
 @kernel
 def _release_children(world: World, place: int) -> None:
     """A child arrives its think time after its parent's end; of one that failed it fails too, and all below it."""
-    flights, clock = world.flights, world.clock[0]
-    parent = flights[place]
-    end_ms = parent.arrival_ms + (0.0 if math.isnan(parent.e2e_ms) else parent.e2e_ms)
-    failed = parent.outcome == UNSERVABLE
-    child = parent.first_child
-    while child >= 0:
-        arrival_ms = end_ms + flights[child].think_ms
+    flights, clock, failed = world.flights, world.clock[0], world.flights[place].outcome == UNSERVABLE
+    parent, child = place, flights[place].first_child
+    while child >= 0 or parent != place:
+        if child < 0:  # up again, to the next in line
+            child = flights[parent].next_child
+            parent = flights[parent].parent
+            continue
+        before = flights[parent]
+        arrival_ms = before.arrival_ms + (0.0 if math.isnan(before.e2e_ms) else before.e2e_ms) + flights[child].think_ms
         if failed:
-            _fail(world, child, arrival_ms)
+            flights[child].arrival_ms = arrival_ms
+            flights[child].outcome = PARENT_FAILED
+            parent, child = child, flights[child].first_child
         else:
             push(world.arrivals, clock.num_arrivals, arrival_ms, child)
             clock.num_arrivals += 1
-        child = flights[child].next_child
-
-
-@kernel
-def _fail(world: World, root: int, arrival_ms: float) -> None:
-    """A request fails with its parent, and so do all below it."""
-    flights = world.flights
-    flights[root].arrival_ms = arrival_ms
-    flights[root].outcome = PARENT_FAILED
-    pending = [root]
-    while pending:
-        place = pending.pop()
-        child = flights[place].first_child
-        while child >= 0:
-            flights[child].arrival_ms = flights[place].arrival_ms + flights[child].think_ms
-            flights[child].outcome = PARENT_FAILED
-            pending.append(child)
             child = flights[child].next_child

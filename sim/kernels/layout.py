@@ -41,7 +41,7 @@ REQUEST = _record(
 )
 """``first_block``: where the request's part of the arenas of keys and of block ids begins."""
 FLIGHT = _record(
-    "outcome as_recorded first_child next_child first_token num_seen",
+    "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins; ``left_ms``: of its work on a shared core."""
