@@ -4,15 +4,10 @@ Ids and times of creation aside, which differ between any two answers, and vLLM'
 usage event. Where one event holds two tokens of a busy engine and another run's holds one, texts are joined first.
 """
 
-import contextlib
 import itertools
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +41,6 @@ REQUESTS = {
 }
 VLLM_ONLY = {"text, logprobs", "text, echo", "chat, logprobs", "chat, named tool"}
 """What the embedded engine does not speak."""
-
-
-@contextlib.contextmanager
-def injecting_tap(engine_url: str, trace: Path) -> Iterator[str]:
-    """A tap that injects all there is, for the length of the block; it must end cleanly."""
-    command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0", "--tokenizer", "ids"]
-    process = subprocess.Popen(
-        [*command, "--trace", str(trace), "--inject", "usage,token-ids"],
-        env=os.environ | {"KVTAPE_KEY_FILE": str(trace.with_name("key"))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        found = re.search(r"listening on (http://\S+?),", process.stdout.readline())
-        assert found is not None, process.communicate()[1]
-        yield found[1]
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(params=["sim", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -113,11 +84,14 @@ def without_moved(stream: bytes) -> bytes:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", [True, False])
-def test_injected_answers_are_the_plain_ones(tmp_path: Path, engine: tuple[str, str], stream: bool) -> None:
+def test_injected_answers_are_the_plain_ones(
+    tmp_path: Path, run_tap: Any, engine: tuple[str, str], stream: bool
+) -> None:
     url, model = engine
     requests = {name: request for name, request in REQUESTS.items() if model == "tiny" or name not in VLLM_ONLY}
     trace = tmp_path / "captured.jsonl"
-    with injecting_tap(url, trace) as tapped, httpx.Client(timeout=120) as client:
+    flags = ("--tokenizer", "ids", "--inject", "usage,token-ids")
+    with run_tap(url, trace, *flags) as tapped, httpx.Client(timeout=120) as client:
         for name, (path, fields) in requests.items():
             body = fields | {"model": model, "stream": stream}
             plain, injected = (client.post(base + path, json=body) for base in (url, tapped))

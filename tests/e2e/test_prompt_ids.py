@@ -1,13 +1,7 @@
 """Every API's prompt on a real vLLM: our ids number what it counts, and are the ones that it says itself."""
 
-import contextlib
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,33 +80,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@contextlib.contextmanager
-def tap(engine_url: str, trace: Path, *flags: str) -> Iterator[str]:
-    """A tap with these flags for the length of the block; it must end cleanly."""
-    command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0", *flags]
-    process = subprocess.Popen(
-        [*command, "--trace", str(trace), "--block-size", "16"],
-        env=os.environ | {"KVTAPE_KEY_FILE": str(trace.with_name("key"))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        found = re.search(r"listening on (http://\S+?),", process.stdout.readline())
-        assert found is not None, process.communicate()[1]
-        yield found[1]
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def recorded(engine_url: str, trace: Path, *flags: str) -> list[Record]:
+def recorded(run_tap: Any, engine_url: str, trace: Path, *flags: str) -> list[Record]:
     """The records of all the requests, in their order."""
-    with tap(engine_url, trace, *flags) as url, httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+    flags = ("--block-size", "16", *flags)
+    with run_tap(engine_url, trace, *flags) as url, httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
         for path, body in REQUESTS:
             response = client.post(path, json=body)
             assert response.status_code == 200, response.text
@@ -127,11 +98,13 @@ def engine_url() -> str:
     return url
 
 
-def test_every_apis_prompt_has_the_engines_ids_by_every_source(engine_url: str, tmp_path: Path) -> None:
+def test_every_apis_prompt_has_the_engines_ids_by_every_source(engine_url: str, run_tap: Any, tmp_path: Path) -> None:
     model = httpx.get(f"{engine_url}/v1/models", trust_env=False).json()["data"][0]["root"]
-    by_engine = recorded(engine_url, tmp_path / "engine.jsonl", "--tokenizer", "engine")
-    by_files = recorded(engine_url, tmp_path / "files.jsonl", "--tokenizer", model)
-    injected = recorded(engine_url, tmp_path / "ids.jsonl", "--tokenizer", "ids", "--inject", "usage,token-ids")
+    by_engine = recorded(run_tap, engine_url, tmp_path / "engine.jsonl", "--tokenizer", "engine")
+    by_files = recorded(run_tap, engine_url, tmp_path / "files.jsonl", "--tokenizer", model)
+    injected = recorded(
+        run_tap, engine_url, tmp_path / "ids.jsonl", "--tokenizer", "ids", "--inject", "usage,token-ids"
+    )
     for (path, body), asked, ours, said in zip(REQUESTS, by_engine, by_files, injected, strict=True):
         where = f"{path} {'streamed' if body.get('stream') else 'whole'}"
         assert (ours.status, ours.endpoint, ours.hash_source) == ("ok", path, "tokenizer"), where
