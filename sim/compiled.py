@@ -5,6 +5,8 @@
 
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,12 @@ _STATES: tuple[State, ...] = ("waiting", "running", "finished")
 def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *, seed: int | None = None) -> Simulation:
     """Run ``arrivals`` on an engine in virtual time. ``seed`` None: no draws, the noise's medians."""
     return read_simulation(arrivals, run_world(build_world(arrivals, config, model, seed)))
+
+
+def is_compiled() -> bool:
+    """Whether the kernels' machine code is at hand, of this version or an earlier one. If not, a run makes it first."""
+    kernel = cast(Any, run)
+    return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
 
 
 def run_world(world: World) -> World:

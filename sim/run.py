@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compiled import simulate
+from sim.compiled import is_compiled, simulate
 from sim.config import EngineConfig
 from sim.engine import Simulation
 from sim.flags import add_engine_flags, engine_overrides
@@ -81,6 +81,8 @@ def predict_trace(config: RunConfig) -> Summary:
     if not records:
         raise InputError(f"{config.trace}: no records; expected at least one request")
     engine = engine_with(model.engine, config.overrides)
+    if not is_compiled():
+        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
     simulation = predict(meta, records, model, engine, config)
     predicted = predicted_records(simulation, keep_hashes=not config.cold_prompts)
     header = predicted_meta(meta, model, engine, config, digest)
