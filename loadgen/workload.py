@@ -9,6 +9,7 @@ from itertools import count, islice
 from loadgen.arrivals import bounded_us, constant_us, poisson_us
 from loadgen.config import LoadConfig, Span
 from loadgen.draws import GENERATOR, Stream, below, draw
+from loadgen.messages import Said
 
 ENDLESS_SESSIONS = 1000
 
@@ -23,6 +24,9 @@ class TurnShape:
     output_tokens: int
     think_ms: float
     """From the turn before's end; 0 for a first turn."""
+    said: Sequence[Said] = ()
+    """What is said before the answer is asked for (a tool's results, a dataset's text, a system message in a first
+    turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
 
 
 @dataclass(frozen=True, slots=True)

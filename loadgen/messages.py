@@ -1,0 +1,67 @@
+"""What is said in a conversation, before anyone knows the engine's tokens: drawn by key and length, or given word by word.
+
+A dataset or a pattern says what each turn says; ``loadgen/prompts.py`` makes of it token ids, or the messages of an API.
+Equal pieces in equal places are equal tokens, so sharing is said by drawing from the same key.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``tokens`` tokens drawn from ``key``; a shorter piece of the same key is the beginning of a longer one."""
+
+    key: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A message whose content is its pieces, one after another; its length is theirs, the chat template's not counted."""
+
+    role: Role
+    pieces: Sequence[Piece]
+    call: Piece | None = None
+    """Of a ``tool`` message: the arguments of the call that it answers, which go into the assistant's message before it
+    after the model's answer. Null: the shortest call there is."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the content."""
+        return sum(piece.tokens for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """A message given word by word, sent as it is: ``role``, ``content``, and whatever else it has.
+
+    In the form of chat completions; of other APIs, only its texts.
+    """
+
+    message: dict[str, Any]
+
+    @property
+    def role(self) -> str:
+        """As given; ``user`` where the message does not say."""
+        return str(self.message.get("role", "user"))
+
+    @property
+    def text(self) -> str:
+        """Its content if that is a text, else the texts among its parts, joined by nothing."""
+        content = self.message.get("content")
+        if isinstance(content, list):
+            return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "" if content is None else str(content)
+
+
+Said = Drawn | Quoted
+"""One message of a conversation."""
+
+
+def drawn_user(key: int, tokens: int) -> tuple[Said, ...]:
+    """A turn that says one user message from one key."""
+    return (Drawn("user", (Piece(key, tokens),)),)
