@@ -45,14 +45,17 @@ def as_it_is(answer: Answer) -> Record:
 class Send:
     """One request at its time."""
 
-    due_ms: float
-    """From t = 0 in a plan; from the parent's end in a follow-up."""
+    due_ms: float | None
+    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the cap on requests in flight has
+    room for it, in the order of the plan; it is then scheduled for the moment when there was room."""
     build: Callable[[], PlannedRequest]
     """Makes the request; called once, shortly before it is due."""
     then: Callable[[Answer], Sequence["Send"]] = nothing_more
     """The follow-ups; called once the request has ended, however it ended."""
     describe: Callable[[Answer], Record] = as_it_is
     """The record to write, with what only the plan knows (hashes, sessions); called after ``then``."""
+    until_ms: float | None = None
+    """From t = 0: not sent any more after this, and without a record. Null: sent however late."""
 
 
 Plan = Iterable[Send]

@@ -148,7 +148,7 @@ class Sender:
 
     def _plan(self, send: Send, from_ns: int, parent_end_ms: float | None) -> None:
         self._planned += 1
-        at_ns = from_ns + round(send.due_ms * NS_PER_MS)
+        at_ns = from_ns + round((send.due_ms or 0.0) * NS_PER_MS)
         heapq.heappush(self._upcoming, Due(at_ns, self._planned, send, parent_end_ms))
 
     def _build(self, due: Due) -> None:
