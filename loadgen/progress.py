@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import statistics
 import sys
 from collections.abc import AsyncIterator
 
@@ -17,19 +16,16 @@ LINE_INTERVAL_S = 10.0
 
 
 def progress_line(tally: Tally, planned: int | None) -> str:
-    """Where the run is: counts, and the latencies of the last few hundred requests."""
+    """Where the run is: counts and latencies so far."""
     of = "" if planned is None else f"/{planned}"
     parts = [f"sent {tally.started}{of}", f"in flight {tally.in_flight}", f"done {tally.statuses['ok']}"]
     parts.append(f"errors {tally.failed}")
-    recent = sorted(tally.recent_ttft_ms)
-    if recent:
-        p99 = recent[min(len(recent) - 1, int(0.99 * len(recent)))]
-        parts.append(f"TTFT p50 {statistics.median_low(recent):.1f} p99 {p99:.1f} ms")
-    lag = sorted(tally.lag_ms[-100:])
-    if lag:
-        parts.append(f"lag {lag[len(lag) // 2]:.1f} ms")
-    if tally.prompt_tokens:
-        parts.append(f"cached {tally.cached_tokens / tally.prompt_tokens:.0%}")
+    if tally.ttft_ms.count:
+        parts.append(f"TTFT p50 {tally.ttft_ms.quantile(0.5):.1f} p99 {tally.ttft_ms.quantile(0.99):.1f} ms")
+    if tally.lag_ms.count:
+        parts.append(f"lag p99 {tally.lag_ms.quantile(0.99):.1f} ms")
+    if tally.looked_up_tokens:
+        parts.append(f"cached {tally.cached_tokens / tally.looked_up_tokens:.0%}")
     return " · ".join(parts)
 
 

@@ -1,10 +1,8 @@
 """What a run says of itself at its end, to people and as JSON: results, and whether the client was fit to measure."""
 
-from array import array
-
 import msgspec
-import numpy as np
 
+from loadgen.samples import Sample
 from loadgen.tally import Tally
 from tracefile.enginefacts import PrefixCounters
 
@@ -64,12 +62,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader should know before trusting the numbers."""
 
 
-def quantiles(sample: "array[float]") -> Quantiles | None:
-    """Of a sample in ms; null: it is empty."""
-    if not len(sample):
+def quantiles(sample: Sample) -> Quantiles | None:
+    """Of a sample; null: it is empty."""
+    if not sample.count:
         return None
-    p50, p90, p99 = np.quantile(np.frombuffer(sample), [0.5, 0.9, 0.99]).tolist()
-    return Quantiles(len(sample), round(p50, 3), round(p90, 3), round(p99, 3), round(max(sample), 3))
+    p50, p90, p99 = (round(sample.quantile(each), 3) for each in (0.5, 0.9, 0.99))
+    return Quantiles(sample.count, p50, p90, p99, round(sample.max, 3))
 
 
 def lateness_notes(lag: Quantiles | None, ttft: Quantiles | None, client_cpu: float) -> list[str]:
@@ -118,7 +116,7 @@ def summarize(
         held=tally.held,
         output_tokens=tally.output_tokens,
         exact_output_share=share(tally.exact_output, tally.statuses["ok"]),
-        cached_share=share(tally.cached_tokens, tally.prompt_tokens),
+        cached_share=share(tally.cached_tokens, tally.looked_up_tokens),
         cached_reported=tally.cached_reported,
         client_cpu=client_cpu,
         counters_before=counters[0],

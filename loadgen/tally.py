@@ -1,52 +1,42 @@
-"""What a run amounts to so far: counts and samples, enough for a live line and a summary, no records."""
+"""What a run amounts to so far: counts and samples, enough for a live view and a summary, no records.
 
-from array import array
-from collections import Counter, deque
+Every process of a run that sends has one; the parent adds them up.
+"""
+
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 
+from loadgen.samples import Sample
 from tracefile import Record
-
-RECENT = 512
-"""How many of the latest TTFTs the live line looks at."""
 
 REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """What an engine answers to a request it will never take."""
 
 
-class Tally:
-    """Grows with each request; times in ms."""
+@dataclass(slots=True)
+class Counts:
+    """What can be counted of requests; several processes' counts add up."""
 
-    def __init__(self) -> None:
-        self.started = 0
-        self.in_flight = 0
-        self.statuses: Counter[str] = Counter()
-        self.refused = 0
-        self.errors: Counter[str] = Counter()
-        """By kind."""
-        self.held = 0
-        """How many waited for a slot of ``--parallel``; their lag is no lateness of ours."""
-        self.ttft_ms = array("d")
-        self.ttft_from_schedule_ms = array("d")
-        self.itl_ms = array("d")
-        """Gap over tokens of each later read."""
-        self.e2e_ms = array("d")
-        """Of requests that ended well."""
-        self.lag_ms = array("d")
-        self.recent_ttft_ms: deque[float] = deque(maxlen=RECENT)
-        self.prompt_tokens = 0
-        """Of requests whose cached tokens were reported."""
-        self.cached_tokens = 0
-        self.cached_reported = 0
-        self.output_tokens = 0
-        self.without_output_hashes = 0
-        """Requests that ended well but whose generated ids nobody told."""
-        self.exact_output = 0
-        """Requests that ended well with as many output tokens as they asked for."""
-
-    def start(self) -> None:
-        """A request goes out."""
-        self.started += 1
-        self.in_flight += 1
+    started: int = 0
+    in_flight: int = 0
+    held: int = 0
+    """How many waited for a slot of ``--parallel``; their lag is no lateness of ours."""
+    refused: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    looked_up_tokens: int = 0
+    """Prompt tokens of the requests whose cached tokens were reported."""
+    cached_tokens: int = 0
+    cached_reported: int = 0
+    """For how many requests they were."""
+    without_output_hashes: int = 0
+    """Requests that ended well but whose generated ids nobody told."""
+    exact_output: int = 0
+    """Requests that ended well with as many output tokens as they asked for."""
 
     @property
     def ended(self) -> int:
@@ -57,6 +47,71 @@ class Tally:
     def failed(self) -> int:
         """Requests that did not end well."""
         return self.ended - self.statuses["ok"]
+
+    def counts(self) -> "Counts":
+        """A copy of the counts alone, which no longer grows."""
+        copy = Counts()
+        copy.add_counts(self)
+        return copy
+
+    def add_counts(self, other: "Counts") -> None:
+        """Take in what another process counted."""
+        for each in fields(Counts):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, each.name, mine + theirs)
+
+
+@dataclass(slots=True)
+class Recent:
+    """What came since it was last asked for, in ms."""
+
+    ttft_ms: Sample = field(default_factory=Sample)
+    itl_ms: Sample = field(default_factory=Sample)
+    lag_ms: Sample = field(default_factory=Sample)
+
+    def merge(self, other: "Recent") -> None:
+        """Take in what came elsewhere, or at another time."""
+        self.ttft_ms.merge(other.ttft_ms)
+        self.itl_ms.merge(other.itl_ms)
+        self.lag_ms.merge(other.lag_ms)
+
+    def fold(self) -> None:
+        """Make it small enough to be sent often."""
+        for sample in (self.ttft_ms, self.itl_ms, self.lag_ms):
+            sample.fold()
+
+
+@dataclass(slots=True)
+class Glimpse:
+    """A tally as it is told while it grows."""
+
+    counts: Counts
+    recent: Recent
+    """Since the glimpse before."""
+
+
+@dataclass(slots=True)
+class Tally(Counts):
+    """Grows with each request; times in ms."""
+
+    ttft_ms: Sample = field(default_factory=Sample)
+    ttft_from_schedule_ms: Sample = field(default_factory=Sample)
+    itl_ms: Sample = field(default_factory=Sample)
+    """Gap over tokens of each later read."""
+    tpot_ms: Sample = field(default_factory=Sample)
+    """Of each request: its gaps' sum over its tokens after the first read."""
+    e2e_ms: Sample = field(default_factory=Sample)
+    """Of requests that ended well."""
+    lag_ms: Sample = field(default_factory=Sample)
+    recent: Recent = field(default_factory=Recent)
+
+    def start(self) -> None:
+        """A request goes out."""
+        self.started += 1
+        self.in_flight += 1
 
     def finish(self, record: Record, *, held: bool) -> None:
         """A request is over and described."""
@@ -72,24 +127,60 @@ class Tally:
         """Whether ``count`` requests or more are over, every one refused as malformed."""
         return self.refused == self.ended >= count
 
+    def glimpse(self) -> Glimpse:
+        """The counts, and the samples since the last glimpse, in a form that is cheap to send."""
+        recent, self.recent = self.recent, Recent()
+        recent.fold()
+        return Glimpse(self.counts(), recent)
+
+    def merge(self, other: "Tally") -> None:
+        """Take in another process's tally."""
+        self.add_counts(other)
+        for mine, theirs in zip(self._samples(), other._samples(), strict=True):
+            mine.merge(theirs)
+        self.recent.merge(other.recent)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if something was counted that cannot be."""
+        assert 0 <= self.in_flight <= self.started - self.ended
+        assert self.cached_tokens <= self.looked_up_tokens <= self.prompt_tokens
+        assert self.e2e_ms.count <= self.statuses["ok"]
+        for sample in self._samples():
+            sample.check_integrity()
+
+    def _samples(self) -> tuple[Sample, ...]:
+        return (self.ttft_ms, self.ttft_from_schedule_ms, self.itl_ms, self.tpot_ms, self.e2e_ms, self.lag_ms)
+
     def _add_lag(self, record: Record, held: bool) -> None:
         if record.arrival_ms is None or record.scheduled_ms is None:
             return
         self.held += held
         if not held:
-            self.lag_ms.append(record.arrival_ms - record.scheduled_ms)
+            lag_ms = record.arrival_ms - record.scheduled_ms
+            self.lag_ms.add(lag_ms)
+            self.recent.lag_ms.add(lag_ms)
 
     def _add_latency(self, record: Record) -> None:
         if record.ttft_ms is not None and record.arrival_ms is not None:
-            self.ttft_ms.append(record.ttft_ms)
-            self.recent_ttft_ms.append(record.ttft_ms)
+            self.ttft_ms.add(record.ttft_ms)
+            self.recent.ttft_ms.add(record.ttft_ms)
             if record.scheduled_ms is not None:
-                self.ttft_from_schedule_ms.append(record.arrival_ms + record.ttft_ms - record.scheduled_ms)
-        self.itl_ms.extend(gaps_per_token(record))
+                self.ttft_from_schedule_ms.add(record.arrival_ms + record.ttft_ms - record.scheduled_ms)
+        self._add_gaps(record)
         if record.status == "ok" and record.e2e_ms is not None:
-            self.e2e_ms.append(record.e2e_ms)
+            self.e2e_ms.add(record.e2e_ms)
+
+    def _add_gaps(self, record: Record) -> None:
+        if not record.itl_ms:
+            return
+        gaps_ms = list(gaps_per_token(record))
+        self.itl_ms.extend(gaps_ms)
+        self.recent.itl_ms.extend(gaps_ms)
+        if tokens := sum(record.itl_tokens):
+            self.tpot_ms.add(sum(record.itl_ms) / tokens)
 
     def _add_tokens(self, record: Record) -> None:
+        self.prompt_tokens += record.prompt_tokens or 0
         self.output_tokens += record.output_tokens or 0
         if record.status == "ok":
             self.without_output_hashes += record.output_block_hashes is None
@@ -97,9 +188,11 @@ class Tally:
         if record.cached_tokens is not None and record.prompt_tokens is not None:
             self.cached_reported += 1
             self.cached_tokens += record.cached_tokens
-            self.prompt_tokens += record.prompt_tokens
+            self.looked_up_tokens += record.prompt_tokens
 
 
 def gaps_per_token(record: Record) -> Iterable[float]:
     """Inter-token latencies in ms: each read's gap over its tokens."""
+    if all(tokens == 1 for tokens in record.itl_tokens):
+        return record.itl_ms
     return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)
