@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loadgen.frames import frame
 from loadgen.job import Job, Shard
-from loadgen.tally import Tally
+from loadgen.tally import Counts, Recent, Tally
 from tracefile import Meta
 
 
@@ -61,21 +61,12 @@ class Stop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Shard → parent, four times a second. Counts are totals; samples are those since the last Progress."""
 
-    sent: int
-    in_flight: int
-    statuses: dict[str, int]
-    held: int
-    prompt_tokens: int
-    """Of requests whose cached tokens were reported."""
-    cached_tokens: int
-    output_tokens: int
-    ttft_ms: "array[float]"
-    itl_ms: "array[float]"
-    lag_ms: "array[float]"
+    counts: Counts
+    recent: Recent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,15 +85,6 @@ class Recent:
 
 
 @dataclass(slots=True)
-class Glimpse:
-    """A tally as it is told while it grows."""
-
-    counts: Counts
-    recent: Recent
-    """Since the glimpse before."""
-
-
-@dataclass(slots=True)
 class Tally(Counts):
     """Grows with each request; times in ms."""
 
@@ -127,11 +118,11 @@ class Tally(Counts):
         """Whether ``count`` requests or more are over, every one refused as malformed."""
         return self.refused == self.ended >= count
 
-    def glimpse(self) -> Glimpse:
-        """The counts, and the samples since the last glimpse, in a form that is cheap to send."""
+    def take_recent(self) -> Recent:
+        """The samples since it was last called, small enough to be sent often."""
         recent, self.recent = self.recent, Recent()
         recent.fold()
-        return Glimpse(self.counts(), recent)
+        return recent
 
     def merge(self, other: "Tally") -> None:
         """Take in another process's tally."""
