@@ -1,6 +1,6 @@
-"""What is said in a conversation, before anyone knows the engine's tokens: drawn by key and length, or given word by word.
+"""What is said in a conversation, before anyone knows the engine's tokens: drawn by key and length, or word by word.
 
-A dataset or a pattern says what each turn says; ``loadgen/prompts.py`` makes of it token ids, or the messages of an API.
+A dataset or a pattern says what each turn says; ``loadgen/prompts.py`` makes token ids of it, or an API's messages.
 Equal pieces in equal places are equal tokens, so sharing is said by drawing from the same key.
 """
 
@@ -21,7 +21,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A message whose content is its pieces, one after another; its length is theirs, the chat template's not counted."""
+    """A message whose content is its pieces, one after another; what a chat template adds is not in its length."""
 
     role: Role
     pieces: Sequence[Piece]
