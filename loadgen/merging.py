@@ -1,0 +1,134 @@
+"""Shards' parts as one trace: in finish order, under one header, with requests in flight counted over all of them.
+
+Each shard writes a trace of its own beside the one that was asked for (``run.jsonl.shard0.jsonl``). The merged trace
+is made aside and put in its place only once the disk has it; then the parts go. Lines pass through as they are, so
+that memory holds two numbers for each request and no records.
+"""
+
+import heapq
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracefile import InputError, Meta
+from tracefile.appending import TraceFile, new_trace_file
+from tracefile.decoding import is_header, is_object
+from tracefile.durable import rename_durably
+from tracefile.lines import LineReader
+from tracefile.writing import encode_meta
+
+CONCURRENCY = re.compile(rb'"concurrency":\d+')
+"""The record's own: a line's known fields come first, and quotes within their values are escaped."""
+
+
+class Times(msgspec.Struct, frozen=True):
+    """When a request was in flight, as its line says."""
+
+    arrival_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+_times = msgspec.json.Decoder(Times)
+
+
+def part_of(trace: Path, shard: int) -> Path:
+    """Where a shard writes its part of a trace."""
+    return trace.with_name(f"{trace.name}.shard{shard}.jsonl")
+
+
+def parts_of(trace: Path) -> list[Path]:
+    """The parts that are there, in order of their shards: a killed run's, unless one is running."""
+    named = re.compile(re.escape(trace.name) + r"\.shard(\d+)\.jsonl")
+    found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
+    """Make the parts into ``trace`` and remove them; returns how many records it has.
+
+    ``trace`` itself may be among the parts (what an earlier run had left), and is replaced. A part that a killed
+    shard left torn gives what is whole of it. Raises InputError if something cannot be read or written; then every
+    part is still there.
+    """
+    in_flight = InFlight.of(parts)
+    aside = trace.with_name(f".{trace.name}.merging")
+    file = new_trace_file(aside, overwrite=True, name=trace.name)
+    try:
+        count = _write_all(file, parts, meta, in_flight)
+        file.finish()
+        file.make_durable()
+        rename_durably(aside, trace)
+    except OSError as error:
+        raise InputError(
+            f"{trace}: {error.strerror or error}; expected a folder to write the merged trace in"
+        ) from error
+    finally:
+        file.abandon()
+        aside.unlink(missing_ok=True)
+    for part in parts:
+        if part != trace:
+            part.unlink(missing_ok=True)
+    return count
+
+
+class InFlight:
+    """How many requests were in flight at a time, over all parts."""
+
+    def __init__(self, arrivals_ms: Iterable[float], ends_ms: Iterable[float]) -> None:
+        self._arrivals_ms = array("d", sorted(arrivals_ms))
+        self._ends_ms = array("d", sorted(ends_ms))
+
+    @classmethod
+    def of(cls, parts: Iterable[Path]) -> "InFlight":
+        """What the parts tell."""
+        arrivals_ms, ends_ms = array("d"), array("d")
+        for part in parts:
+            for times in map(_times.decode, record_lines(part)):
+                if times.arrival_ms is not None and times.e2e_ms is not None:
+                    arrivals_ms.append(times.arrival_ms)
+                    ends_ms.append(times.arrival_ms + times.e2e_ms)
+        return cls(arrivals_ms, ends_ms)
+
+    def at_arrival(self, times: Times) -> int | None:
+        """Requests in flight when this one arrived, itself included; null: nobody knows when it did."""
+        if times.arrival_ms is None or times.e2e_ms is None:
+            return None
+        gone = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
+        return bisect_right(self._arrivals_ms, times.arrival_ms) - gone
+
+
+def record_lines(part: Path) -> Iterator[bytes]:
+    """The lines of a part's records, without a torn last one; none if the part was never begun."""
+    if not part.exists():
+        return
+    with LineReader(part) as lines:
+        for line in lines:
+            if (lines.complete or is_object(line)) and not is_header(line):
+                yield line
+
+
+def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
+    """Header and lines in finish order; returns how many records there are."""
+    file.take(encode_meta(meta))
+    count = 0
+    for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):
+        now = in_flight.at_arrival(times)
+        file.take((line if now is None else CONCURRENCY.sub(b'"concurrency":%d' % now, line, count=1)) + b"\n")
+        count += 1
+        if file.failing:
+            file.drain()
+    return count
+
+
+def _timed_lines(part: Path) -> Iterator[tuple[float, Times, bytes]]:
+    """A part's lines with the time that each ended; one that nobody knows it of stays where it is."""
+    ended_ms = 0.0
+    for line in record_lines(part):
+        times = _times.decode(line)
+        if times.arrival_ms is not None and times.e2e_ms is not None:
+            ended_ms = times.arrival_ms + times.e2e_ms
+        yield ended_ms, times, line

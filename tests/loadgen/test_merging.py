@@ -1,0 +1,101 @@
+"""Parts of a run as one trace: order, requests in flight, and what a killed process leaves."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.merging import InFlight, Times, merge_parts, part_of, parts_of
+from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
+
+META = Meta(source="client", model="m", epoch_unix_ns=5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def record(name: str, arrival_ms: float, e2e_ms: float, concurrency: int = 1) -> Record:
+    return Record(request_id=RequestId(name), arrival_ms=arrival_ms, e2e_ms=e2e_ms, concurrency=concurrency)
+
+
+def write(path: Path, records: Sequence[Record]) -> Path:
+    with TraceWriter(path, META) as writer:
+        for each in records:
+            writer.write(each)
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.zst", "t.jsonl.gz"])
+def test_parts_become_one_trace_in_finish_order(folder: Path, name: str) -> None:
+    trace = folder / name
+    parts = [
+        write(part_of(trace, 0), [record("a", 0, 10), record("b", 5, 25)]),
+        write(part_of(trace, 1), [record("c", 1, 2), record("d", 6, 6), record("e", 31, 1)]),
+    ]
+    assert parts_of(trace) == parts
+    assert merge_parts(trace, parts, META) == 5
+    meta, records = load_trace(trace)
+    assert meta == META
+    # c ends at 3, a at 10, d at 12, b at 30, e at 32; each part's own count saw no other part's requests.
+    assert [(each.request_id, each.concurrency) for each in records] == [
+        ("c", 2),
+        ("a", 1),
+        ("d", 3),
+        ("b", 2),
+        ("e", 1),
+    ]
+    assert os.listdir(folder) == [name]
+
+
+def test_what_a_killed_shard_left_whole_is_kept(folder: Path) -> None:
+    trace = folder / "t.jsonl"
+    torn = write(part_of(trace, 0), [record("a", 0, 10), record("b", 0, 30)])
+    torn.write_bytes(torn.read_bytes()[:-9])
+    whole = write(part_of(trace, 1), [record("c", 0, 20)])
+    never_begun = part_of(trace, 2)
+    assert merge_parts(trace, [torn, whole, never_begun], META) == 2
+    assert [each.request_id for each in load_trace(trace)[1]] == ["a", "c"]
+
+
+def test_an_earlier_trace_goes_first(folder: Path) -> None:
+    trace = write(folder / "t.jsonl", [record("a", 0, 10)])
+    part = write(part_of(trace, 0), [record("b", 100, 10)])
+    assert merge_parts(trace, [trace, part], META) == 2
+    assert [each.request_id for each in load_trace(trace)[1]] == ["a", "b"]
+    assert os.listdir(folder) == ["t.jsonl"]
+
+
+def test_unknown_fields_pass_as_they_are(folder: Path) -> None:
+    trace = folder / "t.jsonl"
+    line = (
+        b'{"request_id":"\\"concurrency\\":9","arrival_ms":1.0,"e2e_ms":1.0,"concurrency":7,"mine":{"concurrency":8}}\n'
+    )
+    part = write(part_of(trace, 0), [])
+    part.write_bytes(part.read_bytes() + line)
+    merge_parts(trace, [part], META)
+    assert trace.read_bytes().endswith(line.replace(b'"concurrency":7', b'"concurrency":1'))
+
+
+def test_parts_stay_until_the_merged_trace_is_there(folder: Path) -> None:
+    trace = folder / "t.jsonl"
+    part = write(part_of(trace, 0), [record("a", 0, 10)])
+    trace.mkdir()  # what cannot be replaced by a file
+    with pytest.raises(InputError, match="expected a folder to write the merged trace in"):
+        merge_parts(trace, [part], META)
+    assert sorted(os.listdir(folder)) == ["t.jsonl", "t.jsonl.shard0.jsonl"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=30))
+def test_in_flight_is_who_had_come_and_not_gone(spans: list[tuple[int, int]]) -> None:
+    # Distinct times, so that nobody comes as another one goes.
+    times = [(arrival + index / 100, e2e + 0.001) for index, (arrival, e2e) in enumerate(spans)]
+    in_flight = InFlight([arrival for arrival, _ in times], [arrival + e2e for arrival, e2e in times])
+    for arrival, e2e in times:
+        there = sum(other <= arrival < other + length for other, length in times)
+        assert in_flight.at_arrival(Times(arrival, e2e)) == there
