@@ -1,5 +1,6 @@
 """Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -15,8 +16,6 @@ Message = Mapping[str, str]
 
 SHORT_DIGITS = 5
 LONG_DIGITS = 6
-SHORT_LIMIT = 10**SHORT_DIGITS
-LONG_LIMIT = 10**LONG_DIGITS
 
 
 def encode_ids(token_ids: TokenIds) -> bytes:
@@ -26,11 +25,10 @@ def encode_ids(token_ids: TokenIds) -> bytes:
     """
     if not len(token_ids):
         return b"[]"
-    largest = int(token_ids.max())
-    if largest >= LONG_LIMIT:
-        return msgspec.json.encode(token_ids.tolist())
-    digits = SHORT_DIGITS if largest < SHORT_LIMIT else LONG_DIGITS
-    return b"[" + _digit_table(digits)[token_ids].tobytes()[:-1] + b"]"
+    for digits in (SHORT_DIGITS, LONG_DIGITS):
+        with contextlib.suppress(IndexError):  # an id of more digits: looking for the largest first costs as much again
+            return b"[" + _digit_table(digits).take(token_ids).tobytes()[:-1] + b"]"
+    return msgspec.json.encode(token_ids.tolist())
 
 
 def prepare_tables() -> None:
@@ -40,8 +38,8 @@ def prepare_tables() -> None:
 
 
 @cache
-def _digit_table(digits: int) -> npt.NDArray[np.uint8]:
-    """Row i: id i in decimal, right-aligned in ``digits`` bytes, and a comma; shape (10**digits, digits + 1)."""
+def _digit_table(digits: int) -> npt.NDArray[np.void]:
+    """Item i: id i in decimal, right-aligned in ``digits`` bytes, and a comma; each a whole to be copied as one."""
     numbers = np.arange(10**digits, dtype=np.uint32)
     table = np.full((10**digits, digits + 1), ord(","), dtype=np.uint8)
     for column in range(digits):
@@ -49,7 +47,7 @@ def _digit_table(digits: int) -> npt.NDArray[np.uint8]:
         table[:, column] = (numbers // place) % 10 + ord("0")
         if place > 1:
             table[:place, column] = ord(" ")
-    return table
+    return table.view(f"V{digits + 1}").ravel()
 
 
 def completions_body(

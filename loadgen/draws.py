@@ -9,6 +9,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,12 @@ MASK64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
+
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_FACTOR_1, _FACTOR_2 = np.uint64(_MIX_1), np.uint64(_MIX_2)
+
+PIECE = 1 << 14
+"""Tokens made at once: two 64-bit numbers of each fit a core's own cache."""
 
 TokenIds = npt.NDArray[np.uint32]
 
@@ -90,23 +97,43 @@ def exponential_us(bits: int, mean_us: float) -> int:
 
 def mix64_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """``mix64`` of each value, in place."""
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(_MIX_1)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(_MIX_2)
-    values ^= values >> np.uint64(31)
+    shifted = values >> _SHIFT_1
+    values ^= shifted
+    values *= _FACTOR_1
+    np.right_shift(values, _SHIFT_2, out=shifted)
+    values ^= shifted
+    values *= _FACTOR_2
+    np.right_shift(values, _SHIFT_3, out=shifted)
+    values ^= shifted
     return values
 
 
 def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
-    """Token ids for each key: shape (len(keys), count); token j of key k depends on k and j alone."""
-    counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    bits = mix64_array(keys[:, np.newaxis] + counters)
-    bits >>= np.uint64(32)
-    bits *= np.uint64(vocabulary.high - vocabulary.low)
-    bits >>= np.uint64(32)
-    bits += np.uint64(vocabulary.low)
-    return bits.astype(np.uint32)
+    """Token ids for each key: shape (len(keys), count); token j of key k depends on k and j alone.
+
+    Made a piece at a time, because each step's 64-bit numbers must still be in the cache at the next one.
+    """
+    ids = np.empty((len(keys), count), dtype=np.uint32)
+    rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
+    span, low = np.uint64(vocabulary.high - vocabulary.low), np.uint64(vocabulary.low)
+    for left in range(0, count, columns):
+        counters = _counters(left, min(left + columns, count))
+        for top in range(0, len(keys), rows):
+            bits = mix64_array(keys[top : top + rows, np.newaxis] + counters)
+            bits >>= _HALF
+            bits *= span
+            bits >>= _HALF
+            bits += low
+            ids[top : top + rows, left : left + columns] = bits
+    return ids
+
+
+@lru_cache(maxsize=64)
+def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
+    """What is added to a key for its tokens ``start`` up to but without ``stop``."""
+    counters = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    counters.flags.writeable = False
+    return counters
 
 
 def tokens_of(key: int, count: int, vocabulary: Vocabulary) -> TokenIds:
