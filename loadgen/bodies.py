@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from loadgen.dialects import VLLM, Dialect
 from loadgen.draws import TokenIds
 
 Message = Mapping[str, str]
@@ -51,29 +52,24 @@ def _digit_table(digits: int) -> npt.NDArray[np.void]:
 
 
 def completions_body(
-    model: str, token_ids: TokenIds, max_tokens: int, *, stream: bool = True, extra: Mapping[str, Any] | None = None
+    model: str,
+    token_ids: TokenIds,
+    max_tokens: int,
+    *,
+    stream: bool = True,
+    extra: Mapping[str, Any] | None = None,
+    dialect: Dialect = VLLM,
 ) -> bytes:
-    """A ``/v1/completions`` body that has the engine generate exactly ``max_tokens`` tokens and return their ids."""
-    fields = _generation_fields(model, max_tokens, stream=stream) | dict(extra or {})
+    """A completions body that has the engine generate exactly ``max_tokens`` tokens and return their ids.
+
+    As far as its dialect can say so; it goes to ``dialect.path``. ``extra`` has the last word on a field.
+    """
+    fields = dialect.completion_fields(model, max_tokens, stream=stream) | dict(extra or {})
     return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]
 
 
-def chat_body(model: str, messages: Sequence[Message], max_tokens: int) -> bytes:
+def chat_body(
+    model: str, messages: Sequence[Message], max_tokens: int, *, stream: bool = True, dialect: Dialect = VLLM
+) -> bytes:
     """A ``/v1/chat/completions`` body that has the engine generate exactly ``max_tokens`` tokens."""
-    return msgspec.json.encode({"messages": messages, **_generation_fields(model, max_tokens, stream=True)})
-
-
-def _generation_fields(model: str, max_tokens: int, *, stream: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "model": model,
-        "max_tokens": max_tokens,
-        "min_tokens": max_tokens,
-        "ignore_eos": True,
-        # Greedy: two runs of one workload get the same answers as far as the engine can give them.
-        "temperature": 0,
-        "return_token_ids": True,
-        "stream": stream,
-    }
-    if stream:
-        fields["stream_options"] = {"include_usage": True}
-    return fields
+    return msgspec.json.encode({"messages": messages, **dialect.chat_fields(model, max_tokens, stream=stream)})

@@ -51,12 +51,12 @@ class ControlClient:
 
     def facts(self) -> EngineFacts:
         """Version, cache configuration and prefix counters, as far as the target tells them."""
-        metrics = parse_metrics(self._text("/metrics"))
-        engine = describe_engine(self._text("/version"), metrics, self._text("/v1/models"))
+        metrics = parse_metrics(self.text("/metrics"))
+        engine = describe_engine(self.text("/version"), metrics, self.text("/v1/models"))
         return EngineFacts(engine, prefix_counters(metrics))
 
-    def _text(self, path: str) -> str:
-        """What ``path`` answers; empty if it does not."""
+    def text(self, path: str) -> str:
+        """What a GET of ``path`` answers; empty if it does not."""
         try:
             return self._client.get(f"{self.url}{path}").raise_for_status().text
         except httpx.HTTPError:

@@ -6,8 +6,9 @@ from loadgen.plan import Answer, Send
 from loadgen.request import PlannedRequest
 from tracefile import Record
 from tracefile.schema import Status, TokensSource
+from wire.answer import parse_answer
 from wire.client import Exchange
-from wire.completion import Completion, parse_completion
+from wire.completion import Completion
 
 HTTP_ERROR = 400
 
@@ -31,7 +32,7 @@ class Sent:
 def answer_of(sent: Sent, t0_ns: int) -> Answer:
     """What came of a request: the record as far as the wire tells it, and the answer's ids and text."""
     exchange = sent.exchange
-    completion = parse_completion(exchange.reads, stream=sent.request.stream)
+    completion = parse_answer(sent.request.path, exchange.reads, stream=sent.request.stream)
     record = _record(sent, completion, t0_ns)
     return Answer(
         record=record,

@@ -1,10 +1,13 @@
 """One request, ready to be written to a socket."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracefile import RequestId, SessionId
 
 Headers = tuple[tuple[bytes, bytes], ...]
+SESSION_HEADER = "X-Session-ID"
+"""What engines and routers mostly look for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +31,18 @@ class PlannedRequest:
     priority: int | None = None
 
 
-def request_headers(request_id: str, session_id: str | None) -> Headers:
-    """The headers every request of ours carries; ids must be printable ASCII without spaces."""
+def request_headers(
+    request_id: str, session_id: str | None, session_names: Sequence[str] = (SESSION_HEADER,)
+) -> Headers:
+    """The headers every request of ours carries; ids must be printable ASCII without spaces.
+
+    ``session_names``: the headers by which a router may know a session, to keep it on one engine.
+    """
     headers = [
         (b"Content-Type", b"application/json"),
         (b"Accept", b"text/event-stream, application/json"),
         (b"X-Request-Id", request_id.encode("ascii")),
     ]
     if session_id is not None:
-        headers.append((b"X-Session-ID", session_id.encode("ascii")))
+        headers += [(name.encode("ascii"), session_id.encode("ascii")) for name in session_names]
     return tuple(headers)
