@@ -56,13 +56,15 @@ class Chains:
 
     def whole(self, record: Record) -> list[int]:
         """Keys of every block full at the end, ``(prompt + output - 1) // block_size``: the last token has no KV."""
-        prompt_tokens = _length(record.prompt_tokens)
-        full = self.full_blocks(record)
+        known = self.known(record)
+        return known + self.private(self.full_blocks(record) - len(known))
+
+    def known(self, record: Record) -> list[int]:
+        """Those of ``whole`` that the trace knows; the rest, after them, are private."""
         known, output = self._known(record)
-        if len(known) == prompt_tokens // self.block_size:
+        if output and len(known) == _length(record.prompt_tokens) // self.block_size:
             known = known + output
-        known = known[:full]
-        return known + self.private(full - len(known))
+        return known[: self.full_blocks(record)]
 
     def full_blocks(self, record: Record) -> int:
         """Blocks that are full when the record's request ends."""

@@ -20,6 +20,9 @@ from tracefile.importers.mooncake import PARTIAL_BLOCK
 from tracefile.reading import open_trace
 from tracefile.schema import Record
 
+COMPILED_FROM_BYTES = 64 << 20
+"""Size of a trace file from which loading compiled code takes less time than it saves."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
@@ -112,6 +115,8 @@ def count_trace_hits(config: PoolConfig) -> HitCounts:
         records = hashed_records(reader)
         if config.object_lru:
             return count_object_hits(records, chains, config.blocks)
+        if config.trace.stat().st_size >= COMPILED_FROM_BYTES:
+            return count_segment_hits(records, chains, config.blocks, config.free_rule)
         if config.blocks is None:
             return count_endless_hits(records, chains)
         return count_pool_hits(records, chains, BlockPool(config.blocks + 1, chains.block_size, config.free_rule))
@@ -134,6 +139,27 @@ def count_pool_hits(records: Iterable[Record], chains: Chains, pool: BlockPool) 
         pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
         pool.release(blocks)
         counts.count(record, len(hits))
+    counts.evicted_blocks = pool.evicted_blocks
+    return counts
+
+
+def count_segment_hits(
+    records: Iterable[Record], chains: Chains, usable: int | None, free_rule: FreeRule = "vllm"
+) -> HitCounts:
+    """The same hits, compiled, at the cost of the chains' branches rather than of their blocks; None: endless."""
+    from sim.segmentpool import SegmentPool, lay_out  # noqa: PLC0415 - it takes as long to load as a small trace takes
+
+    pool = SegmentPool(usable, free_rule)
+    counts = HitCounts(block_size=chains.block_size, blocks=usable)
+    for prompt_tokens, keys, requests in lay_out(records, chains):
+        fits = requests["held"] <= (usable or requests["held"])
+        hits = pool.run(keys, requests[fits])
+        counts.requests += len(requests)
+        counts.rejected += len(requests) - len(hits)
+        counts.input_tokens += int(prompt_tokens[fits].sum())
+        counts.lookup_blocks += int((prompt_tokens[fits] // chains.block_size).sum())
+        counts.hit_blocks += int(hits.sum())
+    counts.hit_tokens = counts.hit_blocks * chains.block_size
     counts.evicted_blocks = pool.evicted_blocks
     return counts
 

@@ -24,40 +24,38 @@ PLACEMENTS = ("parallel", "serial", "shared_core")
 PARALLEL, SERIAL, SHARED_CORE = range(3)
 
 
-def _record(integers: str, times: str = "") -> np.dtype[np.void]:
+def record(integers: str, times: str = "") -> np.dtype[np.void]:
     """All fields are as wide as a register: the kernels then need no second version for narrower numbers."""
     return np.dtype([(name, np.float64) for name in times.split()] + [(name, np.int64) for name in integers.split()])
 
 
-SETTINGS = _record(
+SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_prefix_caching append_all "
     "composes_ahead placement usable_blocks max_tokens"
 )
-BLOCK = _record("next_free previous_free references key next_twin previous_twin")
-POOL = _record("num_free evicted_blocks")
-REQUEST = _record(
+BLOCK = record("next_free previous_free references key next_twin previous_twin")
+POOL = record("num_free evicted_blocks")
+REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks first_block "
     "placeholders steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting"
 )
 """``first_block``: where the request's part of the arenas of keys and of block ids begins."""
-FLIGHT = _record(
+FLIGHT = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins; ``left_ms``: of its work on a shared core."""
-SHARE = _record("place num_tokens depth samples")
-STEP = _record("count total_tokens admitted preempted")
-EVENT = _record("code", times="time_ms")
-PREFIX_STATS = _record(
-    "requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens"
-)
-SCHEDULE = _record("num_running num_waiting is_quiet")
-CLOCK = _record(
+SHARE = record("place num_tokens depth samples")
+STEP = record("count total_tokens admitted preempted")
+EVENT = record("code", times="time_ms")
+PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
+SCHEDULE = record("num_running num_waiting is_quiet")
+CLOCK = record(
     f"composed num_arrivals num_events first_job last_job num_done num_steps preemptions sources_{sources_digest()}",
     times="now_ms frontend_free_ms",
 )
 """The last field names the kernels' version and holds nothing."""
-COSTS = _record(
+COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
     "per_prefill_depth_ms per_chunk_square_ms prefill_step_ms f0_ms f1_ms_per_prompt_token",

@@ -1,0 +1,33 @@
+"""Where a chain's key is looked for in a hash table, and how far two chains agree."""
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.kernels.compiling import kernel
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def first_slot(key: np.uint64, slots: int) -> np.int64:
+    """The slot at which the search for ``key`` begins, of a power of two."""
+    mixed = key * _GOLDEN
+    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(slots - 1))
+
+
+@kernel
+def end_of_match(keys: npt.NDArray[np.uint64], one: int, other: int, start: int, end: int) -> int:
+    """How far two chains that agree at ``start`` agree, at most to ``end``: equal keys have equal ones before them.
+
+    Key number d of the chains is ``keys[one + d]`` and ``keys[other + d]``.
+    """
+    if keys[one + end - 1] == keys[other + end - 1]:
+        return end
+    same, differs = start, end - 1
+    while differs - same > 1:
+        middle = (same + differs) >> 1
+        if keys[one + middle] == keys[other + middle]:
+            same = middle
+        else:
+            differs = middle
+    return same + 1
