@@ -52,6 +52,16 @@ class Sample:
             self.folded_max = max(self.folded_max, other.folded_max)
         self.extend(other.values)
 
+    def take_out(self, other: "Sample") -> None:
+        """Undo a ``merge`` of a folded sample; ``max`` stays what it was."""
+        assert self.buckets is not None
+        for bucket, count in (other.buckets or {}).items():
+            self.buckets[bucket] -= count
+            if not self.buckets[bucket]:
+                del self.buckets[bucket]
+        self.folded -= other.folded
+        self.folded_total -= other.folded_total
+
     def fold(self) -> None:
         """Put every value into its bucket."""
         if self.buckets is None:

@@ -78,6 +78,12 @@ class Recent:
         self.itl_ms.merge(other.itl_ms)
         self.lag_ms.merge(other.lag_ms)
 
+    def take_out(self, other: "Recent") -> None:
+        """Undo a ``merge`` of folded samples."""
+        self.ttft_ms.take_out(other.ttft_ms)
+        self.itl_ms.take_out(other.itl_ms)
+        self.lag_ms.take_out(other.lag_ms)
+
     def fold(self) -> None:
         """Make it small enough to be sent often."""
         for sample in (self.ttft_ms, self.itl_ms, self.lag_ms):
@@ -104,15 +110,21 @@ class Tally(Counts):
         self.started += 1
         self.in_flight += 1
 
-    def finish(self, record: Record, *, held: bool) -> None:
-        """A request is over and described."""
+    def finish(self, record: Record, *, held: bool, told: bool = False) -> None:
+        """A request is over and described. ``told``: the recent samples had its reads while they came."""
+        seen = self.recent
+        if told:
+            self.recent = Recent(lag_ms=seen.lag_ms)
         self.statuses[record.status] += 1
         if record.error is not None:
             self.errors[record.error] += 1
         self.refused += record.http_status in REFUSED
         self._add_lag(record, held)
         self._add_latency(record)
+        if not told:
+            self._add_recent(record)
         self._add_tokens(record)
+        self.recent = seen
 
     def only_refusals(self, count: int) -> bool:
         """Whether ``count`` requests or more are over, every one refused as malformed."""
@@ -154,21 +166,18 @@ class Tally(Counts):
     def _add_latency(self, record: Record) -> None:
         if record.ttft_ms is not None and record.arrival_ms is not None:
             self.ttft_ms.add(record.ttft_ms)
-            self.recent.ttft_ms.add(record.ttft_ms)
             if record.scheduled_ms is not None:
                 self.ttft_from_schedule_ms.add(record.arrival_ms + record.ttft_ms - record.scheduled_ms)
-        self._add_gaps(record)
+        self.itl_ms.extend(gaps_per_token(record))
+        if tokens := sum(record.itl_tokens):
+            self.tpot_ms.add(sum(record.itl_ms) / tokens)
         if record.status == "ok" and record.e2e_ms is not None:
             self.e2e_ms.add(record.e2e_ms)
 
-    def _add_gaps(self, record: Record) -> None:
-        if not record.itl_ms:
-            return
-        gaps_ms = list(gaps_per_token(record))
-        self.itl_ms.extend(gaps_ms)
-        self.recent.itl_ms.extend(gaps_ms)
-        if tokens := sum(record.itl_tokens):
-            self.tpot_ms.add(sum(record.itl_ms) / tokens)
+    def _add_recent(self, record: Record) -> None:
+        if record.ttft_ms is not None:
+            self.recent.ttft_ms.add(record.ttft_ms)
+        self.recent.itl_ms.extend(gaps_per_token(record))
 
     def _add_tokens(self, record: Record) -> None:
         self.prompt_tokens += record.prompt_tokens or 0

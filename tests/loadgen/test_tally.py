@@ -115,6 +115,15 @@ def test_two_processes_tallies_are_one() -> None:
     assert parts == whole
 
 
+def test_waits_that_were_told_as_they_ended_are_not_recent_twice() -> None:
+    tally = Tally()
+    tally.start()
+    tally.finish(A, held=False, told=True)
+    recent = tally.take_recent()
+    assert (recent.ttft_ms.count, recent.itl_ms.count, recent.lag_ms.count) == (0, 0, 1)
+    assert (tally.ttft_ms.count, tally.itl_ms.count) == (1, 2)
+
+
 def test_what_is_recent_came_since_it_was_last_taken() -> None:
     tally = tally_of(A)
     counts, first = tally.counts(), tally.take_recent()
