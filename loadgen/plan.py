@@ -17,7 +17,7 @@ class Answer:
 
     record: Record
     end_ms: float
-    """When it ended, from t = 0."""
+    """When it ended, from the plan's t = 0: the trace's, unless the run goes on where an earlier one was cut."""
     token_ids: list[int] | None
     """The generated ids; null: the engine did not return them."""
     prompt_token_ids: list[int] | None

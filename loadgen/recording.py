@@ -2,51 +2,45 @@
 
 from dataclasses import dataclass
 
-from loadgen.plan import Answer, Send
+from loadgen.crossing import Ended
+from loadgen.lookahead import Clocks
+from loadgen.plan import Answer
 from loadgen.request import PlannedRequest
 from tracefile import Record
 from tracefile.schema import Status, TokensSource
 from wire.answer import parse_answer
-from wire.client import Exchange
 from wire.completion import Completion
 
 HTTP_ERROR = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that has ended, and what the sender knows of it."""
+    """A request that has ended, and what is known of it."""
 
     request: PlannedRequest
-    exchange: Exchange
-    send: Send
-    scheduled_ms: float
+    ended: Ended
     parent_end_ms: float | None
-    """When the request that this one follows ended; null: a root."""
-    concurrency: int
-    """Requests in flight at its start, itself included."""
-    held: bool
-    """Whether it had to wait for a slot."""
+    """When the request that this one follows ended, on the trace's clock; null: a root."""
 
 
-def answer_of(sent: Sent, t0_ns: int) -> Answer:
+def answer_of(sent: Sent, clocks: Clocks) -> Answer:
     """What came of a request: the record as far as the wire tells it, and the answer's ids and text."""
-    exchange = sent.exchange
-    completion = parse_answer(sent.request.path, exchange.reads, stream=sent.request.stream)
-    record = _record(sent, completion, t0_ns)
+    request, ended = sent.request, sent.ended
+    completion = parse_answer(request.path, ended.reads, stream=request.stream)
     return Answer(
-        record=record,
-        end_ms=(exchange.end_ns - t0_ns) / 1e6,
+        record=_record(sent, completion, clocks),
+        end_ms=clocks.plan_ms(ended.end_ns),
         token_ids=completion.token_ids,
         prompt_token_ids=completion.prompt_token_ids,
         text=completion.text,
     )
 
 
-def _record(sent: Sent, completion: Completion, t0_ns: int) -> Record:
-    request, exchange = sent.request, sent.exchange
-    arrival_ms = _ms(exchange.sent_ns - t0_ns)
-    status, error = _outcome(exchange, completion, stream=request.stream)
+def _record(sent: Sent, completion: Completion, clocks: Clocks) -> Record:
+    request, ended = sent.request, sent.ended
+    arrival_ms = _ms(ended.sent_ns - clocks.zero_ns)
+    status, error = _outcome(ended, completion, stream=request.stream)
     parent_end_ms = None if request.parent_id is None else sent.parent_end_ms
     return Record(
         request_id=request.request_id,
@@ -55,14 +49,14 @@ def _record(sent: Sent, completion: Completion, t0_ns: int) -> Record:
         parent_id=request.parent_id,
         turn=request.turn,
         arrival_ms=arrival_ms,
-        scheduled_ms=sent.scheduled_ms,
-        first_byte_ms=_since(exchange.first_byte_ns, exchange.sent_ns),
-        ttft_ms=_since(completion.first_token_ns, exchange.sent_ns) if request.stream else None,
+        scheduled_ms=_ms(ended.scheduled_ns - clocks.zero_ns),
+        first_byte_ms=_since(ended.reads[0][0], ended.sent_ns) if ended.reads else None,
+        ttft_ms=_since(completion.first_token_ns, ended.sent_ns) if request.stream else None,
         itl_ms=[_ms(gap_ns) for gap_ns in completion.gaps_ns],
         itl_tokens=list(completion.gap_tokens),
-        e2e_ms=_ms(exchange.end_ns - exchange.sent_ns),
+        e2e_ms=_ms(ended.end_ns - ended.sent_ns),
         status=status,
-        http_status=exchange.status,
+        http_status=ended.status,
         error=error,
         finish_reason=completion.finish_reason,
         endpoint=request.path,
@@ -75,7 +69,7 @@ def _record(sent: Sent, completion: Completion, t0_ns: int) -> Record:
         output_tokens=_output_tokens(completion),
         cached_tokens=completion.cached_tokens,
         tokens_source=_tokens_source(completion, request.prompt_tokens),
-        concurrency=sent.concurrency,
+        concurrency=ended.concurrency or None,
         think_ms=None if parent_end_ms is None else round(arrival_ms - parent_end_ms, 3),
     )
 
@@ -93,12 +87,12 @@ def _tokens_source(completion: Completion, planned: int | None) -> TokensSource 
     return "estimate" if completion.seen_tokens or planned is not None else None
 
 
-def _outcome(exchange: Exchange, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
+def _outcome(ended: Ended, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
     """How the request ended: the wire's word first, then the engine's."""
-    if exchange.outcome != "ok":
-        return exchange.outcome, exchange.error_kind
-    if exchange.status is not None and exchange.status >= HTTP_ERROR:
-        return "error", f"http_{exchange.status}"
+    if ended.outcome != "ok":
+        return ended.outcome, ended.error_kind
+    if ended.status is not None and ended.status >= HTTP_ERROR:
+        return "error", f"http_{ended.status}"
     if completion.error_kind is not None:
         return "error", completion.error_kind
     if stream and not completion.done:

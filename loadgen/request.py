@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracefile import RequestId, SessionId
+from wire.url import Origin
 
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
@@ -46,3 +47,13 @@ def request_headers(
     if session_id is not None:
         headers += [(name.encode("ascii"), session_id.encode("ascii")) for name in session_names]
     return tuple(headers)
+
+
+def serialise_request(request: PlannedRequest, origin: Origin) -> bytes:
+    """All bytes of the request, head and body, as they go to a server."""
+    head = [
+        b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Length: %d"
+        % (origin.target(request.path), origin.host_header, len(request.body))
+    ]
+    head += [b"%b: %b" % header for header in request.headers]
+    return b"\r\n".join((*head, b"", request.body))

@@ -1,232 +1,278 @@
-"""The one sender: requests at their absolute due times, answers back to the plan, records as they finish.
+"""The sender: a process that writes requests at their absolute times and stamps what comes back, and does nothing else.
 
-Between a due time and its first byte lie one heap pop and one task: bodies are built up to ``BUILD_AHEAD_MS`` before,
-answers are parsed, hashed and recorded after, one at a time between the loop's other work.
+Between a due time and its first byte lie one heap pop and one write: requests come here as bytes, ahead of need
+(``loadgen/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing here
+parses an answer, and nothing waits for whoever does.
 """
 
 import asyncio
+import gc
 import heapq
+import itertools
+import signal
+import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
+from loadgen.connections import Connections
+from loadgen.crossing import (
+    Batch,
+    Connected,
+    Ended,
+    Halt,
+    Halted,
+    Order,
+    Orders,
+    Pulse,
+    SenderSetup,
+    Unreachable,
+    encode,
+    to_sender,
+)
+from loadgen.flight import Flight, Start
+from loadgen.frames import FrameSocket
 from loadgen.pacing import Alarm, Clock
-from loadgen.plan import Plan, Send
-from loadgen.recording import Sent, answer_of
-from loadgen.request import PlannedRequest
-from loadgen.tally import Tally
-from tracefile import Record
-from wire.client import Exchange
+from wire.loop import run
+from wire.pool import ConnectError, ConnectionPool
+from wire.url import parse_url
 
-BUILD_AHEAD_MS = 20.0
-"""How long before its time a request is built: late enough that a replay's parents have mostly answered."""
-
-STARTS_PER_WAKE = 16
+STARTS_PER_TURN = 16
 """Most requests started before the loop may read again."""
+BEAT_NS = 50_000_000
+"""Between two samples of the loop's delay, each with a look for requests that take too long."""
+BEATS_PER_PULSE = 5
 
-REFUSALS_TO_STOP = 3
-"""A run whose first requests are all refused as malformed is a mistake, not a measurement."""
-
-NS_PER_MS = 1_000_000
-
-Transmit = Callable[[PlannedRequest], Awaitable[Exchange]]
-"""Sends a request and gives its exchange, whatever came of it; cancelled, it gives what had come by then."""
-
-
-@dataclass(slots=True, order=True)
-class Due:
-    """A send with its absolute time; ordered by time, then by the order it was planned in."""
-
-    at_ns: int
-    order: int
-    send: Send = field(compare=False)
-    parent_end_ms: float | None = field(compare=False, default=None)
-    request: PlannedRequest | None = field(compare=False, default=None)
-    """Null: not built yet."""
-    held: bool = field(compare=False, default=False)
-    """Whether it had to wait for a slot."""
+Message = Batch | Pulse | Halted
 
 
 class Sender:
-    """One run of one plan. ``run`` returns when everything has ended or ``stop`` was called."""
+    """Orders in, flights in between, ends out. All methods return at once."""
 
     def __init__(
         self,
-        plan: Plan,
-        transmit: Transmit,
-        write: Callable[[Record], None],
-        tally: Tally,
+        start: Start,
+        deliver: Callable[[Message], None],
         *,
-        t0_ns: int,
+        start_anew: Start,
+        on_free: Callable[[], None] = lambda: None,
         parallel: int | None = None,
+        timeout_ns: int | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        self._roots = iter(plan)
-        self._transmit = transmit
-        self._write = write
-        self._tally = tally
-        self._t0_ns = t0_ns
+        """``start`` begins a flight, ``start_anew`` one that met a stale connection; ``on_free``: one may be free."""
+        self._start_flight, self._start_anew, self._on_free = start, start_anew, on_free
+        self._deliver = deliver
         self._parallel = parallel
+        self._timeout_ns = timeout_ns
         self._clock = clock
-        self._planned = 0
-        self._upcoming: list[Due] = []
-        self._built: list[Due] = []
-        self._held: deque[Due] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: deque[Sent] = deque()
-        self._alarm = Alarm(self._wake, clock)
-        self._over = asyncio.get_running_loop().create_future()
-        self.stopped: str | None = None
-        """Why the run was cut short; null: it was not."""
+        self._upcoming: list[tuple[int, int, Order]] = []
+        self._held: deque[Order] = deque()
+        self._flights: dict[int, Flight] = {}  # in order of their start, so that the first is the oldest
+        self._started = 0
+        self._ended: list[Ended] = []
+        self._expired: list[int] = []
+        self._alarm = Alarm(self._advance, clock)
+        self._beat = Alarm(self._on_beat, clock)
+        self._next_beat_ns = clock() + BEAT_NS
+        self._beat.set(self._next_beat_ns)
+        self._beats = 0
+        self._delays_ns: list[int] = []
 
-    async def run(self) -> None:
-        """Send the plan to its end."""
-        self._plan_root()
-        self._wake()
-        await self._over
+    def take(self, orders: Sequence[Order]) -> None:
+        """Hold these until they are due; what is due already starts now."""
+        for order in orders:
+            heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
+        self._advance()
 
-    def stop(self, reason: str) -> None:
-        """Send nothing more; what is in flight is aborted and recorded."""
-        if self.stopped is not None:
-            return
-        self.stopped = reason
-        self._roots = iter(())
+    def halt(self) -> None:
+        """Start nothing more and abort what is in flight."""
         self._upcoming.clear()
-        self._built.clear()
         self._held.clear()
-        # Not at once: a task cancelled before its first step would never end its request.
-        asyncio.get_running_loop().call_soon(self._abort_all)
+        for flight in list(self._flights.values()):
+            flight.give_up("client_abort", None)
+        self._hand_over()
+        self._deliver(Halted())
 
-    def _abort_all(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        self._wake()
+    def close(self) -> None:
+        """Ring no more."""
+        self._alarm.close()
+        self._beat.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless what is counted in flight is, and no slot is idle while a request waits."""
-        assert self._tally.in_flight == len(self._tasks)
-        assert not self._held or self._tally.in_flight == self._parallel
-        assert all(due.request is not None for due in self._built)
-        assert all(due.request is None for due in self._upcoming)
-
-    def _wake(self) -> None:
-        try:
-            self._advance()
-        except Exception as error:  # a callback's exception would leave the run waiting for ever
-            self._fail(error)
+        """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
+        assert self._parallel is None or len(self._flights) <= self._parallel
+        assert not self._held or len(self._flights) == self._parallel
+        assert not any(flight.end_ns for flight in self._flights.values())
 
     def _advance(self) -> None:
-        """Start what is due, build what soon will be, and set the alarm for the next of either."""
-        started = 0
-        while started < STARTS_PER_WAKE:
-            now_ns = self._clock()
-            if self._built and self._built[0].at_ns <= now_ns:
-                self._start(heapq.heappop(self._built))
-                started += 1
-            elif self._upcoming and self._build_at_ns() <= now_ns:
-                self._build(heapq.heappop(self._upcoming))
-            else:
+        """Start what is due, and have the alarm ring for what is next."""
+        upcoming, now_ns = self._upcoming, self._clock()
+        for _ in range(STARTS_PER_TURN):
+            if not upcoming or upcoming[0][0] > now_ns:
                 break
-        self._alarm.set(self._next_wake_ns())
-        self._check_over()
+            order = heapq.heappop(upcoming)[2]
+            if self._parallel is not None and len(self._flights) >= self._parallel:
+                self._held.append(order)
+            else:
+                self._start(order, now_ns)
+        self._alarm.set(upcoming[0][0] if upcoming else None)
 
-    def _next_wake_ns(self) -> int | None:
-        times = [self._built[0].at_ns] if self._built else []
-        if self._upcoming:
-            times.append(self._build_at_ns())
-        return min(times, default=None)
-
-    def _build_at_ns(self) -> int:
-        return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)
-
-    def _plan_root(self) -> None:
-        """Keep one root ahead: a plan may be endless."""
-        root = next(self._roots, None)
-        if root is not None:
-            self._plan(root, self._t0_ns, None)
-
-    def _plan(self, send: Send, from_ns: int, parent_end_ms: float | None) -> None:
-        self._planned += 1
-        at_ns = from_ns + round((send.due_ms or 0.0) * NS_PER_MS)
-        heapq.heappush(self._upcoming, Due(at_ns, self._planned, send, parent_end_ms))
-
-    def _build(self, due: Due) -> None:
-        due.request = due.send.build()
-        heapq.heappush(self._built, due)
-        if due.parent_end_ms is None:
-            self._plan_root()
-
-    def _start(self, due: Due) -> None:
-        if self._parallel is not None and self._tally.in_flight >= self._parallel:
-            due.held = True
-            self._held.append(due)
+    def _start(self, order: Order, now_ns: int, *, held: bool = False) -> None:
+        if order.until_ns is not None and now_ns > order.until_ns:
+            self._expire(order)
             return
-        self._tally.start()
-        task = asyncio.get_running_loop().create_task(self._send(due, self._tally.in_flight))
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-
-    async def _send(self, due: Due, concurrency: int) -> None:
-        """One request on the wire; what its end brings about is settled between the loop's other work."""
-        request = due.request
-        assert request is not None  # built before it is started
-        exchange = await self._transmit(request)
-        this = asyncio.current_task()
-        assert this is not None
-        self._tasks.discard(this)
-        self._tally.in_flight -= 1
-        self._ended.append(
-            Sent(
-                request=request,
-                exchange=exchange,
-                scheduled_ms=(due.at_ns - self._t0_ns) / NS_PER_MS,
-                parent_end_ms=due.parent_end_ms,
-                concurrency=concurrency,
-                held=due.held,
-                send=due.send,
-            )
+        self._started += 1
+        flight = Flight(
+            order,
+            self,
+            scheduled_ns=now_ns if order.fills else order.at_ns,
+            started_ns=now_ns,
+            concurrency=len(self._flights) + 1,
+            held=held and not order.fills,
         )
-        if len(self._ended) == 1:
-            asyncio.get_running_loop().call_soon(self._settle)
-        if self._held:
-            self._start(self._held.popleft())
+        self._flights[order.number] = flight
+        self._start_flight(flight)
 
-    def _settle(self) -> None:
-        try:
-            self._settle_one(self._ended[0])
-        except Exception as error:  # as in _wake
-            self._fail(error)
+    def ended(self, flight: Flight) -> None:
+        """A flight is over: its slot goes to who was held, its connection to who waits for one."""
+        del self._flights[flight.number]
+        self._will_hand_over()
+        self._ended.append(flight.summary())
+        while self._held and (self._parallel is None or len(self._flights) < self._parallel):
+            self._start(self._held.popleft(), self._clock(), held=True)
+        self._on_free()
+
+    def stale(self, flight: Flight) -> None:
+        """A flight met a connection that the server had closed."""
+        self._start_anew(flight)
+
+    def _expire(self, order: Order) -> None:
+        self._started += 1
+        self._will_hand_over()
+        self._expired.append(order.number)
+
+    def _will_hand_over(self) -> None:
+        if not self._ended and not self._expired:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """What ended in this turn of the loop, as one message."""
+        if self._ended or self._expired:
+            self._deliver(Batch(self._ended, self._expired, self._started, len(self._flights)))
+            self._ended, self._expired = [], []
+
+    def _on_beat(self) -> None:
+        now_ns = self._clock()
+        self._delays_ns.append(now_ns - self._next_beat_ns)
+        self._next_beat_ns = max(self._next_beat_ns, now_ns - BEAT_NS) + BEAT_NS
+        self._beat.set(self._next_beat_ns)
+        self._give_up_the_late(now_ns)
+        self._beats += 1
+        if self._beats % BEATS_PER_PULSE == 0:
+            self._deliver(self._pulse())
+
+    def _give_up_the_late(self, now_ns: int) -> None:
+        if self._timeout_ns is None:
             return
-        self._ended.popleft()
-        if self._ended:
-            asyncio.get_running_loop().call_soon(self._settle)
-        self._wake()
+        started_by_ns = now_ns - self._timeout_ns
+        for flight in list(
+            itertools.takewhile(lambda flight: flight.started_ns <= started_by_ns, self._flights.values())
+        ):
+            flight.give_up("timeout", "timeout")
 
-    def _settle_one(self, sent: Sent) -> None:
-        """One ended request: its answer read, its follow-ups planned, its record written."""
-        answer = answer_of(sent, self._t0_ns)
-        for follow_up in sent.send.then(answer) if self.stopped is None else ():
-            self._plan(follow_up, sent.exchange.end_ns, answer.end_ms)
-        record = sent.send.describe(answer)
-        self._write(record)
-        self._tally.finish(record, held=sent.held)
-        if self._tally.only_refusals(REFUSALS_TO_STOP):
-            self.stop("refused")
+    def _pulse(self) -> Pulse:
+        first_reads_ns: list[int] = []
+        gaps_ns: list[int] = []
+        for flight in self._flights.values():
+            reads, told = flight.reads, flight.told_reads
+            if len(reads) == told:
+                continue
+            if told == 0:
+                first_reads_ns.append(reads[0][0] - flight.sent_ns)
+            new = reads[max(0, told - 1) :]
+            gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
+            flight.told_reads = len(reads)
+        delays_ns, self._delays_ns = self._delays_ns, []
+        return Pulse(self._started, len(self._flights), time.process_time_ns(), delays_ns, first_reads_ns, gaps_ns)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
-        """End the run with an error that is no request's."""
-        self.stop("failed")
+class SenderProcess:
+    """A sender at the end of its shard's socket: setup, orders, halt, and the end when the shard closes it."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._link: FrameSocket | None = None
+        self._sender: Sender | None = None
+        self._connections: Connections | None = None
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Until the shard has closed its end."""
+        self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
+        await self._over
+        if self._sender is not None:
+            self._sender.close()
+        if self._connections is not None:
+            self._connections.close()
+        await asyncio.sleep(0)  # lets the transports see it
+
+    def _on_frame(self, payload: bytes) -> None:
+        message = to_sender.decode(payload)
+        if isinstance(message, SenderSetup):
+            task = asyncio.get_running_loop().create_task(self._set_up(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif self._sender is None:
+            raise AssertionError("orders before the connections were open")
+        elif isinstance(message, Orders):
+            self._sender.take(message.orders)
+        elif isinstance(message, Halt):
+            self._sender.halt()
+
+    async def _set_up(self, setup: SenderSetup) -> None:
+        pool = ConnectionPool(parse_url(setup.url))
+        self._connections = connections = Connections(pool, setup.parallel)
+        try:
+            await pool.warm(setup.warm)
+        except ConnectError as error:
+            self._send(Unreachable(error.kind))
+            return
+        self._sender = Sender(
+            connections.start,
+            self._send,
+            start_anew=connections.start_anew,
+            on_free=connections.serve,
+            parallel=setup.parallel,
+            timeout_ns=setup.timeout_ns,
+        )
+        # Collecting garbage stops the clock for tens of ms; reference counts free what a request leaves.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._send(Connected())
+
+    def _send(self, message: Message | Connected | Unreachable) -> None:
+        assert self._link is not None
+        self._link.send(encode(message))
+
+    def _on_end(self) -> None:
         if not self._over.done():
-            self._over.set_exception(error)
-
-    def _check_over(self) -> None:
-        busy = self._upcoming or self._built or self._held or self._tally.in_flight or self._ended
-        if not busy and not self._over.done():
             self._over.set_result(None)
+
+
+async def _serve(fd: int) -> None:
+    await SenderProcess().serve(socket.socket(fileno=fd))
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m loadgen.sender FD``: started by a shard, with its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run(_serve(int(argv[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

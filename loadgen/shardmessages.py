@@ -52,6 +52,9 @@ class Go:
     t0_unix_ns: int
     meta: Meta
     """The trace's header."""
+    from_ms: float = 0.0
+    """Where in the plan's time it goes on if the run was resumed: t0 is as long before now, and what was due before
+    then is due then."""
 
 
 @dataclass(frozen=True, slots=True)

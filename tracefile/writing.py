@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tracefile.appending import new_trace_file
+from tracefile.appending import append_to, new_trace_file
 from tracefile.errors import InputError
 from tracefile.schema import Meta, Record
 from tracefile.unknown import merge_unknown
@@ -46,7 +46,10 @@ class TraceWriter:
     the file never has a torn line in its middle.
     """
 
-    def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False, append: bool = False
+    ) -> None:
+        """``append``: go on with a whole trace (``tracefile.mending`` makes it one) on the same clock."""
         self.path = os.fspath(path)
         self.count = 0
         """Records taken so far."""
@@ -55,7 +58,7 @@ class TraceWriter:
         self._closing = threading.Event()
         self._meta = meta
         header = encode_meta(meta)
-        self._file = new_trace_file(path, overwrite=overwrite)
+        self._file = append_to(path) if append else new_trace_file(path, overwrite=overwrite)
         try:
             self._file.take(header)
             self.flush()

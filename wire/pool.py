@@ -47,6 +47,11 @@ class ConnectionPool:
         """Connections that wait for an exchange."""
         return len(self._idle)
 
+    @property
+    def num_open(self) -> int:
+        """Connections that are open, idle or busy."""
+        return len(self._open)
+
     def take_idle(self) -> ServerConnection | None:
         """An open connection that waits, and not for too long, if there is one."""
         while self._idle:
@@ -87,6 +92,10 @@ class ConnectionPool:
         lacking = max(0, count - self.num_idle)
         for connection in await asyncio.gather(*(self.connect() for _ in range(lacking))):
             self._fell_idle(connection)
+
+    def keep(self, connection: ServerConnection) -> None:
+        """Take back a connection from ``connect`` that was not needed after all."""
+        self._fell_idle(connection)
 
     def retire(self) -> None:
         """Keep no connection any longer: idle ones go now, busy ones when their exchange has ended."""

@@ -1,0 +1,27 @@
+"""A process of a run, with a socket to it: it leaves by itself when the socket is closed."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
+
+
+def start_child(module: str) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """Run ``python -m module FD``; gives the process and our end of its socket.
+
+    It is in a session of its own: Ctrl-C is for the run's parent to hear, which tells the others what to do.
+    """
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+    return process, ours

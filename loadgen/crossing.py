@@ -1,0 +1,115 @@
+"""What a shard and its sender say to each other: orders with absolute times one way, what came of them the other way.
+
+msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for all processes of a machine.
+"""
+
+import msgspec
+
+from wire.client import Outcome
+from wire.errors import LossKind
+
+
+class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Shard → sender, first."""
+
+    url: str
+    warm: int
+    """Connections to open before anything is sent."""
+    parallel: int | None
+    """Most requests in flight; null: no limit."""
+    timeout_ns: int | None
+    """Longest request, from its start to its last byte; null: no limit."""
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A request and its time."""
+
+    number: int
+    """Unique in the run; names it in ``Ended``."""
+    at_ns: int
+    data: bytes
+    """All that is to be written: head and body."""
+    fills: bool = False
+    """It has no time of its own: from ``at_ns`` on it takes the first slot that is free."""
+    until_ns: int | None = None
+    """Not to be started after this; null: however late."""
+
+
+class Orders(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Shard → sender: more to send."""
+
+    orders: list[Order]
+
+
+class Halt(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Shard → sender: start nothing more, abort what is in flight; answered by ``Halted`` behind all of its ends."""
+
+
+class Connected(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Sender → shard, first: the connections are open."""
+
+
+class Unreachable(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Sender → shard, first and last: no connection."""
+
+    kind: LossKind
+
+
+class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What came of one order."""
+
+    number: int
+    scheduled_ns: int
+    """When it was due; of one that fills: when there was room for it."""
+    sent_ns: int
+    """Just before its first byte was written; of one that never had a connection: when that was known."""
+    end_ns: int
+    status: int | None
+    """HTTP's; null: no response line came."""
+    outcome: Outcome
+    error_kind: str | None
+    concurrency: int
+    """Requests in flight at its start, itself included."""
+    held: bool
+    """Whether it was due while there was no slot."""
+    told_reads: int
+    """How many of its reads went into a ``Pulse``."""
+    reads: list[tuple[int, bytes]]
+    """Body reads with the time taken first thing when they came."""
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Sender → shard, once a turn of its loop at most: what ended, and how far it is."""
+
+    ended: list[Ended]
+    expired: list[int]
+    """Orders not started because it was too late for them."""
+    started: int
+    """Orders that are no longer waiting: in flight, ended or expired."""
+    in_flight: int
+
+
+class Pulse(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Sender → shard, a few times a second: how it is doing, and what streams in flight have done since the last."""
+
+    started: int
+    in_flight: int
+    cpu_ns: int
+    """CPU time of its process so far."""
+    delays_ns: list[int]
+    """How late its timer rang, each time since."""
+    first_reads_ns: list[int]
+    """From send to first read."""
+    gaps_ns: list[int]
+    """From read to read."""
+
+
+class Halted(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Sender → shard: nothing is in flight, and nothing will be."""
+
+
+to_sender: "msgspec.msgpack.Decoder[SenderSetup | Orders | Halt]" = msgspec.msgpack.Decoder(SenderSetup | Orders | Halt)
+from_sender: "msgspec.msgpack.Decoder[Connected | Unreachable | Batch | Pulse | Halted]" = msgspec.msgpack.Decoder(
+    Connected | Unreachable | Batch | Pulse | Halted
+)
+encode = msgspec.msgpack.Encoder().encode

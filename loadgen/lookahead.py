@@ -1,0 +1,110 @@
+"""Which of a plan's requests are to be built now: ahead of need, but no further than memory and answers allow."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from loadgen.plan import Plan, Send
+
+BUILD_AHEAD_MS = 50.0
+"""How long before its time a request is built: late enough that a replay's parents have mostly answered."""
+MOST_WAITING = 256
+"""Requests built and not yet started."""
+MOST_WAITING_BYTES = 16 << 20
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """A shard's moments on ``perf_counter_ns``."""
+
+    t0_ns: int
+    """The plan's zero."""
+    zero_ns: int
+    """The trace's zero: the same, unless the run goes on where an earlier one was cut."""
+
+    def plan_ms(self, at_ns: int) -> float:
+        """A moment in the plan's time."""
+        return (at_ns - self.t0_ns) / NS_PER_MS
+
+    def trace_ms(self, at_ns: int) -> float:
+        """A moment in the trace's time."""
+        return (at_ns - self.zero_ns) / NS_PER_MS
+
+
+@dataclass(slots=True, order=True)
+class Planned:
+    """A send with its absolute time; ordered by time, then by the order it was planned in."""
+
+    at_ns: int
+    number: int
+    send: Send = field(compare=False)
+    parent_end_ms: float | None = field(compare=False)
+    """On the trace's clock, of the request that it follows; null: a root."""
+
+
+class Lookahead:
+    """A plan's sends by time. ``pop`` gives what is to be built now; ``wake_ns`` says when to ask again."""
+
+    def __init__(self, plan: Plan, t0_ns: int, not_before_ns: int) -> None:
+        """``not_before_ns``: what was due before is due then: the run goes on where an earlier one was cut."""
+        self._roots = iter(plan)
+        self._t0_ns, self._not_before_ns = t0_ns, not_before_ns
+        self._numbered = 0
+        self._upcoming: list[Planned] = []
+        self._waiting: deque[int] = deque()  # sizes of what is built and not started, in order
+        self._waiting_bytes = 0
+        self._given = 0
+        self._next_root()
+
+    def __bool__(self) -> bool:
+        """Whether there is more to come."""
+        return bool(self._upcoming)
+
+    def follow(self, send: Send, end_ns: int, parent_end_ms: float) -> None:
+        """Plan a follow-up of a request that ended then."""
+        self._add(send, end_ns, parent_end_ms)
+
+    def pop(self, now_ns: int) -> Planned | None:
+        """The next to be built, if it is time for it and there is room."""
+        wake_ns = self.wake_ns()
+        if wake_ns is None or wake_ns > now_ns:
+            return None
+        planned = heapq.heappop(self._upcoming)
+        if planned.parent_end_ms is None:
+            self._next_root()
+        return planned
+
+    def wake_ns(self) -> int | None:
+        """When the next is to be built; null: there is none, or first something must be started."""
+        if not self._upcoming or len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
+            return None
+        return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)
+
+    def gave(self, size: int) -> None:
+        """A request of so many bytes was built and handed on."""
+        self._given += 1
+        self._waiting.append(size)
+        self._waiting_bytes += size
+
+    def started(self, count: int) -> None:
+        """So many of all that were handed on are no longer waiting; they start in the order of their times, nearly."""
+        while self._waiting and self._given - len(self._waiting) < count:
+            self._waiting_bytes -= self._waiting.popleft()
+
+    def clear(self) -> None:
+        """Plan nothing more."""
+        self._roots = iter(())
+        self._upcoming.clear()
+
+    def _next_root(self) -> None:
+        """Keep one root ahead: a plan may be endless."""
+        root = next(self._roots, None)
+        if root is not None:
+            self._add(root, self._t0_ns, None)
+
+    def _add(self, send: Send, from_ns: int, parent_end_ms: float | None) -> None:
+        self._numbered += 1
+        at_ns = max(from_ns + round((send.due_ms or 0.0) * NS_PER_MS), self._not_before_ns)
+        heapq.heappush(self._upcoming, Planned(at_ns, self._numbered, send, parent_end_ms))

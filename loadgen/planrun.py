@@ -1,0 +1,249 @@
+"""A plan on its way through the sender: built ahead of need, handed over; what ended read, followed and recorded."""
+
+import asyncio
+import dataclasses
+import hashlib
+import struct
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.crossing import Batch, Ended, Halted, Order, Pulse
+from loadgen.lookahead import Clocks, Lookahead, Planned
+from loadgen.pacing import Alarm, Clock
+from loadgen.plan import Plan
+from loadgen.recording import Sent, answer_of
+from loadgen.request import PlannedRequest, serialise_request
+from loadgen.tally import Tally
+from tracefile import Record
+from wire.url import Origin
+
+REFUSALS_TO_STOP = 3
+"""A run whose first requests are all refused as malformed is a mistake, not a measurement."""
+BUILDS_PER_TURN = 16
+SETTLED_PER_TURN = 4
+"""So that a turn of the loop is short, and what is due soon is built in time."""
+LARGE_BODY_BYTES = 16 << 10
+
+FromSender = Batch | Pulse | Halted
+
+
+class SenderDiedError(Exception):
+    """The sender's process died."""
+
+
+class SenderLink(Protocol):
+    """The way to a sender."""
+
+    def give(self, orders: list[Order]) -> None:
+        """Have these sent at their times."""
+
+    def halt(self) -> None:
+        """Have it send nothing more and abort what is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A request that the sender has."""
+
+    planned: Planned
+    request: PlannedRequest
+    share: int
+    """Its part of what proves which bytes were sent."""
+
+
+class PlanRun:
+    """One shard's run. ``over`` is done when everything has ended, or has the error that ended it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        link: SenderLink,
+        write: Callable[[Record], None],
+        tally: Tally,
+        *,
+        origin: Origin,
+        clocks: Clocks,
+        not_before_ns: int,
+        clock: Clock = time.perf_counter_ns,
+    ) -> None:
+        """``not_before_ns``: see ``Lookahead``."""
+        self._link, self._write, self._tally = link, write, tally
+        self._origin, self._clocks, self._clock = origin, clocks, clock
+        self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
+        self._given: dict[int, Given] = {}
+        self._ended: deque[Ended] = deque()
+        self._halted = False
+        self._turning = False
+        self._alarm = Alarm(self._turn, clock)
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stopped: str | None = None
+        """Why the run was cut short; null: it was not."""
+        self.sent_share = 0
+        self.sender_cpu_ns = 0
+        self.last_end_ns = clocks.t0_ns
+        self.loop_delay_ms = array("d")
+
+    def start(self) -> None:
+        """Begin to build."""
+        self._turn()
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more; what is in flight is aborted and recorded."""
+        if self.stopped is None:
+            self.stopped = reason
+            self._lookahead.clear()
+            self._link.halt()
+
+    def close(self) -> None:
+        """Ring no more."""
+        self._alarm.close()
+
+    def hear(self, message: FromSender) -> None:
+        """Take what the sender says."""
+        if isinstance(message, Halted):
+            self._halted = True
+        else:
+            self._tally.started, self._tally.in_flight = message.started, message.in_flight
+            self._lookahead.started(message.started)
+        if isinstance(message, Batch):
+            self._ended += message.ended
+            for number in message.expired:
+                del self._given[number]
+        elif isinstance(message, Pulse):
+            self._feel(message)
+        self._turn_soon()
+
+    def sender_lost(self) -> None:
+        """The sender has died: what it had begun is recorded as far as is known, and the run ends with an error."""
+        if self.over.done():
+            return
+        self.stopped = "failed"
+        self._lookahead.clear()
+        now_ns = self._clock()
+        self._settle(len(self._ended))
+        begun = [given for given in self._given.values() if given.planned.at_ns <= now_ns]
+        for given in begun:
+            self._settle_one(_lost(given.planned, now_ns))
+        self._fail(SenderDiedError(f"the sender process died with up to {len(begun)} requests in flight"))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if something that ended was never given."""
+        assert all(ended.number in self._given for ended in self._ended)
+        assert self._tally.in_flight <= len(self._given)
+
+    def _turn(self) -> None:
+        """Hand over what is to be built by now, settle some of what has ended, and come again while there is more."""
+        try:
+            built = self._build()
+            self._settle(SETTLED_PER_TURN)
+        except Exception as error:  # a callback's exception would leave the run waiting for ever
+            self._fail(error)
+            return
+        if self._ended or built == BUILDS_PER_TURN:
+            self._turn_soon()
+        else:
+            self._alarm.set(self._lookahead.wake_ns())
+        self._check_over()
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._turn_now)
+
+    def _turn_now(self) -> None:
+        self._turning = False
+        if not self.over.done():
+            self._turn()
+
+    def _build(self) -> int:
+        """Build what is to be built by now, and hand it over; returns how many."""
+        orders: list[Order] = []
+        now_ns = self._clock()
+        while len(orders) < BUILDS_PER_TURN and (planned := self._lookahead.pop(now_ns)) is not None:
+            orders.append(self._order(planned))
+        if orders:
+            self._link.give(orders)
+        return len(orders)
+
+    def _order(self, planned: Planned) -> Order:
+        send = planned.send
+        request = send.build()
+        data = serialise_request(request, self._origin)
+        share = sent_share(send.due_ms, request)
+        if len(data) > LARGE_BODY_BYTES:  # the sender has it; here it is not needed any more
+            request = dataclasses.replace(request, body=b"")
+        self._given[planned.number] = Given(planned, request, share)
+        self._lookahead.gave(len(data))
+        until_ns = None if send.until_ms is None else self._clocks.t0_ns + round(send.until_ms * 1e6)
+        return Order(planned.number, planned.at_ns, data, send.due_ms is None, until_ns)
+
+    def _settle(self, most: int) -> None:
+        for _ in range(min(most, len(self._ended))):
+            self._settle_one(self._ended.popleft())
+
+    def _settle_one(self, ended: Ended) -> None:
+        """One ended request: its answer read, its follow-ups on their way, its record written."""
+        given = self._given.pop(ended.number)
+        sent = Sent(given.request, ended, given.planned.parent_end_ms)
+        answer = answer_of(sent, self._clocks)
+        if self.stopped is None:
+            end_ms = self._clocks.trace_ms(ended.end_ns)
+            follow_ups = given.planned.send.then(answer)
+            for follow_up in follow_ups:
+                self._lookahead.follow(follow_up, ended.end_ns, end_ms)
+            if follow_ups:
+                self._build()
+        record = given.planned.send.describe(answer)
+        self._write(record)
+        self._tally.finish(record, held=ended.held, told=ended.told_reads > 0)
+        self.sent_share += given.share
+        self.last_end_ns = max(self.last_end_ns, ended.end_ns)
+        if self._tally.only_refusals(REFUSALS_TO_STOP):
+            self.stop("refused")
+
+    def _feel(self, pulse: Pulse) -> None:
+        self.sender_cpu_ns = pulse.cpu_ns
+        self.loop_delay_ms.extend(delay_ns / 1e6 for delay_ns in pulse.delays_ns)
+        self._tally.recent.ttft_ms.extend(first_ns / 1e6 for first_ns in pulse.first_reads_ns)
+        self._tally.recent.itl_ms.extend(gap_ns / 1e6 for gap_ns in pulse.gaps_ns)
+
+    def _fail(self, error: Exception) -> None:
+        """End the run with an error that is no request's."""
+        self.stopped = self.stopped or "failed"
+        if not self.over.done():
+            self.over.set_exception(error)
+
+    def _check_over(self) -> None:
+        if self._halted and not self._ended:  # what was never started is forgotten
+            self._given.clear()
+        if not (self._lookahead or self._given or self.over.done()):
+            self.over.set_result(None)
+
+
+def sent_share(due_ms: float | None, request: PlannedRequest) -> int:
+    """SHA-256 over how long after its cause a request was due, where it went, and its body; a number to be summed."""
+    digest = hashlib.sha256(struct.pack("<d", -1.0 if due_ms is None else due_ms))
+    digest.update(request.path.encode() + b"\0")
+    digest.update(request.body)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _lost(planned: Planned, now_ns: int) -> Ended:
+    """What is known of a request whose sender died."""
+    return Ended(
+        number=planned.number,
+        scheduled_ns=planned.at_ns,
+        sent_ns=planned.at_ns,
+        end_ns=max(now_ns, planned.at_ns),
+        status=None,
+        outcome="client_abort",
+        error_kind="sender_lost",
+        concurrency=0,
+        held=False,
+        told_reads=0,
+        reads=[],
+    )
