@@ -7,6 +7,7 @@ import numpy as np
 
 from loadgen.draws import TokenIds
 from tracefile import BlockHash, BlockHasher
+from tracefile.schema import HashSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Chain:
     prompt: list[BlockHash]
     output: list[BlockHash] | None
     """Null: the generated ids are unknown."""
+    source: HashSource = "engine"
+    """Who said what the prompt's ids are: the engine, or a tokenizer of ours."""
 
     def whole(self) -> list[BlockHash]:
         """Prompt and output blocks, the start of any continuation's chain."""

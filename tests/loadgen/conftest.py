@@ -39,3 +39,8 @@ def engine() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def virtual_time() -> ModuleType:
     return load_beside("virtual_time.py")
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> ModuleType:
+    return load_beside("vocabularies.py")

@@ -1,0 +1,207 @@
+"""Whether prompts of text are, in the target's tokens, what they were planned to be: proved before a run, counted in it.
+
+Two prompts share exactly their intended prefix if each is, token by token, the template and the words that were
+planned. So that is what is examined on a sample, and compared with what the engine says of every prompt; the tokens
+that two prompts share are counted besides.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import msgspec
+import numpy as np
+
+from loadgen.draws import TokenIds
+from tracefile import Record
+
+FINDINGS = "prefix_truth."
+"""Begins the names of these counts among a shard's findings."""
+
+
+@dataclass(slots=True)
+class PrefixTruth:
+    """Counts over requests that ended well and whose length the engine told."""
+
+    planned: int = 0
+    """Whose length was planned to the token."""
+    unplanned: int = 0
+    """Whose length nobody could plan."""
+    exact: int = 0
+    """Of the planned, those that were as long as planned."""
+    off_tokens: int = 0
+    """By how much the others were longer or shorter, in all; answers that changed are not counted here."""
+    ids_told: int = 0
+    """Whose tokens the engine told, and they were planned."""
+    ids_exact: int = 0
+    """Of these, those that were the planned ones."""
+    answers: int = 0
+    """Answers that a later prompt took as text, and it could be seen what became of them."""
+    answers_changed: int = 0
+    """Of these, those that came back as other tokens than were generated."""
+    shared_tokens: int = 0
+    """What prompts repeat of the turn before (its prompt and answer), in whole blocks."""
+    shared_cached: int = 0
+    """How much of that the engine had cached."""
+
+    def check_prompt(self, planned: int | None, record: Record, *, behind_answer: bool) -> int:
+        """Compare a prompt's length with its plan; returns by how many tokens it was longer."""
+        if record.status != "ok" or record.tokens_source != "usage" or record.prompt_tokens is None:
+            return 0
+        if planned is None:
+            self.unplanned += 1
+            return 0
+        self.planned += 1
+        longer = record.prompt_tokens - planned
+        self.exact += longer == 0
+        if not behind_answer:
+            self.off_tokens += abs(longer)
+        return longer
+
+    def check_ids(self, planned: TokenIds | None, told: TokenIds) -> bool:
+        """Compare a prompt's tokens with those planned; whether they are known to differ."""
+        if planned is None:
+            return False
+        exact = np.array_equal(planned, told)
+        self.ids_told += 1
+        self.ids_exact += exact
+        return not exact
+
+    def check_answer(self, *, changed: bool) -> None:
+        """An answer that a prompt carried as text."""
+        self.answers += 1
+        self.answers_changed += changed
+
+    def check_cached(self, shared: int, block_size: int, record: Record) -> None:
+        """Compare what a prompt repeats with what the engine had of it."""
+        if record.status == "ok" and record.cached_tokens is not None:
+            whole = shared // block_size * block_size
+            self.shared_tokens += whole
+            self.shared_cached += min(whole, record.cached_tokens)
+
+    def findings(self) -> dict[str, int]:
+        """The counts under their names among a shard's findings."""
+        return {FINDINGS + name: count for name, count in asdict(self).items()}
+
+
+def truth_of(findings: Mapping[str, int]) -> PrefixTruth:
+    """The counts of all shards out of their merged findings."""
+    found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
+    return PrefixTruth(**found)
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """What the target's tokenizer said of a sample of prompts before the run."""
+
+    tokenizer: str | None = None
+    prompts: int = 0
+    exact: int = 0
+    """Those that are, token by token, the template and the planned words."""
+    most_off: int = 0
+    """Tokens by which the worst of the others differs in length, 1 where only the tokens differ."""
+    template_tokens: int | None = None
+    """What the template adds to a first turn."""
+    shared_planned: int | None = None
+    """Tokens that two sampled sessions of one prefix were to share, template included; null: there were no two."""
+    shared_measured: int | None = None
+    """Tokens that they do share."""
+    unknown: str | None = None
+    """Why nothing could be examined; null: it could."""
+
+
+class TruthReport(msgspec.Struct, frozen=True):
+    """For the summary."""
+
+    verdict: str
+    """``exact``, ``off …`` or ``not known …``."""
+    before: Examination
+    counts: PrefixTruth
+
+
+def examine(
+    planned: Sequence[TokenIds | None],
+    encoded: Sequence[TokenIds],
+    pair: tuple[int, int] | None,
+    *,
+    tokenizer: str | None,
+    template_tokens: int | None,
+) -> Examination:
+    """Compare prompts with what the tokenizer makes of them; ``pair``: two that were to share a prefix."""
+    off = [_distance(plan, real) for plan, real in zip(planned, encoded, strict=True)]
+    shared_planned = shared_measured = None
+    if pair is not None:
+        first, second = pair
+        plans = planned[first], planned[second]
+        shared_measured = common_prefix(encoded[first], encoded[second])
+        if plans[0] is not None and plans[1] is not None:
+            shared_planned = common_prefix(plans[0], plans[1])
+    return Examination(
+        tokenizer=tokenizer,
+        prompts=len(off),
+        exact=sum(distance == 0 for distance in off),
+        most_off=max(off, default=0),
+        template_tokens=template_tokens,
+        shared_planned=shared_planned,
+        shared_measured=shared_measured,
+    )
+
+
+def common_prefix(first: TokenIds, second: TokenIds) -> int:
+    """How many tokens two prompts share."""
+    size = min(len(first), len(second))
+    different = np.flatnonzero(first[:size] != second[:size])
+    return int(different[0]) if len(different) else size
+
+
+def report_truth(before: Examination, counts: PrefixTruth) -> TruthReport:
+    """What is to be said of a run's prompts."""
+    return TruthReport(_verdict(before, counts), before, counts)
+
+
+def truth_lines(report: TruthReport) -> list[str]:
+    """For a terminal."""
+    lines = [f"prefix truth        {report.verdict}"]
+    counts = report.counts
+    if counts.answers:
+        survived = counts.answers - counts.answers_changed
+        lines.append(f"answers as text     {survived} of {counts.answers} came back as the tokens that were generated")
+    if counts.shared_tokens:
+        share = counts.shared_cached / counts.shared_tokens
+        lines.append(f"context             {share:.1%} of the {counts.shared_tokens} tokens of turns before was cached")
+    return lines
+
+
+def truth_notes(report: TruthReport) -> list[str]:
+    """What a reader must know before trusting the run's hits."""
+    notes = []
+    if not report.verdict.startswith("exact"):
+        notes.append(f"prefix truth {report.verdict}: how much of a prompt is shared is not as it was asked for")
+    counts = report.counts
+    if counts.answers_changed:
+        notes.append(
+            f"{counts.answers_changed} answers of {counts.answers} are other tokens as text than as generated: "
+            "blocks that they filled cannot hit (--api completions --chat-template sends them as generated)"
+        )
+    return notes
+
+
+def _verdict(before: Examination, counts: PrefixTruth) -> str:
+    if before.unknown is not None:
+        return f"not known ({before.unknown})"
+    sampled = f"{before.exact} of {before.prompts} sampled prompts by the tokenizer"
+    if before.exact < before.prompts:
+        return f"off by up to {before.most_off} tokens ({sampled})"
+    if counts.off_tokens:
+        return f"off by {counts.off_tokens} tokens in all ({sampled}; {counts.exact} of {counts.planned} by usage)"
+    if counts.ids_told:
+        return f"exact ({sampled}; the engine told the tokens of {counts.ids_told})"
+    if counts.planned:
+        return f"exact ({sampled}; {counts.exact} of {counts.planned} by usage)"
+    return f"exact ({sampled}; the engine told no prompt's length)"
+
+
+def _distance(planned: TokenIds | None, real: TokenIds) -> int:
+    if planned is None:
+        return len(real)
+    if np.array_equal(planned, real):
+        return 0
+    return max(1, abs(len(planned) - len(real)))

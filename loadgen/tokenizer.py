@@ -1,0 +1,110 @@
+"""The target's tokenizer, asked before a run: what a text, a conversation or a row of ids is to it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tracefile import InputError
+
+Message = dict[str, Any]
+"""A message as chat completions have it."""
+
+
+class TokenizerError(Exception):
+    """The tokenizer does not do this; the message says why in a few words, for a summary."""
+
+
+class Tokenizer(Protocol):
+    """Every method raises TokenizerError where this tokenizer, or this engine, has no answer."""
+
+    name: str
+    """For the trace's header."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, nothing added around it."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation as the target sees it, up to where the assistant speaks."""
+
+
+class LocalTokenizer:
+    """The model's own files: a transformers tokenizer and its chat template. Raises InputError if there is none."""
+
+    def __init__(self, path: Path, model: Any = None) -> None:
+        self.name = path.name or str(path)
+        self._model = model if model is not None else _load(path)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, nothing added around it."""
+        token_ids: list[int] = self._model.encode(text, add_special_tokens=False)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids; unknown ids are nothing."""
+        text: str = self._model.decode(
+            [token_id for token_id in token_ids if token_id < len(self._model)], clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation under the model's chat template."""
+        if not self._model.chat_template:
+            raise TokenizerError("its tokenizer has no chat template")
+        try:
+            text: str = self._model.apply_chat_template(
+                [_with_parsed_calls(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template may raise anything: a refused role is its own kind of error
+            raise TokenizerError(f"its chat template refuses such messages ({type(error).__name__})") from error
+        return self.encode(text)
+
+
+class TokenizedLengths:
+    """How long a dataset's texts are to a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """How many tokens a text is."""
+        return len(self._tokenizer.encode(text))
+
+    def cut(self, text: str, tokens: int) -> str:
+        """The beginning of a text, of at most so many tokens: a cut within a character loses it."""
+        token_ids = self._tokenizer.encode(text)
+        if len(token_ids) <= tokens:
+            return text
+        return self._tokenizer.decode(token_ids[:tokens]).rstrip("\ufffd")
+
+
+def _load(path: Path) -> Any:
+    if not path.exists():
+        raise InputError(f"--tokenizer: {path}: not there; expected a directory with a tokenizer, or `engine`")
+    # Seconds and 200 MB: only those who bring a tokenizer pay for it, and never the process that sends.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import transformers  # noqa: PLC0415
+
+    folder = path.parent if path.is_file() else path
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a broken tokenizer file makes of itself is bad input
+        raise InputError(
+            f"--tokenizer: {path}: cannot be loaded ({type(error).__name__}); expected the model's tokenizer files"
+        ) from error
+
+
+def _with_parsed_calls(message: Message) -> Message:
+    """Templates expect a call's arguments as a mapping, which the API carries as JSON in a string."""
+    calls = message.get("tool_calls")
+    return message if not calls else {**message, "tool_calls": [_parsed(call) for call in calls]}
+
+
+def _parsed(call: Message) -> Message:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
