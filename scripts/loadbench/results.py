@@ -1,0 +1,93 @@
+"""The table: a row a figure, a column a client, and what each goal says of ours."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from loadbench.runs import Measured
+
+OURS = "kvtape"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one case."""
+
+    case: str
+    name: str
+    figure: Callable[[Measured], float | None]
+    form: str
+    goal: str = ""
+    reached: Callable[[float], bool] | None = None
+
+
+ROWS = [
+    Row("short", "16-token streams, requests/s", lambda m: m.requests_per_s, ",.0f", "≥ 5,000", lambda v: v >= 5000),
+    Row("short", "– CPU µs per request", lambda m: m.cpu_us_per_request, ",.0f"),
+    Row("short", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
+    Row("short", "– cores used by the server", lambda m: m.server_cpu, ".2f"),
+    Row("short", "– PSS MB, all processes", lambda m: m.pss_mb or None, ".0f", "≤ 150", lambda v: v <= 150),
+    Row("short", "– RSS MB, summed", lambda m: m.rss_mb or None, ".0f"),
+    Row("short", "– processes", lambda m: m.processes, ".0f"),
+    Row("short", "launch to first request, s", lambda m: m.first_request_s, ".2f", "< 1.5", lambda v: v < 1.5),
+    Row("long", "256-token streams, events/s", lambda m: m.events_per_s, ",.0f", "≥ 120,000", lambda v: v >= 120_000),
+    Row("long", "– CPU µs per request", lambda m: m.cpu_us_per_request, ",.0f"),
+    Row("long", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
+    Row("long", "– cores used by the server", lambda m: m.server_cpu, ".2f"),
+    Row("rate50", "50/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", "≤ 0.2", lambda v: v <= 0.2),
+    Row("rate50", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", "≤ 0.5", lambda v: v <= 0.5),
+    Row("rate50", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
+    Row("rate50", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
+    Row("rate200", "200/s: TTFT error p50, ms", lambda m: m.ttft_error_p50_ms, ".2f", "≤ 0.3", lambda v: v <= 0.3),
+    Row("rate200", "– TTFT error p99, ms", lambda m: m.ttft_error_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
+    Row("rate200", "– lag p99, ms", lambda m: m.lag_p99_ms, ".2f", "≤ 2", lambda v: v <= 2),
+    Row("rate200", "– cores used by the client", lambda m: m.client_cpu, ".2f"),
+]
+
+
+class Results:
+    """All runs of a benchmark; a figure is the median over a client's runs of a case."""
+
+    def __init__(self, runs: Iterable[Measured]) -> None:
+        self.runs = list(runs)
+
+    def figure(self, row: Row, subject: str) -> float | None:
+        """One cell; null: not measured."""
+        values = [row.figure(run) for run in self.runs if (run.subject, run.case) == (subject, row.case)]
+        found = [value for value in values if value is not None]
+        return statistics.median(found) if found else None
+
+    def table(self, subjects: Sequence[str], *, markdown: bool) -> str:
+        """Rows that somebody has a figure for; ratios are ours over each of the others."""
+        others = [name for name in subjects if name != OURS]
+        lines = [["", *subjects, *(f"{OURS} / {name}" for name in others), "goal", "reached"]]
+        for row in ROWS:
+            figures = {name: self.figure(row, name) for name in subjects}
+            if any(figure is not None for figure in figures.values()):
+                lines.append(_cells(row, figures, others))
+        return _markdown(lines) if markdown else _aligned(lines)
+
+
+def _cells(row: Row, figures: dict[str, float | None], others: Sequence[str]) -> list[str]:
+    ours = figures.get(OURS)
+    cells = [row.name, *("" if figure is None else format(figure, row.form) for figure in figures.values())]
+    cells += [_ratio(ours, figures[name]) for name in others]
+    reached = "" if ours is None or row.reached is None else "yes" if row.reached(ours) else "NO"
+    return [*cells, row.goal, reached]
+
+
+def _ratio(ours: float | None, other: float | None) -> str:
+    return f"{ours / other:.2f}" if ours is not None and other else ""
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in lines[0][1:])]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [lines[0], rule, *lines[1:]])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cells[column]) for cells in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
+        for cells in lines
+    )

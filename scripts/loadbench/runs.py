@@ -1,0 +1,163 @@
+"""One client on one case: run on its core against a server of its own on another, held against that server's truth."""
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from loadbench.cases import Case
+from loadbench.subjects import Subject
+from loadbench.tree import TreeCost, TreeWatch
+
+from loadgen.truth import Served, Truth
+from loadgen.truthprocess import truth_server
+
+STEADY = (0.2, 0.95)
+"""The part of a run, from the first request to the last, that rates and CPU are taken over."""
+END_S = 120.0
+
+Times = npt.NDArray[np.int64]
+Sample = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run; null where the case does not tell, or the client did not."""
+
+    subject: str
+    case: str
+    requests: int
+    """That the server saw to their end."""
+    requests_per_s: float
+    events_per_s: float
+    cpu_us_per_request: float | None
+    """Of all the client's processes, over the steady part."""
+    client_cpu: float | None
+    """In cores, over the steady part."""
+    server_cpu: float
+    """Of the server, in cores, over its whole life: near 1, it was what was measured."""
+    server_late_p99_ms: float | None
+    told: int
+    """Requests whose TTFT the client told."""
+    ttft_error_p50_ms: float | None
+    ttft_error_p99_ms: float | None
+    lag_p50_ms: float | None
+    """Of arrivals at the server against equal gaps, from the earliest of them."""
+    lag_p99_ms: float | None
+    first_request_s: float | None
+    """From the client's launch to its first request at the server."""
+    pss_mb: float
+    rss_mb: float
+    processes: int
+    complaint: str | None
+    """The end of what the client wrote to stderr, if it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run as it was."""
+
+    truth: Truth
+    ttfts_ns: dict[str, float]
+    """The client's own word, by request id."""
+    launched_ns: int
+    cost: TreeCost
+    complaint: str | None
+
+
+def measure(subject: Subject, case: Case, folder: Path, *, client_core: int, server_core: int) -> Measured:
+    """Run one client on one case; its files go to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with truth_server(case.server, prefix=("taskset", "-c", str(server_core))) as server:
+        command = ["taskset", "-c", str(client_core), *subject.command(case, server.url, folder)]
+        launched_ns = time.perf_counter_ns()
+        code, cost, errors = _run(command, subject, folder, memory=case.saturating)
+        truth = server.truth()
+    ttfts_ns = subject.ttft_ns(folder, [one.request_id for one in truth.served])
+    complaint = None if code == 0 else f"exit {code}: {errors[-300:]}"
+    return figures_of(subject.name, case, Ran(truth, ttfts_ns, launched_ns, cost, complaint))
+
+
+def _run(command: Sequence[str], subject: Subject, folder: Path, *, memory: bool) -> tuple[int, TreeCost, str]:
+    environment = {**os.environ, **subject.environment}
+    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+        watch = TreeWatch(process.pid, memory=memory)
+        try:
+            code = process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = process.wait()
+        cost = watch.stop()
+    return code, cost, (folder / "stderr").read_text()
+
+
+def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
+    """A run's figures."""
+    truth, cost = ran.truth, ran.cost
+    ended = [one for one in truth.served if one.last_write_ns is not None]
+    received_ns = np.array([one.received_ns for one in ended], dtype=np.int64)
+    start_ns, end_ns = steady_part(received_ns)
+    steady = int(np.count_nonzero((received_ns >= start_ns) & (received_ns < end_ns)))
+    seconds = (end_ns - start_ns) / 1e9
+    rate = steady / seconds if seconds else 0.0
+    cpu_s = cost.cpu_between(start_ns, end_ns)
+    errors_ms = ttft_errors_ms(ended, ran.ttfts_ns)
+    lag_ms = np.empty(0) if case.rate is None else lags_ms(received_ns, case.rate)
+    lateness_ms = np.array([one.lateness_ns for one in ended if one.lateness_ns is not None]) / 1e6
+    return Measured(
+        subject=subject,
+        case=case.name,
+        requests=len(ended),
+        requests_per_s=rate,
+        events_per_s=rate * case.output_tokens,
+        cpu_us_per_request=cpu_s * 1e6 / steady if cpu_s is not None and steady else None,
+        client_cpu=cpu_s / seconds if cpu_s is not None and seconds else None,
+        server_cpu=truth.cpu_ns / max(1, truth.told_ns - truth.started_ns),
+        server_late_p99_ms=quantile(lateness_ms, 0.99),
+        told=len(errors_ms),
+        ttft_error_p50_ms=quantile(errors_ms, 0.5),
+        ttft_error_p99_ms=quantile(errors_ms, 0.99),
+        lag_p50_ms=quantile(lag_ms, 0.5),
+        lag_p99_ms=quantile(lag_ms, 0.99),
+        first_request_s=(int(received_ns.min()) - ran.launched_ns) / 1e9 if len(received_ns) else None,
+        pss_mb=cost.pss_mb,
+        rss_mb=cost.rss_mb,
+        processes=cost.processes,
+        complaint=ran.complaint,
+    )
+
+
+def steady_part(received_ns: Times) -> tuple[int, int]:
+    """Between which moments a run is neither starting nor ending."""
+    if not len(received_ns):
+        return 0, 0
+    first, last = int(received_ns.min()), int(received_ns.max())
+    start, end = (round(first + share * (last - first)) for share in STEADY)
+    return start, end
+
+
+def ttft_errors_ms(served: Sequence[Served], ttfts_ns: dict[str, float]) -> Sample:
+    """What the client told over what the server knows, for each request that both know."""
+    return np.array(
+        [
+            (ttfts_ns[one.request_id] - one.ttft_ns) / 1e6
+            for one in served
+            if one.request_id in ttfts_ns and one.ttft_ns is not None
+        ]
+    )
+
+
+def lags_ms(received_ns: Times, rate: float) -> Sample:
+    """How late each arrival was against equal gaps; the earliest of all is on time."""
+    ahead_ns = np.sort(received_ns) - np.arange(len(received_ns)) * 1e9 / rate
+    return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns
+
+
+def quantile(sample: Sample, level: float) -> float | None:
+    """Of a sample; null: it is empty."""
+    return float(np.quantile(sample, level)) if len(sample) else None
