@@ -1,4 +1,4 @@
-"""Whether prompts of text are, in the target's tokens, what they were planned to be: proved before a run, counted in it.
+"""Whether prompts of text are, in the target's tokens, what they were planned to be: proved before a run, and in it.
 
 Two prompts share exactly their intended prefix if each is, token by token, the template and the words that were
 planned. So that is what is examined on a sample, and compared with what the engine says of every prompt; the tokens
