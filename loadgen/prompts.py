@@ -1,35 +1,29 @@
-"""What a turn says: token ids for ``/v1/completions``, words for ``/v1/chat/completions``.
+"""What a turn says: token ids for ``/v1/completions``, a conversation for the APIs that take one.
 
-A conversation's next prompt is the prompt before, the model's real answer, and new tokens; both kinds know how to
-serialise themselves and how to go on from an answer.
+A session's next prompt is the prompt before, the model's real answer, and new tokens; both kinds know how to serialise
+themselves, how to go on from an answer, and what the engine's word on them means for the truth of the run's prefixes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from loadgen.bodies import Message, chat_body, completions_body
-from loadgen.draws import Stream, TokenIds, Vocabulary, below, draw, mix64, tokens_of
+from loadgen.bodies import completions_body
+from loadgen.chatbodies import PATHS, TextApi, conversation_body
+from loadgen.dialects import VLLM, Dialect
+from loadgen.draws import Stream, TokenIds, Vocabulary, mix64, tokens_of
 from loadgen.hashing import Chain, hash_request
+from loadgen.messages import Drawn, Piece, Said, drawn_user
 from loadgen.plan import Answer
-from loadgen.workload import SessionShape, TurnShape
-from tracefile import BlockHash, BlockHasher
+from loadgen.prefixtruth import PrefixTruth, common_prefix
+from loadgen.shapes import TurnShape
+from loadgen.spoken import Spoken
+from loadgen.targettext import Speech
+from tracefile import BlockHash, BlockHasher, InputError
 
-COMPLETIONS_PATH = "/v1/completions"
-CHAT_PATH = "/v1/chat/completions"
-
-WORDS = """
-time year people way day man thing woman life child world school state family student group country problem
-hand part place case week company system program question work government number night point home water
-room mother area money story fact month lot right study book eye job word business issue side kind head
-house service friend father power hour game line end member law car city community name president team
-minute idea kid body back parent face others level office door health person art war history party result
-change morning reason research girl guy moment air teacher force education foot boy age policy music market
-sense plan college interest death
-""".split()  # noqa: SIM905 - a list of a hundred literals reads worse
-"""Common English words, one token each in most vocabularies; how many they really were is reported by usage."""
+CHAT_PATH = PATHS["chat"]
 
 
 class Prompt(Protocol):
@@ -52,23 +46,65 @@ class Prompt(Protocol):
         """The next turn's prompt."""
 
 
+def said_in(turn: TurnShape) -> Sequence[Said]:
+    """What a turn says before its answer."""
+    return turn.said or drawn_user(turn.prompt_key, turn.prompt_tokens)
+
+
+def stand_in_key(turn: TurnShape) -> int:
+    """What stands for an answer whose ids nobody told is drawn from this."""
+    return mix64(turn.prompt_key + Stream.STAND_IN_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenForm:
+    """What all token-id prompts of a run have in common."""
+
+    vocabulary: Vocabulary
+    dialect: Dialect = VLLM
+    block_size: int = 16
+    """In which the engine caches, as far as it is known."""
+    speech: Speech | None = None
+    """To make ids of texts; null: there are none."""
+    truth: PrefixTruth = field(default_factory=PrefixTruth)
+
+    def ids(self, said: Sequence[Said]) -> list[TokenIds]:
+        """The ids of messages, one after another; a tool's call comes before its result. Raises InputError."""
+        found: list[TokenIds] = []
+        for message in said:
+            if isinstance(message, Drawn):
+                found += [self.draw(piece) for piece in (*((message.call,) if message.call else ()), *message.pieces)]
+                continue
+            encoded = None if self.speech is None else self.speech.encode(message.text)
+            if encoded is None:
+                raise InputError("--tokenizer: missing; expected a path, to make ids of a text, or --api chat")
+            found.append(encoded)
+        return found
+
+    def draw(self, piece: Piece) -> TokenIds:
+        """The ids of a piece."""
+        return tokens_of(piece.key, piece.tokens, self.vocabulary)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     """A prompt of token ids."""
 
     token_ids: TokenIds
-    vocabulary: Vocabulary
+    form: TokenForm
     known: list[BlockHash]
     """Hashes of its first blocks, as far as the turns before told them; one list for a whole conversation."""
+    repeated: int = 0
+    """How many of its tokens are the turn before: its prompt and its answer."""
 
     @property
     def path(self) -> str:
         """Completions take ids."""
-        return COMPLETIONS_PATH
+        return self.form.dialect.path
 
     def body(self, model: str, max_tokens: int) -> bytes:
         """A body with the ids as they are."""
-        return completions_body(model, self.token_ids, max_tokens)
+        return completions_body(model, self.token_ids, max_tokens, dialect=self.form.dialect)
 
     def planned_tokens(self) -> int | None:
         """Exact: ids are not tokenized again."""
@@ -76,90 +112,151 @@ class TokenPrompt:
 
     def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
         """Hashed from where the chain is known; what this adds is known to the next turn."""
+        self.form.truth.check_prompt(len(self.token_ids), answer.record, behind_answer=False)
+        if self.repeated:
+            self.form.truth.check_cached(self.repeated, self.form.block_size, answer.record)
         chain = hash_request(hasher, self.known, self.token_ids, answer.token_ids)
         self.known[:] = chain.whole()
         return chain
 
     def after(self, answer: Answer, turn: TurnShape) -> Prompt:
         """This prompt, the generated ids (stand-ins where the engine returned none) and the turn's new ids."""
+        repeated = len(self.token_ids)
         if answer.token_ids is None:
-            key = mix64(turn.prompt_key + Stream.STAND_IN_TOKENS)
-            generated = tokens_of(key, answer.record.output_tokens or 0, self.vocabulary)
+            generated = tokens_of(stand_in_key(turn), answer.record.output_tokens or 0, self.form.vocabulary)
         else:
             generated = np.asarray(answer.token_ids, dtype=np.uint32)
-        new = tokens_of(turn.prompt_key, turn.prompt_tokens, self.vocabulary)
-        return TokenPrompt(np.concatenate([self.token_ids, generated, new]), self.vocabulary, self.known)
+            repeated += max(0, len(generated) - 1)  # the last one has no KV yet when its request ends
+        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said_in(turn))])
+        return TokenPrompt(token_ids, self.form, self.known, repeated)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A prompt of chat messages; lengths are as near as one token a word gets."""
+class TextForm:
+    """What all conversations of a run have in common."""
 
-    messages: Sequence[Message]
-
-    @property
-    def path(self) -> str:
-        """Chat takes messages."""
-        return CHAT_PATH
-
-    def body(self, model: str, max_tokens: int) -> bytes:
-        """A body with the messages so far."""
-        return chat_body(model, self.messages, max_tokens)
-
-    def planned_tokens(self) -> int | None:
-        """Unknown: the chat template and tokenizer are the engine's."""
-        return None
-
-    def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
-        """Hashed over the ids that the engine says it saw; null where it does not say."""
-        if answer.prompt_token_ids is None:
-            return None
-        return hash_request(hasher, (), np.asarray(answer.prompt_token_ids, dtype=np.uint32), answer.token_ids)
-
-    def after(self, answer: Answer, turn: TurnShape) -> Prompt:
-        """These messages, the model's answer and a new user message."""
-        said = {"role": "assistant", "content": answer.text}
-        asked = {"role": "user", "content": words_of(turn.prompt_key, turn.prompt_tokens)}
-        return ChatPrompt([*self.messages, said, asked])
-
-
-def words_of(key: int, count: int) -> str:
-    """``count`` words for one key."""
-    return " ".join(WORDS[below(draw(key, Stream.PROMPT_TOKENS, index), len(WORDS))] for index in range(count))
+    api: TextApi
+    speech: Speech
+    dialect: Dialect = VLLM
+    block_size: int = 16
+    """In which the engine caches, as far as it is known."""
+    rendered: bool = False
+    """Whether the chat template is applied here and ids are sent (``--chat-template``)."""
 
 
 @dataclass(slots=True)
-class TokenOpening:
-    """Makes sessions' first prompts of token ids; each shared prefix is made and hashed once."""
+class ChatPrompt:
+    """A prompt of messages, their words one token each wherever the target's tokenizer was asked."""
 
-    vocabulary: Vocabulary
-    prefix_tokens: int
-    hasher: BlockHasher
-    _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
+    form: TextForm
+    conversation: list[Spoken]
+    before: TokenIds | None = None
+    """The turn before in tokens, prompt and answer; null: a first turn, or not known."""
+    _ids: TokenIds | None = None
+    """What the engine saw, once it has answered; null: not known."""
+    _told: bool = False
+    """Whether it was the engine who said so."""
+    _settled: bool = False
 
-    def __call__(self, session: SessionShape) -> Prompt:
-        """The first turn's prompt."""
-        turn = session.turns[0]
-        new = tokens_of(turn.prompt_key, turn.prompt_tokens, self.vocabulary)
-        if session.prefix is None:
-            return TokenPrompt(new, self.vocabulary, [])
-        if session.prefix not in self._prefixes:
-            prefix = tokens_of(session.prefix_key, self.prefix_tokens, self.vocabulary)
-            self._prefixes[session.prefix] = prefix, self.hasher.hash_blocks(prefix)
-        prefix, known = self._prefixes[session.prefix]
-        return TokenPrompt(np.concatenate([prefix, new]), self.vocabulary, list(known))
+    @property
+    def path(self) -> str:
+        """The API's endpoint; a rendered chat is a completion."""
+        return self.form.dialect.path if self.form.rendered else PATHS[self.form.api]
 
+    def body(self, model: str, max_tokens: int) -> bytes:
+        """A body with the conversation so far."""
+        if not self.form.rendered:
+            return conversation_body(self.form.api, model, self.conversation, max_tokens, dialect=self.form.dialect)
+        token_ids = self.form.speech.ids(self.conversation)
+        if token_ids is None:
+            raise InputError("--chat-template: not every message's tokens are known; expected --tokenizer PATH")
+        return completions_body(model, token_ids, max_tokens, dialect=self.form.dialect)
 
-@dataclass(frozen=True, slots=True)
-class ChatOpening:
-    """Makes sessions' first prompts of chat messages: the shared prefix is the system message."""
+    def planned_tokens(self) -> int | None:
+        """The template's tokens and the words'; null: the template or an answer's length is unknown."""
+        return self.form.speech.length(self.conversation)
 
-    prefix_tokens: int
+    def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
+        """Hashed over the ids that the engine says it saw, else over those of its tokenizer and template."""
+        self._settle(answer)
+        if self._ids is None:
+            return None
+        chain = hash_request(hasher, (), self._ids, answer.token_ids)
+        return chain if self._told or self.form.rendered else replace(chain, source="tokenizer")
 
-    def __call__(self, session: SessionShape) -> Prompt:
-        """The first turn's prompt."""
-        turn = session.turns[0]
-        asked = {"role": "user", "content": words_of(turn.prompt_key, turn.prompt_tokens)}
-        if session.prefix is None:
-            return ChatPrompt([asked])
-        return ChatPrompt([{"role": "system", "content": words_of(session.prefix_key, self.prefix_tokens)}, asked])
+    def after(self, answer: Answer, turn: TurnShape) -> Prompt:
+        """This conversation, the model's answer and what the turn says."""
+        self._settle(answer)
+        said = said_in(turn)
+        calls = tuple(call for message in said if (call := self.form.speech.call(message)) is not None)
+        conversation = [
+            *self.conversation,
+            replace(self._answered(answer, turn), calls=calls),
+            *(self.form.speech.say(message) for message in said),
+        ]
+        before = None
+        if self._ids is not None and answer.token_ids is not None:
+            before = np.concatenate([self._ids, np.asarray(answer.token_ids[:-1], dtype=np.uint32)])
+        return ChatPrompt(self.form, conversation, before)
+
+    def _answered(self, answer: Answer, turn: TurnShape) -> Spoken:
+        """The answer as a message: its ids as generated, else as its text has them, else its length alone."""
+        speech = self.form.speech
+        if answer.token_ids is not None:
+            # The template closes the message itself, with the very token that ended it.
+            kept = answer.token_ids[:-1] if answer.record.finish_reason == "stop" else answer.token_ids
+            ids: TokenIds | None = np.asarray(kept, dtype=np.uint32)
+        else:
+            ids = speech.encode(answer.text)
+        length = answer.record.output_tokens if ids is None else len(ids)
+        if ids is None and self.form.rendered:
+            ids = speech.numbers([Piece(stand_in_key(turn), length or 0)])
+            return Spoken("assistant", answer.text, numbers=ids, length=length)
+        return Spoken("assistant", answer.text, ids=ids, length=length)
+
+    def _settle(self, answer: Answer) -> None:
+        """Compare what was planned with what the engine says of this prompt; once."""
+        if self._settled:
+            return
+        self._settled = True
+        truth, record = self.form.speech.truth, answer.record
+        behind_answer = any(message.role == "assistant" for message in self.conversation) and not self.form.rendered
+        longer = truth.check_prompt(self.planned_tokens(), record, behind_answer=behind_answer)
+        planned = self.form.speech.ids(self.conversation)
+        told = None if answer.prompt_token_ids is None else np.asarray(answer.prompt_token_ids, dtype=np.uint32)
+        differs = longer != 0
+        if told is not None:
+            differs = truth.check_ids(planned, told) or differs
+        if behind_answer and record.status == "ok" and (told is not None or record.tokens_source == "usage"):
+            truth.check_answer(changed=differs)
+        if differs:
+            self._take_other_answer(told, longer)
+        self._told = told is not None
+        self._ids = told if told is not None else (None if differs else planned)
+        if self.before is not None and self._ids is not None:
+            shared = min(common_prefix(self.before, self._ids), len(self._ids) - 1)
+            truth.check_cached(shared, self.form.block_size, record)
+
+    def _take_other_answer(self, told: TokenIds | None, longer: int) -> None:
+        """The last answer came back as other tokens: go on from these, so that it is counted once."""
+        places = [place for place, message in enumerate(self.conversation) if message.role == "assistant"]
+        if not places:
+            return
+        at = places[-1]
+        answer = self.conversation[at]
+        length = None if answer.length is None else max(0, answer.length + longer)
+        ids = None if told is None else self._tokens_at(told, at)
+        self.conversation[at] = replace(answer, ids=ids, length=length if ids is None else len(ids))
+
+    def _tokens_at(self, told: TokenIds, at: int) -> TokenIds | None:
+        """What stands at message ``at`` in the prompt that the engine told; null: it cannot be found there."""
+        nothing = np.zeros(0, dtype=np.uint32)
+        emptied = list(self.conversation)
+        emptied[at] = replace(emptied[at], ids=nothing, length=0)
+        around = self.form.speech.ids(emptied)
+        head = self.form.speech.head(self.conversation, at)
+        if around is None or head is None or len(told) < len(around):
+            return None
+        tail = len(around) - len(head)
+        fits = np.array_equal(told[: len(head)], head) and np.array_equal(told[len(told) - tail :], around[len(head) :])
+        return told[len(head) : len(told) - tail] if fits else None

@@ -4,62 +4,86 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from loadgen.config import LoadConfig
-from loadgen.conversation import Conversations
 from loadgen.draws import Vocabulary
-from loadgen.driving import Drive, Driven, drive, origin_of
+from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
-from loadgen.prompts import ChatOpening, TokenOpening
+from loadgen.loadjob import LoadJob, load_name
+from loadgen.outcome import Driven
+from loadgen.progress import TargetRate
+from loadgen.recognition import find_dialect
 from loadgen.summary import Summary, summarize, summary_lines
-from loadgen.workload import Workload, draw_workload
-from tracefile import BlockHasher, InputError, Meta, load_key
+from loadgen.target import origin_of
+from loadgen.workload import rate_profile
+from tracefile import InputError, Meta, load_key
 from tracefile import Workload as WorkloadMeta
 
 HASHED_BLOCK_SIZE = 16
 INTERRUPTED = 130
+EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 
 
 def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; 0, or 1 if nothing ended well, or 130 if cut short."""
-    workload = draw_workload(config)
-    digest = workload.digest()
-    if workload.planned() == 0:
-        raise InputError("--duration, --rate: no arrival in that time; expected a longer one or a higher rate")
     with ControlClient(str(origin_of(config.url))) as control:
         model = control.resolve_model(config.model)
         before = control.facts()
-        load = open_load(workload, digest, model, before)
+        job = load_job(config, control, model, before)
         driven = drive(
-            load.plan(),
             Drive(
+                job=job,
                 url=config.url,
                 trace=config.trace,
-                meta=_meta(load, digest, before),
-                planned=None if (planned := workload.planned()) is None else planned * config.turns,
-                parallel=config.parallel,
+                meta=_meta(job, before),
+                run=config.run,
+                sessions=most_shards(config),
+                parallel=config.requests_at_once,
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
-            ),
+                duration_s=config.ends_s,
+                target_rate=target_rate(config),
+                empty=EMPTY,
+            )
         )
         if driven.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
         notes = _notes(driven, config)
-        summary = summarize_run(driven, config.pattern, digest, (before, control.facts()), notes)
+        summary = summarize_run(driven, config.pattern, (before, control.facts()), notes)
     finish(summary, summary_lines(summary), config.summary)
     return exit_code(driven)
 
 
-def open_load(workload: Workload, digest: str, model: str, facts: EngineFacts) -> Conversations:
-    """The load, ready to be sent to an engine."""
-    config = workload.config
-    key = load_key()
-    hasher = BlockHasher(
-        key, block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE), model=model
+def load_job(config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts) -> LoadJob:
+    """The load, for an engine."""
+    return LoadJob(
+        config=config,
+        model=model,
+        load_id=load_name(config),
+        key=load_key(),
+        block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
+        dialect=find_dialect(control, config.dialect).dialect,
     )
-    tokens = TokenOpening(config.vocabulary, config.prefix_tokens, hasher)
-    opening = tokens if config.api == "completions" else ChatOpening(config.prefix_tokens)
-    return Conversations(workload, model, opening, hasher, key, f"load-{digest[:12]}")
+
+
+def most_shards(config: LoadConfig) -> int | None:
+    """Into how many shards the load can be cut so that each has sessions, now and then all at once; null: any."""
+    bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
+    return min(bounds, default=None)
+
+
+def target_rate(config: LoadConfig) -> TargetRate | None:
+    """Requests a second as planned; null: bursts, or answers and pauses say when the next is sent."""
+    if not config.open_loop or not config.single_turns or config.pattern == "burst":
+        return None
+    rates = rate_profile(config)
+
+    def at(second: float) -> float:
+        piece = int(np.searchsorted(rates.starts_s, second, side="right")) - 1
+        return float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
+
+    return at
 
 
 def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
@@ -83,19 +107,10 @@ def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
 
 
 def summarize_run(
-    driven: Driven, pattern: str, digest: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]
+    driven: Driven, pattern: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]
 ) -> Summary:
     """The summary of a run that loadgen or replay drove."""
-    return summarize(
-        driven.tally,
-        pattern=pattern,
-        digest=digest,
-        interrupted=driven.stopped,
-        seconds=driven.seconds,
-        cpu_s=driven.cpu_s,
-        counters=(facts[0].counters, facts[1].counters),
-        notes=notes,
-    )
+    return summarize(driven, pattern=pattern, counters=(facts[0].counters, facts[1].counters), notes=notes)
 
 
 def finish(summary: msgspec.Struct, lines: list[str], path: Path | None) -> None:
@@ -110,23 +125,26 @@ def finish(summary: msgspec.Struct, lines: list[str], path: Path | None) -> None
 
 
 def exit_code(driven: Driven) -> int:
-    """130 if cut short by Ctrl-C or SIGTERM, so that no script takes it for a whole run; 1 if nothing ended well."""
+    """1 if a process of the run died or nothing ended well; 130 if cut short, so that no script takes it for whole."""
+    if driven.failures:
+        return 1
     if driven.stopped is not None:
         return INTERRUPTED
     return 0 if driven.tally.statuses["ok"] else 1
 
 
-def _meta(load: Conversations, digest: str, facts: EngineFacts) -> Meta:
-    config = load.workload.config
+def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
+    """The trace's header, its clock and digest apart."""
+    config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
         source="client",
-        model=load.model,
+        model=job.model,
         tokenizer="ids" if config.api == "completions" else None,
-        block_size=load.hasher.block_size,
-        hash=load.hasher.info,
+        block_size=job.block_size,
+        hash=job.hasher().info,
         engine=facts.engine,
-        workload=WorkloadMeta(pattern=config.pattern, seed=config.seed, digest=digest, extra=_shape(config)),
+        workload=WorkloadMeta(pattern=config.pattern, seed=config.seed, extra=_shape(config)),
         extra=counters,
     )
 

@@ -1,0 +1,64 @@
+"""A load's sessions before any answer: how many turns of which lengths, when, and what their tokens come from."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.messages import Drawn, Said
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """One turn: lengths, the key its new tokens come from, and the pause before it."""
+
+    prompt_tokens: int
+    """New tokens: the context before them is not counted."""
+    prompt_key: int
+    output_tokens: int
+    think_ms: float
+    """From the turn before's end; 0 for a first turn."""
+    said: Sequence[Said] = ()
+    """What is said before the answer is asked for (a tool's results, a dataset's text, a system message in a first
+    turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionShape:
+    """One conversation, or one stand-alone request: a session of one turn."""
+
+    index: int
+    due_ms: float | None
+    """When its first turn is due; null: as soon as another session ends (closed loop)."""
+    prefix: int | None
+    """Which shared prefix it begins with; null: none."""
+    prefix_key: int
+    turns: Sequence[TurnShape]
+
+
+def session_digest(header: bytes, session: SessionShape) -> int:
+    """SHA-256 of everything that is drawn or given of a session, and of what all sessions have in common.
+
+    Token ids and words are fixed functions of their keys (``draws.expand_tokens``, pinned by a test), so equal digests
+    mean equal bodies, save the model's name and answers, without making every token.
+    """
+    due_ms = -1.0 if session.due_ms is None else session.due_ms
+    prefix_key = 0 if session.prefix is None else session.prefix_key
+    parts = [header, struct.pack("<QdQQ", session.index, due_ms, prefix_key, len(session.turns))]
+    for turn in session.turns:
+        parts.append(struct.pack("<QQQd", turn.prompt_tokens, turn.prompt_key, turn.output_tokens, turn.think_ms))
+        parts += [_said_bytes(said) for said in turn.said]
+    return int.from_bytes(hashlib.sha256(b"".join(parts)).digest(), "big")
+
+
+def _said_bytes(said: Said) -> bytes:
+    """What is said, and how long that is, so that two messages cannot read as one."""
+    if isinstance(said, Drawn):
+        pieces = [(piece.key, piece.tokens) for piece in said.pieces]
+        call = None if said.call is None else (said.call.key, said.call.tokens)
+        found = msgspec.json.encode((said.role, pieces, call))
+    else:
+        found = msgspec.json.encode(said.message)
+    return struct.pack("<Q", len(found)) + found
