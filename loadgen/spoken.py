@@ -68,6 +68,11 @@ def call_ids(conversation: Sequence[Spoken]) -> list[list[str]]:
     return found
 
 
+def _calls(message: Spoken, ids: Sequence[str]) -> list[tuple[str, Call]]:
+    """A message's calls with their ids; a tool's message has an id and makes none."""
+    return list(zip(ids, message.calls, strict=True)) if message.calls else []
+
+
 def chat_messages(conversation: Sequence[Spoken]) -> list[Message]:
     """``messages`` of a chat completion."""
     return [_chat_message(message, ids) for message, ids in zip(conversation, call_ids(conversation), strict=True)]
@@ -82,7 +87,7 @@ def _chat_message(message: Spoken, ids: Sequence[str]) -> Message:
     if message.calls:
         said["tool_calls"] = [
             {"id": call_id, "type": "function", "function": {"name": TOOL, "arguments": call.arguments_json}}
-            for call_id, call in zip(ids, message.calls, strict=True)
+            for call_id, call in _calls(message, ids)
         ]
     return said
 
@@ -100,7 +105,7 @@ def responses_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
             items.append({"role": message.role, "content": message.text})
         items += [
             {"type": "function_call", "call_id": call_id, "name": TOOL, "arguments": call.arguments_json}
-            for call_id, call in zip(ids, message.calls, strict=True)
+            for call_id, call in _calls(message, ids)
         ]
     return {**fields, "input": items}
 
@@ -119,7 +124,7 @@ def messages_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
             blocks.append({"type": "text", "text": message.text})
         blocks += [
             {"type": "tool_use", "id": call_id, "name": TOOL, "input": call.arguments}
-            for call_id, call in zip(ids, message.calls, strict=True)
+            for call_id, call in _calls(message, ids)
         ]
         role = "assistant" if message.role == "assistant" else "user"
         if turns and turns[-1]["role"] == role:
