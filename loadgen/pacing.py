@@ -113,12 +113,13 @@ class Alarm:
         self,
         ring: Callable[[], None],
         clock: Clock = time.perf_counter_ns,
-        waker: Callable[[Callable[[], None]], Waker] = new_waker,
+        waker: Callable[[Callable[[], None]], Waker] | None = None,
     ) -> None:
+        """``waker``: null: the finest there is."""
         self._ring = ring
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._waker = waker(self._wake)
+        self._waker = (waker or new_waker)(self._wake)
         self._at_ns: int | None = None
         self._soon: asyncio.Handle | None = None
 

@@ -76,7 +76,7 @@ class PlanRun:
         self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
         self._given: dict[int, Given] = {}
         self._ended: deque[Ended] = deque()
-        self._halted = False
+        self._halting = self._halted = False
         self._turning = False
         self._alarm = Alarm(self._turn, clock)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -96,7 +96,7 @@ class PlanRun:
         if self.stopped is None:
             self.stopped = reason
             self._lookahead.clear()
-            self._link.halt()
+            self._halt()
 
     def close(self) -> None:
         """Ring no more."""
@@ -220,8 +220,18 @@ class PlanRun:
     def _check_over(self) -> None:
         if self._halted and not self._ended:  # what was never started is forgotten
             self._given.clear()
-        if not (self._lookahead or self._given or self.over.done()):
+        if self._lookahead or self._given or self.over.done():
+            return
+        if self._halted:
             self.over.set_result(None)
+        else:
+            self._halt()
+
+    def _halt(self) -> None:
+        """Bring the sender to its end; it answers when it has told everything."""
+        if not self._halting:
+            self._halting = True
+            self._link.halt()
 
 
 def sent_share(due_ms: float | None, request: PlannedRequest) -> int:

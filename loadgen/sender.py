@@ -93,6 +93,7 @@ class Sender:
         for flight in list(self._flights.values()):
             flight.give_up("client_abort", None)
         self._hand_over()
+        self._deliver(self._pulse())
         self._deliver(Halted())
 
     def close(self) -> None:

@@ -19,8 +19,8 @@ REAP_POLL_S = 0.005
 class SenderProcess:
     """A sender. ``hear`` has its messages, ``lost`` is called if it dies."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self._process, self._url = process, url
         self._socket: FrameSocket | None = None
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = False
@@ -31,7 +31,7 @@ class SenderProcess:
     async def start(cls, setup: SenderSetup) -> "SenderProcess":
         """Start it and wait until its connections are open. Raises InputError if they cannot be."""
         process, sock = start_child("loadgen.sender")
-        sender = cls(process)
+        sender = cls(process, setup.url)
         sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
         sender._say(setup)
         try:
@@ -76,7 +76,7 @@ class SenderProcess:
             self._connected.set_result(None)
         elif isinstance(message, Unreachable):
             self._connected.set_exception(
-                InputError(f"--url: {message.kind}; expected an engine that accepts connections")
+                InputError(f"--url: {self._url}: {message.kind}; expected an engine that accepts connections")
             )
         else:
             self.hear(message)
