@@ -79,7 +79,7 @@ class HitCurve:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim curve``."""
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake or vllm-vcr trace with block hashes")
+    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
     parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curve")
 

@@ -73,7 +73,7 @@ class HitCounts:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim pool``."""
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake or vllm-vcr trace with block hashes")
+    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
     parser.add_argument(
         "--blocks", default="inf", metavar="N", help="usable blocks (num_gpu_blocks less one), or inf (default)"
     )

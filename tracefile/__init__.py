@@ -3,7 +3,8 @@
 from tracefile.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
 from tracefile.digest import trace_digest
 from tracefile.errors import InputError
-from tracefile.reading import TraceFormat, TraceReader, load_trace, open_trace
+from tracefile.importers.recognition import TraceFormat
+from tracefile.reading import TraceReader, load_trace, open_trace
 from tracefile.schema import (
     SCHEMA,
     BlockHash,

@@ -8,16 +8,13 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Self
 
-from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_header, is_object, parse_object
+from tracefile.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
-from tracefile.importers.mooncake import MooncakeDecoder
-from tracefile.importers.vcr import VcrDecoder
-from tracefile.schema import SCHEMA, Meta, Record
+from tracefile.importers.recognition import CSV_FORMATS, TraceFormat, recognise
+from tracefile.schema import Meta, Record
 from tracefile.segments import absent_segments, open_lines, trace_files
-
-TraceFormat = Literal["kvtape", "mooncake", "vllm-vcr"]
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """What every header within one trace says alike."""
@@ -92,20 +89,15 @@ class TraceReader:
         self._lines.close()
 
     def _recognise(self) -> tuple[TraceFormat, RecordDecoder, bytes | None]:
-        """The format, told by the first line's keys, its decoder, and that line if it is a record already."""
+        """The format, told by the first line, its decoder, and that line if it is a record already."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
         if not self._lines.complete and not is_object(first):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        found = parse_object(first, where)
-        meta = found.get("meta")
-        if isinstance(meta, dict) and "schema" in meta:
-            return "kvtape", KvtapeDecoder(decode_meta(meta, where)), None
-        if isinstance(meta, dict):
-            return "vllm-vcr", VcrDecoder(meta, where), None
-        return *_recognise_record(found, where), first
+        found, decoder, is_record = recognise(first, where)
+        return found, decoder, first if is_record else None
 
     def results(self) -> Iterator[Record | InputError]:
         """What iterating gives, but that a bad line is given as its InputError and the next line follows."""
@@ -120,7 +112,7 @@ class TraceReader:
 
     def _rest_of_file(self) -> Iterator[Record | InputError]:
         for line in self._lines:
-            if not self._lines.complete and not is_object(line):
+            if self._is_torn(line):
                 self._warnings.append(f"{self.where()}: torn last line skipped; its writer was cut short")
                 return
             if not is_header(line):
@@ -131,6 +123,9 @@ class TraceReader:
             self._warnings.append(
                 f"{self._lines.path}: {self._lines.torn} after line {self._lines.number}; read what there was"
             )
+
+    def _is_torn(self, line: bytes) -> bool:
+        return not self._lines.complete and self.format not in CSV_FORMATS and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
         """Take a later header; the error, if its records are on another clock or in other blocks."""
@@ -171,7 +166,7 @@ def check_continues(first: Meta, later: Meta, where: str) -> None:
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a kvtape, Mooncake or vllm-vcr trace, plain, gzip or zstd; all told by content, never by name.
+    """Open a trace of any ``TraceFormat``, plain, gzip or zstd; all told by content, never by name.
 
     A folder of segments, their manifest, or the name that the whole would have, opens them as one.
     """
@@ -185,14 +180,3 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return reader.meta, records
-
-
-def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, RecordDecoder]:
-    if "timestamp" in found and "input_length" in found:
-        return "mooncake", MooncakeDecoder()
-    if "prompt_tokens" in found and "request_id" not in found:
-        return "vllm-vcr", VcrDecoder({}, where)
-    raise InputError(
-        f"{where}: neither a trace's header nor a record of a known format; "
-        f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, a Mooncake or a vllm-vcr line'
-    )
