@@ -11,6 +11,8 @@ import numpy as np
 import xxhash
 from scipy.special import ndtri
 
+from sim.toolcall import ToolCall, draw_call
+from sim.tools import Tool
 from sim.vocabulary import Vocabulary
 
 FinishReason = Literal["stop", "length"]
@@ -40,19 +42,37 @@ class Answer:
     token_ids: list[int]
     """The end token included, if it came to that."""
     finish_reason: FinishReason
+    call: ToolCall | None = None
+    """The call of a tool that the tokens spell, if they do."""
 
 
-def draw_answer(prompt: bytes, vocabulary: Vocabulary, limits: AnswerLimits, seed: int, choice: int) -> Answer:
-    """The answer to a ``prompt`` (ids as little-endian u32): a function of all its arguments and nothing else."""
+def draw_answer(
+    prompt: bytes, vocabulary: Vocabulary, limits: AnswerLimits, seed: int, choice: int, *, tool: Tool | None = None
+) -> Answer:
+    """The answer to a ``prompt`` (ids as little-endian u32): a function of all its arguments and nothing else.
+
+    With a ``tool``, the answer calls it: as long as the call is, filled up with blanks where it must be longer.
+    """
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
+    if tool is not None:
+        return _call_answer(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
     ends = not limits.ignore_eos and natural <= limits.max_tokens
     length = min(natural, limits.max_tokens)
-    places = _random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.answer_ids))
+    places = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.answer_ids))
     token_ids: list[int] = vocabulary.answer_ids[places].tolist()
     if ends:
         token_ids[-1] = vocabulary.end_id
     return Answer(token_ids, "stop" if ends else "length")
+
+
+def _call_answer(call: ToolCall, vocabulary: Vocabulary, limits: AnswerLimits) -> Answer:
+    blank = vocabulary.encode(" ")[0]
+    least = limits.max_tokens if limits.ignore_eos else limits.min_tokens
+    token_ids = call.token_ids + [blank] * (least - len(call.token_ids))
+    if limits.ignore_eos or len(token_ids) >= limits.max_tokens:
+        return Answer(token_ids[: limits.max_tokens], "length", call)
+    return Answer([*token_ids, vocabulary.end_id], "stop", call)
 
 
 def _stream_seed(seed: int, choice: int) -> int:
@@ -60,12 +80,12 @@ def _stream_seed(seed: int, choice: int) -> int:
 
 
 def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
-    uniform = (int(_random_u64(stream, _LENGTH, 1)[0]) + 0.5) * 2.0**-64
+    uniform = (int(random_u64(stream, _LENGTH, 1)[0]) + 0.5) * 2.0**-64
     length = round(limits.median_tokens * math.exp(LENGTH_SPREAD * float(ndtri(uniform))))
     return max(length, limits.min_tokens + 1, 2)
 
 
-def _random_u64(stream: np.uint64, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def random_u64(stream: np.uint64, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Numbers ``first`` and on of a stream: splitmix64 of the counter; shape (count,)."""
     mixed = stream + (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

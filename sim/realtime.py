@@ -2,7 +2,12 @@
 
 The loop is ``sim.engine``'s. Its clock is virtual and absolute: a step begins where the last one ended, or at an
 arrival if the engine was idle, and lasts as long as the model says; the real clock is only waited for. A late wake-up
-therefore delays that step's tokens and nothing after them.
+therefore delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a
+time with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
+
+As fast as it goes (``speed`` None) the order of everything is that of virtual time, and no time is waited for. The
+clock shows the end of the last step; a request arrives at the time it shows when the request has been read, and while
+there is nothing to compute it stands still, or goes to the next request that the front end is busy with.
 """
 
 import asyncio
@@ -24,6 +29,10 @@ from sim.request import Request
 from sim.scheduler import Scheduler, Step
 
 Outcome = Literal["finished", "aborted"]
+TOLD_AT_ONCE = 48
+"""Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
+LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+"""Upper bounds of the buckets of how late steps' tokens go out, seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +41,10 @@ class Generation:
 
     request: Request
     answer: Answer
-    on_progress: Callable[[], None]
+    on_progress: Callable[["Generation"], None]
     """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
+    place: int = 0
+    """Which of its response's choices it is."""
     delivered: int = 0
     """Tokens of the answer that exist by now."""
     outcome: Outcome | None = None
@@ -58,6 +69,8 @@ class EngineCounters:
     ttft_s: Histogram = field(default_factory=Histogram)
     itl_s: Histogram = field(default_factory=Histogram)
     e2e_s: Histogram = field(default_factory=Histogram)
+    lateness_s: Histogram = field(default_factory=lambda: Histogram(LATENESS_S))
+    """How long after its time on the wall each step's first token was told; at full speed nothing is late."""
 
 
 class RealTimeEngine:
@@ -85,6 +98,8 @@ class RealTimeEngine:
         self._epoch_ns = perf_counter_ns()
         self._alarm: Alarm | None = None
         self._idle = False
+        self._unsettled: Step | None = None
+        self._told: list[Generation] = []
         self.on_step: Callable[[float], None] | None = None
         """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
 
@@ -102,16 +117,17 @@ class RealTimeEngine:
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
                 self.now_ms = end_ms
-                self._hand_out(step)
+                await self._tell(step)
+                self.settle()
         finally:
             self._alarm.close()
             self.abort_all()
 
-    def submit(self, generation: Generation, arrival_ms: float | None = None) -> None:
+    def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
         """Let a request arrive, now or at an earlier ``arrival_ms`` of the engine's clock.
 
-        It reaches the scheduler after the front end's time, counted from its arrival: what the server really took to
-        read it is part of that time, not added to it.
+        It reaches the scheduler after the front end's time and ``extra_ms``, counted from its arrival: what the server
+        really took to read it is part of that time, not added to it.
         """
         request = generation.request
         request.index = self._next_index
@@ -119,7 +135,8 @@ class RealTimeEngine:
         arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
-        heapq.heappush(self._arrivals, (self._frontend.entry_ms(arrival_ms, request.prompt_tokens), request.index))
+        entry_ms = self._frontend.entry_ms(arrival_ms, request.prompt_tokens) + extra_ms
+        heapq.heappush(self._arrivals, (entry_ms, request.index))
         self._wake()
 
     def abort(self, generation: Generation) -> None:
@@ -130,18 +147,22 @@ class RealTimeEngine:
 
     def abort_all(self) -> None:
         """End everything: the server is going down."""
+        self.settle()
         for generation in list(self._generations.values()):
-            self._end(generation, "aborted")
+            self._abort(generation)
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False, and nothing done, while a request holds blocks."""
+        self.settle()
         return self.scheduler.pool.reset_prefix_cache()
 
     def clock_ms(self) -> float:
         """Now on the engine's clock; at ``speed`` None that is the end of the last step."""
-        if self._ns_per_ms is None:
-            return self.now_ms
-        return (perf_counter_ns() - self._epoch_ns) / self._ns_per_ms
+        return self.time_ms(perf_counter_ns())
+
+    def time_ms(self, at_ns: int) -> float:
+        """What the engine's clock showed at a moment of ``perf_counter_ns``; at ``speed`` None, what it shows now."""
+        return self.now_ms if self._ns_per_ms is None else (at_ns - self._epoch_ns) / self._ns_per_ms
 
     def moment_ns(self, virtual_ms: float) -> int:
         """When on the clock of ``perf_counter_ns`` the engine's clock shows ``virtual_ms``; needs a speed."""
@@ -167,7 +188,7 @@ class RealTimeEngine:
     def _take_in(self) -> None:
         """What happened outside by now: requests whose client is gone, then those that the front end is done with."""
         for generation in self._aborts:
-            self._end(generation, "aborted")
+            self._abort(generation)
         self._aborts.clear()
         while self._arrivals and self._arrivals[0][0] <= self.now_ms:
             _, index = heapq.heappop(self._arrivals)
@@ -199,9 +220,7 @@ class RealTimeEngine:
 
     async def _sleep_until(self, virtual_ms: float) -> None:
         assert self._alarm is not None
-        if self._ns_per_ms is None:
-            await asyncio.sleep(0)
-        else:
+        if self._ns_per_ms is not None:
             await self._alarm.sleep_until(self.moment_ns(virtual_ms))
 
     async def _wait_for_arrival(self) -> None:
@@ -223,23 +242,51 @@ class RealTimeEngine:
         if self._idle and self._alarm is not None:
             self._alarm.wake()
 
-    def _hand_out(self, step: Step) -> None:
-        """The step is over: its tokens go to their clients."""
-        self.counters.steps += 1
+    async def _tell(self, step: Step) -> None:
+        """The step is over: whoever it sampled a token for is told."""
+        if self._ns_per_ms is not None:
+            self.counters.lateness_s.add(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
         if self.on_step is not None:
             self.on_step(self.now_ms)
-        sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
-        finished = self.scheduler.finish_step(step)
-        for request in sampled:
-            self._count_token(self._generations[request.index])
-        for request in finished:
-            self._end(self._generations[request.index], "finished")
+        generations = self._generations
+        sampled = [
+            generations[share.request.index]
+            for share in step.scheduled
+            if share.samples and share.request.state != "finished"
+        ]
+        for first in range(0, len(sampled) or 1, TOLD_AT_ONCE):
+            for generation in sampled[first : first + TOLD_AT_ONCE]:
+                self._tell_one(generation)
+            if first + TOLD_AT_ONCE >= len(sampled):
+                self._unsettled = step
+            await asyncio.sleep(0)
+
+    def _tell_one(self, generation: Generation) -> None:
+        """A token has come; the one that the answer ends with ends it."""
+        if generation.outcome is None:
+            generation.delivered += 1
+            if generation.delivered == generation.request.output_tokens:
+                generation.outcome = "finished"
+            self._told.append(generation)
+            generation.on_progress(generation)
+
+    def settle(self) -> None:
+        """Do the books of a step that has been told; whoever reads them in the meantime calls this first."""
+        step, self._unsettled = self._unsettled, None
+        if step is None:
+            return
+        told, self._told = self._told, []
+        self.counters.steps += 1
+        self.scheduler.finish_step(step)
+        for generation in told:
+            self._count_token(generation)
+            if generation.outcome == "finished":
+                self._forget(generation)
 
     def _count_token(self, generation: Generation) -> None:
         counters, now_ms = self.counters, self.now_ms
-        generation.delivered += 1
         counters.generation_tokens += 1
-        if generation.delivered == 1:
+        if not generation.token_ms:
             request = generation.request
             generation.token_ms = [now_ms, now_ms]
             counters.prompt_tokens += request.prompt_tokens
@@ -248,25 +295,25 @@ class RealTimeEngine:
         else:
             counters.itl_s.add((now_ms - generation.token_ms[1]) / 1e3)
             generation.token_ms[1] = now_ms
-        if generation.delivered < generation.request.output_tokens:
-            generation.on_progress()
 
-    def _end(self, generation: Generation, outcome: Outcome) -> None:
+    def _forget(self, generation: Generation) -> None:
+        del self._generations[generation.request.index]
+        self.counters.finished[generation.answer.finish_reason] += 1
+        self.counters.e2e_s.add((self.now_ms - generation.arrival_ms) / 1e3)
+
+    def _abort(self, generation: Generation) -> None:
         if generation.outcome is not None:
             return
-        generation.outcome = outcome
+        generation.outcome = "aborted"
         del self._generations[generation.request.index]
-        if outcome == "aborted":
-            self.counters.finished["abort"] += 1
-            if generation.entered:
-                self.scheduler.abort(generation.request)
-        else:
-            self.counters.finished[generation.answer.finish_reason] += 1
-            self.counters.e2e_s.add((self.now_ms - generation.arrival_ms) / 1e3)
-        generation.on_progress()
+        self.counters.finished["abort"] += 1
+        if generation.entered:
+            self.scheduler.abort(generation.request)
+        generation.on_progress(generation)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, scheduler and pool agree."""
+        self.settle()
         self.scheduler.check_integrity()
         for index, generation in self._generations.items():
             assert generation.request.index == index

@@ -5,78 +5,35 @@ import asyncio
 import contextlib
 import gc
 import importlib.metadata
-import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
-import uvicorn
-
-from sim.api import make_app
-from sim.features import TERMS
-from sim.model import Model, Parameter, default_model, engine_with, load_model
-from sim.realtime import RealTimeEngine
-from sim.service import Service
+from sim.serving.asgi import AsgiPages
+from sim.serving.chats import Chats
+from sim.serving.completions import Completions
+from sim.serving.connection import Exchange, Handler, HttpRequest
+from sim.serving.controlapp import make_app
+from sim.serving.endpoint import Endpoint
+from sim.serving.faults import Faults
+from sim.serving.fleet import Fleet
+from sim.serving.messages import Messages
+from sim.serving.responses import Responses
+from sim.serving.server import BACKLOG, Server
+from sim.serving.service import Service
+from sim.serving.settings import ServeConfig, add_arguments, read_config
+from sim.serving.spelling import Spelling
 from sim.tokenizer import TokenizerVocabulary
 from sim.vocabulary import PieceVocabulary, Vocabulary
 from tracefile import HashKey
 from tracefile.errors import InputError
 
-BACKLOG = 4096
-KEEP_ALIVE_S = 75
-SHUTDOWN_S = 2
+__all__ = ["add_arguments", "run"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """What the command line says."""
-
-    host: str
-    port: int
-    """0: one that is free; the startup line tells which."""
-    model: Model
-    model_name: str
-    tokenizer: Path | None
-    speed: float | None
-    """Virtual seconds per real one; None: no sleeping."""
-    seed: int
-    noise: bool
-    median_answer_tokens: float
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim serve``."""
-    add = parser.add_argument
-    add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: any free one (default %(default)s)")
-    add("--model", type=Path, help="a model.json; default: built-in parameters of a small engine")
-    add("--served-model-name", help="what clients call it (default: the model.json's, or kvtape-sim)")
-    add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer; default: a built-in vocabulary")
-    add("--speed", default="1", metavar="X|max", help="virtual seconds per real one; max: no sleeping (default 1)")
-    add("--seed", type=int, default=0, help="of answers and noise (default 0)")
-    add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
-    add(
-        "--answer-tokens", type=float, default=200.0, metavar="N", help="median length of answers that end on their own"
-    )
-    engine = parser.add_argument_group("the engine's settings (default: the model's)")
-    engine.add_argument("--kv-blocks", dest="num_gpu_blocks", type=int, help="KV-cache blocks, the null block included")
-    engine.add_argument("--block-size", dest="block_size", type=int, help="tokens in a block")
-    engine.add_argument("--max-num-seqs", dest="max_num_seqs", type=int, help="requests running at once")
-    engine.add_argument("--max-num-batched-tokens", dest="max_num_batched_tokens", type=int, help="tokens in a step")
-    engine.add_argument("--max-model-len", dest="max_model_len", type=int, help="longest prompt plus answer, tokens")
-    caching, scheduling = argparse.BooleanOptionalAction, argparse.BooleanOptionalAction
-    engine.add_argument("--prefix-caching", dest="enable_prefix_caching", action=caching, help="share prefixes")
-    engine.add_argument("--async-scheduling", dest="async_scheduling", action=scheduling, help="compose a step ahead")
-    times = parser.add_argument_group("the model's parameters, one by one")
-    for term in TERMS:
-        times.add_argument(
-            _flag(term.name), dest=term.name, type=float, metavar="X", help=f"{term.unit}: {term.counts}"
-        )
+GARBAGE_EVERY = 50_000
+"""New objects between two looks for cycles: a request leaves none, so looking more often only delays tokens."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -87,69 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     # What is loaded by now stays: collecting it again and again would stop the clock for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE_EVERY)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with listener, runner:
         runner.run(_serve(config, vocabulary, listener))
     return 0
-
-
-def read_config(arguments: argparse.Namespace) -> ServeConfig:
-    """The command line, checked. Raises InputError that names the flag."""
-    host, port = _read_listen(arguments.listen)
-    model = _read_model(arguments)
-    if not arguments.answer_tokens >= 1:
-        raise InputError(f"--answer-tokens: {arguments.answer_tokens}; expected at least 1")
-    return ServeConfig(
-        host=host,
-        port=port,
-        model=model,
-        model_name=arguments.served_model_name or model.model_name or "kvtape-sim",
-        tokenizer=arguments.tokenizer,
-        speed=_read_speed(arguments.speed),
-        seed=arguments.seed,
-        noise=arguments.noise,
-        median_answer_tokens=arguments.answer_tokens,
-    )
-
-
-def _read_model(arguments: argparse.Namespace) -> Model:
-    model = default_model() if arguments.model is None else load_model(arguments.model)
-    given = {term.name: getattr(arguments, term.name) for term in TERMS}
-    parameters = dict(model.parameters)
-    for term in TERMS:
-        value = given[term.name]
-        if value is not None:
-            if not 0.0 <= value < float("inf"):
-                raise InputError(f"{_flag(term.name)}: {value}; expected a finite number, 0 or more")
-            parameters[term.name] = Parameter(value=value, unit=term.unit, note="from the command line")
-    names = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    overrides = {name: getattr(arguments, name) for name in (*names, "enable_prefix_caching", "async_scheduling")}
-    engine = engine_with(model.engine, overrides)
-    room = engine.usable_blocks * engine.block_size
-    if arguments.max_model_len is not None and arguments.max_model_len > room:
-        raise InputError(f"--max-model-len: {arguments.max_model_len}; expected at most the KV cache's {room} tokens")
-    length = room if engine.max_model_len is None else min(engine.max_model_len, room)
-    engine = engine_with(engine, {"max_model_len": length})
-    return msgspec.structs.replace(model, parameters=parameters, engine=engine)
-
-
-def _read_listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(f"--listen {text}: expected HOST:PORT, such as 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
-
-
-def _read_speed(text: str) -> float | None:
-    if text == "max":
-        return None
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = 0.0
-    if not 0.0 < speed < float("inf"):
-        raise InputError(f"--speed {text}: expected a number above 0, or max")
-    return speed
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -170,55 +69,74 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, less its signal handling, which ends the process by the signal instead of cleanly."""
-
-    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
-        super().__init__(config)
-        self._ready_line = ready_line
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
-        await super().startup(sockets)
-        print(self._ready_line, flush=True)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.socket) -> None:
-    """Engine and HTTP server side by side until a signal; then the server ends, and with it the engine."""
-    engine = RealTimeEngine(config.model, speed=config.speed, noise_seed=config.seed if config.noise else None)
-    server = _make_server(make_app(_make_service(config, engine, vocabulary)), _ready_line(config, listener))
-    stepping = asyncio.create_task(engine.run())
+    """Engines and server side by side until a signal: SIGTERM lets answers end, Ctrl-C or a second one cuts them."""
+    service = _make_service(config, vocabulary)
+    server = Server(_dispatcher(service))
+    stepping = asyncio.create_task(service.fleet.run())
+    stopped, cut = asyncio.Event(), asyncio.Event()
+
+    def stop(number: int) -> None:
+        if stopped.is_set() or number == signal.SIGINT:
+            cut.set()
+        stopped.set()
+
     loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
-        engine.abort_all()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+        loop.add_signal_handler(number, stop, number)
+    await server.listen_on(listener)
+    print(_ready_line(config, listener), flush=True)
     # The engine ends first only by a fault, which must not leave a server that never answers.
-    await asyncio.wait([serving, stepping], return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await serving
+    await _first(stopped.wait(), stepping)
+    if not stepping.done():
+        await _first(server.drain(config.drain_s), cut.wait(), stepping)
+    service.fleet.abort_all()
+    await server.cut()
+    if stepping.done():
+        await stepping
     stepping.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await stepping
 
 
-def _make_service(config: ServeConfig, engine: RealTimeEngine, vocabulary: Vocabulary) -> Service:
+async def _first(*waits: Any) -> None:
+    """Until one of these is done; the others are cancelled, but for tasks that were there before."""
+    tasks = [wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, wait in zip(tasks, waits, strict=True):
+        if task is not wait:
+            task.cancel()
+
+
+def _dispatcher(service: Service) -> Handler:
+    """Who answers which path: the generating endpoints themselves, FastAPI the rest."""
+    pages = AsgiPages(make_app(service))
+    endpoints = {
+        "/v1/completions": Endpoint(service, Completions()),
+        "/v1/chat/completions": Endpoint(service, Chats()),
+        "/v1/messages": Endpoint(service, Messages()),
+        "/v1/responses": Endpoint(service, Responses()),
+    }
+
+    def dispatch(request: HttpRequest, exchange: Exchange) -> None:
+        endpoints.get(request.path, pages)(request, exchange)
+
+    return dispatch
+
+
+def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
+    noise_seed = config.seed if config.noise else None
     return Service(
-        engine=engine,
+        fleet=Fleet(config.model, config.engines, config.route, speed=config.speed, noise_seed=noise_seed),
         vocabulary=vocabulary,
+        spelling=Spelling(vocabulary),
         model_name=config.model_name,
         max_model_len=config.model.engine.max_model_len or 0,
         version=_version(),
         seed=config.seed,
         median_answer_tokens=config.median_answer_tokens,
+        tool_share=config.tool_share,
+        faults=Faults(config.faults, config.seed, config.fault_control),
         hash_key=HashKey(secrets.token_bytes(32)),
     )
 
@@ -227,31 +145,8 @@ def _ready_line(config: ServeConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     speed = "as fast as it goes" if config.speed is None else f"speed {config.speed:g}"
-    return f"sim serve: {config.model_name} at http://{shown}:{port} ({speed})"
-
-
-def _make_server(app: Any, ready_line: str) -> _Server:
-    # Its loggers would tell of every aborted stream; nothing of a request belongs in a log.
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=SHUTDOWN_S,
-        ),
-        ready_line,
-    )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    engines = "" if config.engines == 1 else f"{config.engines} engines, {config.route}, "
+    return f"sim serve: {config.model_name} at http://{shown}:{port} ({engines}{speed})"
 
 
 def _version() -> str:

@@ -83,3 +83,8 @@ class TokenizerVocabulary:
             tokenize=False,
         )
         return self.encode(text)
+
+    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
+        """As Hermes and Qwen models write calls; a template that writes them otherwise sees other ids come back."""
+        opening = f'<tool_call>\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": '
+        return self.encode(opening), self.encode(arguments), self.encode("}\n</tool_call>")

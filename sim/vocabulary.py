@@ -37,6 +37,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     text: str
     tool_calls: tuple[Any, ...] = ()
+    """As OpenAI's chats have them: ``{"function": {"name", "arguments"}}``."""
 
 
 class Vocabulary(Protocol):
@@ -59,6 +60,10 @@ class Vocabulary(Protocol):
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
         """The ids of a conversation; ``answer``: ending where the assistant's next message begins."""
+        ...
+
+    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
+        """The ids that a call of a tool is generated as: up to its arguments, the arguments, what closes the call."""
         ...
 
 
@@ -119,12 +124,18 @@ class PieceVocabulary:
         for message in messages:
             token_ids.append(special.get(message.role, special["message"]))
             token_ids += self._encode_cached(message.text)
-            if message.tool_calls:
-                token_ids += [special["calls"], *self._encode_cached(_json_text(message.tool_calls))]
+            for call in message.tool_calls:
+                before, arguments, _ = self.spell_call(*_called(call))
+                token_ids += [*before, *arguments]
             token_ids.append(self.end_id)
         if answer:
             token_ids.append(special["assistant"])
         return token_ids
+
+    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
+        """``<|calls|>``, the name, ``<|message|>``, the arguments; nothing closes it but the end of the message."""
+        special = self._special
+        return [special["calls"], *self._encode_cached(name), special["message"]], self.encode(arguments), []
 
 
 def _pieces() -> Iterator[str]:
@@ -136,6 +147,14 @@ def _pieces() -> Iterator[str]:
                 yield space + head + tail
     for length in (2, 3):
         yield from map("".join, product(digits, repeat=length))
+
+
+def _called(call: Any) -> tuple[str, str]:
+    """Name and arguments of a call as a client sent it back."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return "", _json_text(call)
+    return str(function.get("name", "")), str(function.get("arguments", ""))
 
 
 def _json_text(value: Any) -> str:

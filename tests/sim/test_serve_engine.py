@@ -28,7 +28,7 @@ MODEL = make_model(STEP, FrontendModel(f0_ms=10.0, f1_ms_per_prompt_token=0.25),
 def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
     blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
     request = Request(f"r{first_key}", prompt_tokens, output_tokens, list(range(first_key, first_key + blocks)))
-    return Generation(request, Answer([7] * output_tokens, "length"), lambda: None)
+    return Generation(request, Answer([7] * output_tokens, "length"), lambda _: None)
 
 
 def with_running(
@@ -47,22 +47,23 @@ def with_running(
     return asyncio.run(main())
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(engine: RealTimeEngine, condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - the engine only lives between turns of this loop
         await asyncio.sleep(0)
+    engine.settle()
 
 
 def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
     async def use(engine: RealTimeEngine) -> None:
         one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
         engine.submit(one)
-        await until(lambda: one.outcome is not None)
+        await until(engine, lambda: one.outcome is not None)
         # Front end 10 + 8 × 0.25 = 12; prefill 4 + 8 × 0.5 = 8; three decodes of 4 + 1.
         assert one.token_ms == [20.0, 35.0]
         assert engine.now_ms == 35.0
         two = generation(prompt_tokens=8, output_tokens=1, first_key=100)
         engine.submit(two)
-        await until(lambda: two.outcome is not None)
+        await until(engine, lambda: two.outcome is not None)
         # At the end of the last step; its prefix is cached but for the block of its last token.
         assert two.request.cached_tokens == 4
         assert two.token_ms[0] == 35.0 + 12.0 + 4.0 + 4 * 0.5
@@ -81,7 +82,7 @@ def test_two_arrivals_share_steps_and_a_serial_front_end_lets_them_queue() -> No
         both = [generation(8, 2, first_key) for first_key in (100, 200)]
         for one in both:
             engine.submit(one)
-        await until(lambda: all(one.outcome is not None for one in both))
+        await until(engine, lambda: all(one.outcome is not None for one in both))
         arrivals.append([one.token_ms[0] for one in both])
 
     with_running(MODEL, use)
@@ -99,9 +100,9 @@ def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
         async def use(engine: RealTimeEngine) -> None:
             early, late = generation(8, 12, 100), generation(4, 1, 200)
             engine.submit(early)
-            await until(lambda: early.delivered == 2)
+            await until(engine, lambda: early.delivered == 2)
             engine.submit(late)
-            await until(lambda: late.outcome is not None and early.outcome is not None)
+            await until(engine, lambda: late.outcome is not None and early.outcome is not None)
             seen[ahead] = late.token_ms[0] - late.arrival_ms
 
         return use
@@ -116,21 +117,21 @@ def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
     async def use(engine: RealTimeEngine) -> None:
         running, entering = generation(8, 40, 100), generation(8, 40, 200)
         engine.submit(running)
-        await until(lambda: running.delivered == 3)
+        await until(engine, lambda: running.delivered == 3)
         engine.submit(entering)
         assert engine.num_running == 1
         assert engine.kv_usage > 0.0
         assert not engine.reset_prefix_cache()
         for one in (running, entering):
             engine.abort(one)
-        await until(lambda: running.outcome == entering.outcome == "aborted")
+        await until(engine, lambda: running.outcome == entering.outcome == "aborted")
         engine.check_integrity()
         assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
         assert engine.reset_prefix_cache()
         # The engine goes on for others.
         after = generation(8, 2, 100)
         engine.submit(after)
-        await until(lambda: after.outcome == "finished")
+        await until(engine, lambda: after.outcome == "finished")
         assert after.request.cached_tokens == 0
 
     engine = with_running(MODEL, use)
@@ -162,7 +163,7 @@ def test_real_time_follows_the_same_virtual_clock() -> None:
     async def use(engine: RealTimeEngine) -> None:
         one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
         engine.submit(one)
-        await until(lambda: one.outcome is not None)
+        await until(engine, lambda: one.outcome is not None)
         assert one.token_ms[0] - one.arrival_ms == pytest.approx(20.0)
         assert one.token_ms[1] - one.arrival_ms == pytest.approx(35.0)
         assert engine.clock_ms() >= one.token_ms[1]
@@ -178,7 +179,7 @@ def test_the_fits_noise_stretches_steps_by_kind() -> None:
     async def use(engine: RealTimeEngine) -> None:
         one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
         engine.submit(one)
-        await until(lambda: one.outcome is not None)
+        await until(engine, lambda: one.outcome is not None)
         assert one.token_ms == [pytest.approx(12.0 + 2 * 8.0), pytest.approx(28.0 + 3 * 15.0)]
 
     with_running(msgspec.structs.replace(MODEL, noise=noise), use)

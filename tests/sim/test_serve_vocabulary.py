@@ -1,6 +1,5 @@
 """The built-in vocabulary: all text survives, and so do the ids of answers."""
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,10 +48,13 @@ def test_tools_and_calls_are_part_of_the_prompt() -> None:
     plain = VOCABULARY.render_chat([question], [], answer=True)
     with_tools = VOCABULARY.render_chat([question], [{"type": "function"}], answer=True)
     assert with_tools[-len(plain) :] == plain
-    called = Message(role="assistant", text="", tool_calls=({"id": "c1"},))
-    assert msgspec.json.encode([{"id": "c1"}]).decode() in VOCABULARY.decode(
-        VOCABULARY.render_chat([called], [], answer=False)
-    )
+    function = {"name": "seat", "arguments": '{"row":"a"}'}
+    called = Message(role="assistant", text="", tool_calls=({"id": "c1", "function": function},))
+    token_ids = VOCABULARY.render_chat([called], [], answer=False)
+    # What it is generated as, without the id that some server gave it.
+    assert VOCABULARY.decode(token_ids) == '<|assistant|><|calls|>seat<|message|>{"row":"a"}<|end|>'
+    before, arguments, after = VOCABULARY.spell_call("seat", '{"row":"a"}')
+    assert token_ids[1:-1] == [*before, *arguments, *after]
 
 
 def test_an_answer_is_a_function_of_prompt_seed_and_choice() -> None:

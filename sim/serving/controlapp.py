@@ -1,4 +1,4 @@
-"""The HTTP face of the real-time engine: OpenAI's endpoints and vLLM's own, in one FastAPI application."""
+"""What is not timed: vLLM's own endpoints for people and tools, in one FastAPI application."""
 
 import time
 from typing import Any
@@ -7,28 +7,38 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from sim import openai
-from sim.exposition import Exposition
-from sim.openai import ApiError
-from sim.reply import CHAT, COMPLETION, JSON, GenerationEndpoint
-from sim.service import Service
+from sim.serving import messages, requests
+from sim.serving.errors import ApiError
+from sim.serving.exposition import Exposition
+from sim.serving.faults import parse_faults
+from sim.serving.requests import check_ids, decode_body
+from sim.serving.service import Service
+from tracefile.errors import InputError
+
+JSON = "application/json"
+
+
+class FaultsRequest(msgspec.Struct, frozen=True):
+    """Body of ``PUT /faults``: faults as ``--fault`` takes them."""
+
+    faults: list[str]
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application over one running engine."""
+    """The application over running engines."""
     app = FastAPI(title="kvtape sim serve", version=service.version, openapi_url=None)
-    exposition = Exposition(service.engine, service.model_name)
-    app.router.add_route("/v1/completions", GenerationEndpoint(service, COMPLETION), methods=["POST"])  # type: ignore[arg-type]
-    app.router.add_route("/v1/chat/completions", GenerationEndpoint(service, CHAT), methods=["POST"])  # type: ignore[arg-type]
     app.exception_handler(ApiError)(_answer_api_error)
     app.exception_handler(HTTPException)(_answer_http_error)
-    _add_control_endpoints(app, service, exposition)
+    _add_control_endpoints(app, service)
     _add_token_endpoints(app, service)
+    if service.faults.by_request:
+        _add_fault_endpoints(app, service)
     return app
 
 
-def _add_control_endpoints(app: FastAPI, service: Service, exposition: Exposition) -> None:
+def _add_control_endpoints(app: FastAPI, service: Service) -> None:
     started_s = int(time.time())
+    exposition = Exposition(service.fleet.engines, service.model_name, service.faults)
 
     @app.get("/health")
     async def health() -> Response:
@@ -57,7 +67,7 @@ def _add_control_endpoints(app: FastAPI, service: Service, exposition: Expositio
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
-        return _json({"success": service.engine.reset_prefix_cache()})
+        return _json({"success": service.fleet.reset_prefix_cache()})
 
 
 def _add_token_endpoints(app: FastAPI, service: Service) -> None:
@@ -65,12 +75,12 @@ def _add_token_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = openai.decode_body(await request.body(), openai.TokenizeRequest)
+        body = decode_body(await request.body(), requests.TokenizeRequest)
         service.check_model(body.model)
         if body.messages is not None:
             answer = body.add_generation_prompt is not False
-            messages = [message.joined() for message in body.messages]
-            token_ids = vocabulary.render_chat(messages, body.tools or [], answer=answer)
+            joined = [message.joined() for message in body.messages]
+            token_ids = vocabulary.render_chat(joined, body.tools or [], answer=answer)
         elif body.prompt is not None:
             token_ids = vocabulary.encode(body.prompt)
         else:
@@ -81,10 +91,34 @@ def _add_token_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = openai.decode_body(await request.body(), openai.DetokenizeRequest)
+        body = decode_body(await request.body(), requests.DetokenizeRequest)
         service.check_model(body.model)
-        openai.check_ids(body.tokens, vocabulary.size, "tokens")
+        check_ids(body.tokens, vocabulary.size, "tokens")
         return _json({"prompt": vocabulary.decode(body.tokens)})
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        try:
+            body = decode_body(await request.body(), messages.CountRequest)
+            service.check_model(body.model)
+            return _json({"input_tokens": len(messages.render(service, body))})
+        except ApiError as error:
+            return Response(error.messages_body(), status_code=error.status, media_type=JSON)
+
+
+def _add_fault_endpoints(app: FastAPI, service: Service) -> None:
+    @app.get("/faults")
+    async def faults() -> Response:
+        return _json({"faults": [fault.text for fault in service.faults.rules], "injected": service.faults.injected})
+
+    @app.put("/faults")
+    async def set_faults(request: Request) -> Response:
+        body = decode_body(await request.body(), FaultsRequest)
+        try:
+            service.faults.rules = parse_faults(body.faults, "faults")
+        except InputError as error:
+            raise ApiError(str(error), param="faults") from None
+        return await faults()
 
 
 async def _answer_api_error(_: Request, error: Exception) -> Response:

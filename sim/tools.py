@@ -1,0 +1,111 @@
+"""A tool that a request offers: its name, and what its arguments may be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_DEPTH = 6
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "juniper", "kelp", "lark")
+_TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that an answer may call."""
+
+    name: str
+    parameters: Any
+    """Its arguments as JSON Schema; anything but an object: none."""
+    is_named: bool = False
+    """The request asked for this very tool."""
+
+
+def draw_arguments(schema: Any, seed: int) -> dict[str, Any]:
+    """Arguments that a schema allows: required ones, and some of the others. Beyond the plain keywords it is a try."""
+    draws = np.random.default_rng(seed)
+    value = _draw(schema, schema, draws, 0) if isinstance(schema, dict) else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _draw(schema: Any, root: Any, draws: np.random.Generator, depth: int) -> Any:
+    schema = _resolve(schema, root, depth)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return _pick(schema["enum"], draws)
+    kind = _kind(schema)
+    if kind == "object":
+        return _draw_object(schema, root, draws, depth)
+    if kind == "array":
+        return _draw_array(schema, root, draws, depth)
+    return _draw_scalar(kind, schema, draws)
+
+
+def _draw_array(schema: dict[str, Any], root: Any, draws: np.random.Generator, depth: int) -> list[Any]:
+    least = int(schema.get("minItems", 1))
+    count = max(least, min(2, int(schema.get("maxItems", 2)))) if depth < MAX_DEPTH else least
+    return [_draw(schema.get("items", {}), root, draws, depth + 1) for _ in range(count)]
+
+
+def _draw_scalar(kind: str, schema: dict[str, Any], draws: np.random.Generator) -> Any:
+    if kind in ("integer", "number"):
+        return _draw_number(schema, draws, whole=kind == "integer")
+    if kind == "boolean":
+        return bool(draws.integers(2))
+    return None if kind == "null" else _draw_text(schema, draws)
+
+
+def _resolve(schema: Any, root: Any, depth: int) -> dict[str, Any]:
+    """Follow a reference, take the first of alternatives."""
+    if not isinstance(schema, dict) or depth > 2 * MAX_DEPTH:
+        return {}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for name in reference[2:].split("/"):
+            target = target.get(name, {}) if isinstance(target, dict) else {}
+        return _resolve(target, root, depth + 1)
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return _resolve(schema[name][0], root, depth + 1)
+    return schema
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else None
+    if kind in _TYPES:
+        return str(kind)
+    return "object" if "properties" in schema else "string"
+
+
+def _draw_object(schema: dict[str, Any], root: Any, draws: np.random.Generator, depth: int) -> dict[str, Any]:
+    properties = schema.get("properties")
+    required = set(schema.get("required") or ())
+    drawn = {}
+    for name, inner in (properties if isinstance(properties, dict) else {}).items():
+        if name in required or (depth < MAX_DEPTH and draws.integers(2)):
+            drawn[name] = _draw(inner, root, draws, depth + 1)
+    return drawn
+
+
+def _draw_number(schema: dict[str, Any], draws: np.random.Generator, *, whole: bool) -> int | float:
+    low = float(schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1))
+    high = float(schema.get("maximum", schema.get("exclusiveMaximum", low + 101) - 1))
+    share = float(draws.random())
+    value = low + share * max(high - low, 0.0)
+    return int(value) if whole else round(value, 2)
+
+
+def _draw_text(schema: dict[str, Any], draws: np.random.Generator) -> str:
+    words = [str(_pick(_WORDS, draws)) for _ in range(1 + int(draws.integers(3)))]
+    text = " ".join(words).ljust(int(schema.get("minLength", 0)), ".")
+    longest = schema.get("maxLength")
+    return text if longest is None else text[: int(longest)]
+
+
+def _pick(values: Sequence[Any], draws: np.random.Generator) -> Any:
+    return values[int(draws.integers(len(values)))]
