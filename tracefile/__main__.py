@@ -41,7 +41,11 @@ def parse_config(argv: Sequence[str]) -> Config:
     parser = argparse.ArgumentParser(prog="tracefile", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     info = actions.add_parser("info", help="what is in a trace: counts, span, sessions, sharing")
-    info.add_argument("trace", metavar="TRACE", help="a kvtape, Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace; plain, .gz or .zst")
+    info.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a kvtape, Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace; plain, .gz or .zst",
+    )
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
     check = actions.add_parser("check", help="whether a trace keeps the schema's rules: exit 1 and the lines if not")
     check.add_argument("trace", metavar="TRACE")
