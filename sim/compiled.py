@@ -59,7 +59,16 @@ def build_world(
     settings = _settings(config, model.frontend)
     requests, chains = _requests(arrivals, config, settings)
     flights, num_tokens = _flights(arrivals, requests, settings)
-    draws = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals], num_tokens)
+    drawn = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals])
+    draws = Draws(
+        drawn.ttft_knots,
+        drawn.ttft_logs,
+        drawn.keys,
+        drawn.shared,
+        np.array([drawn.own_weight]),
+        drawn.normals,
+        drawn.gap_factors,
+    )
     roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
     size = int(requests["first_block"][-1])
     width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
@@ -88,7 +97,7 @@ def build_world(
         events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
-        draws=Draws(draws.ttft_knots, draws.ttft_logs, draws.itl_factors),
+        draws=draws,
         timeline=Timeline(np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width))),
         token_steps=np.zeros(int(num_tokens.sum()), np.int32),
         itl_ms=np.zeros(int(num_tokens.sum())),

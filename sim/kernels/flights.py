@@ -19,6 +19,7 @@ from sim.kernels.layout import (
     WAITING,
     World,
 )
+from sim.kernels.noise import gap_factor
 from sim.kernels.scheduler import abort, accepts, add
 from sim.noise import ttft_factor
 
@@ -161,11 +162,10 @@ def _see_tokens(world: World, place: int) -> None:
     uncached = request.prompt_tokens - max(request.cached_tokens, 0)
     seen_ms = ends_ms[steps[first]]
     flight.ttft_ms = (seen_ms - flight.arrival_ms) * _ttft_factor(draws.ttft_knots, draws.ttft_logs[place], uncached)
-    constant = len(draws.itl_factors) == 1
     total_ms = 0.0
     for token in range(first + 1, first + flight.num_seen):
         before_ms, seen_ms = seen_ms, ends_ms[steps[token]]
-        gap_ms = (seen_ms - before_ms) * draws.itl_factors[0 if constant else token]
+        gap_ms = (seen_ms - before_ms) * gap_factor(draws, place, token - first - 1)
         world.itl_ms[token] = gap_ms
         total_ms += gap_ms
     flight.e2e_ms = flight.ttft_ms + total_ms

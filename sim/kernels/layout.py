@@ -100,14 +100,21 @@ class Scheduler(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The noise, drawn ahead."""
+    """What the noise is made of (``sim.noise``)."""
 
     ttft_knots: Floats
     """log(1 + uncached tokens) at which the next has its columns."""
     ttft_logs: Floats
     """By place: log of the factor at each knot; shape (requests, knots)."""
-    itl_factors: Floats
-    """By place in the arena of tokens; a single one: it is the same for all."""
+    keys: npt.NDArray[np.uint64]
+    """By place: of the stream of its gaps' noise; none: all gaps have the same factor."""
+    shared: Floats
+    """By place: what its gaps have in common."""
+    own_weight: Floats
+    """A single one: of what each gap has alone."""
+    normals: Floats
+    gap_factors: Floats
+    """The tables that gaps' factors are read off; a single one: that of all."""
 
 
 class Timeline(NamedTuple):
