@@ -12,11 +12,16 @@ from tracefile.commandline import run_command
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
+"loadgen calibrate" measures what this machine can send, and how true its times are, without an engine.
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse ``argv`` and run the load."""
+    """Parse ``argv`` and run the load, or measure what this machine can send."""
+    if argv[:1] == ["calibrate"]:
+        from loadgen.calibrationcommand import main as calibrate  # noqa: PLC0415 - no run needs it
+
+        return calibrate(argv[1:])
     return run_load(parse_config(argv))
 
 

@@ -13,6 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 COMMANDS = [
     "tap",
     "loadgen",
+    "loadgen calibrate",
     "replay",
     *(f"sim {name}" for name in ("pool", "curve", "fit", "run", "serve")),
     "report compare",

@@ -8,20 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from loadbench.cases import Case
 from loadbench.subjects import Subject
 from loadbench.tree import TreeCost, TreeWatch
 
-from loadgen.truth import Served, Truth
+from loadgen.truth import Truth
+from loadgen.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
 from loadgen.truthprocess import truth_server
 
-STEADY = (0.2, 0.95)
-"""The part of a run, from the first request to the last, that rates and CPU are taken over."""
 END_S = 120.0
-
-Times = npt.NDArray[np.int64]
-Sample = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +95,14 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
     """A run's figures."""
     truth, cost = ran.truth, ran.cost
     ended = [one for one in truth.served if one.last_write_ns is not None]
-    received_ns = np.array([one.received_ns for one in ended], dtype=np.int64)
-    start_ns, end_ns = steady_part(received_ns)
-    steady = int(np.count_nonzero((received_ns >= start_ns) & (received_ns < end_ns)))
+    received = received_ns(ended)
+    start_ns, end_ns = steady_part(received)
+    steady = count_between(received, start_ns, end_ns)
     seconds = (end_ns - start_ns) / 1e9
     rate = steady / seconds if seconds else 0.0
     cpu_s = cost.cpu_between(start_ns, end_ns)
     errors_ms = ttft_errors_ms(ended, ran.ttfts_ns)
-    lag_ms = np.empty(0) if case.rate is None else lags_ms(received_ns, case.rate)
+    lag_ms = np.empty(0) if case.rate is None else lags_ms(received, case.rate)
     lateness_ms = np.array([one.lateness_ns for one in ended if one.lateness_ns is not None]) / 1e6
     return Measured(
         subject=subject,
@@ -124,40 +119,9 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
         ttft_error_p99_ms=quantile(errors_ms, 0.99),
         lag_p50_ms=quantile(lag_ms, 0.5),
         lag_p99_ms=quantile(lag_ms, 0.99),
-        first_request_s=(int(received_ns.min()) - ran.launched_ns) / 1e9 if len(received_ns) else None,
+        first_request_s=(int(received.min()) - ran.launched_ns) / 1e9 if len(received) else None,
         pss_mb=cost.pss_mb,
         rss_mb=cost.rss_mb,
         processes=cost.processes,
         complaint=ran.complaint,
     )
-
-
-def steady_part(received_ns: Times) -> tuple[int, int]:
-    """Between which moments a run is neither starting nor ending."""
-    if not len(received_ns):
-        return 0, 0
-    first, last = int(received_ns.min()), int(received_ns.max())
-    start, end = (round(first + share * (last - first)) for share in STEADY)
-    return start, end
-
-
-def ttft_errors_ms(served: Sequence[Served], ttfts_ns: dict[str, float]) -> Sample:
-    """What the client told over what the server knows, for each request that both know."""
-    return np.array(
-        [
-            (ttfts_ns[one.request_id] - one.ttft_ns) / 1e6
-            for one in served
-            if one.request_id in ttfts_ns and one.ttft_ns is not None
-        ]
-    )
-
-
-def lags_ms(received_ns: Times, rate: float) -> Sample:
-    """How late each arrival was against equal gaps; the earliest of all is on time."""
-    ahead_ns = np.sort(received_ns) - np.arange(len(received_ns)) * 1e9 / rate
-    return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns
-
-
-def quantile(sample: Sample, level: float) -> float | None:
-    """Of a sample; null: it is empty."""
-    return float(np.quantile(sample, level)) if len(sample) else None

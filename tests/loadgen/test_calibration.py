@@ -1,0 +1,99 @@
+"""``loadgen calibrate``: its arithmetic on round numbers, its file, and the command itself on this machine."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadgen.__main__ import main
+from loadgen.calibration import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
+from loadgen.calibrationcommand import calibration_lines
+from tracefile import InputError
+
+# A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.
+ROUND = Calibration(
+    machine="m",
+    measured="2026-01-02",
+    procs=1,
+    requests_per_s=1e6 / 228,
+    events_per_s=256e6 / 468,
+    prompt_tokens_per_s=8192e6 / 4196,
+    requests_per_core_s=5000.0,
+    events_per_core_s=600_000.0,
+    at_rates=[
+        RateTruth(
+            rate=50.0,
+            requests=400,
+            ttft_error_p50_ms=0.1,
+            ttft_error_p99_ms=None,
+            lag_p50_ms=0.01,
+            lag_p99_ms=0.5,
+            client_cpu=0.07,
+        )
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_three_loads_tell_what_each_part_of_a_request_costs() -> None:
+    assert ROUND.seconds_per_event == pytest.approx(1e-6)
+    assert ROUND.seconds_per_prompt_token == pytest.approx(0.5e-6)
+    assert ROUND.seconds_per_request == pytest.approx(84e-6)
+
+
+def test_a_run_s_share_is_its_cost_a_second() -> None:
+    # The loads it was measured with are the whole machine.
+    assert ROUND.share(round(ROUND.requests_per_s * 100), 438596 * 16, 438596 * 256, 100.0) == pytest.approx(1.0, rel=1e-4)
+    # 100 requests/s of 1,000 prompt and 100 answer tokens: 100 × (84 + 500 + 100) µs.
+    assert ROUND.share(1000, 100_000, 1_000_000, 10.0) == pytest.approx(0.0684)
+    assert ROUND.share(0, 0, 0, 0.0) == 0.0
+
+
+def test_noise_makes_no_cost_negative() -> None:
+    odd = msgspec.structs.replace(ROUND, events_per_s=1e9, prompt_tokens_per_s=1e9)
+    assert (odd.seconds_per_event, odd.seconds_per_prompt_token) == (0.0, 0.0)
+    assert odd.seconds_per_request == pytest.approx(228e-6)
+
+
+def test_it_is_kept_by_machine_and_senders(cache: Path) -> None:
+    assert load_calibration() is None
+    path = save_calibration(ROUND)
+    assert path == calibration_file(1) != calibration_file(2)
+    assert path.is_relative_to(cache / "kvtape" / "calibration")
+    assert load_calibration() == ROUND
+    assert load_calibration(2) is None
+    path.write_text("{")
+    assert load_calibration() is None
+
+
+def test_the_table_says_what_was_not_told() -> None:
+    lines = calibration_lines(ROUND)
+    assert lines[1].split()[:4] == ["most", "requests", "4,386", "/s"]
+    assert lines[-1].strip() == (
+        "at  50 requests/s    TTFT error p50 0.10 p99 none; lag p50 0.01 p99 0.50 ms; 7% of a core"
+    )
+
+
+def test_the_command_measures_this_machine_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tmp_path / "found.json"
+    assert main(["calibrate", "--seconds", "0.5", "--json", str(found)]) == 0
+    told = json.loads(found.read_text())
+    assert msgspec.json.decode(found.read_bytes(), type=Calibration) == load_calibration()
+    # How many is the machine's affair; that they were counted, and are those that the rate makes, is ours.
+    assert min(told[name] for name in told if name.endswith("_s")) > 0
+    assert [(at["rate"], at["requests"]) for at in told["at_rates"]] == [(50.0, 50), (200.0, 200)]
+    for at in told["at_rates"]:
+        assert 0 <= at["ttft_error_p50_ms"] <= at["ttft_error_p99_ms"]
+    assert "most requests" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    for flags in (["--seconds", "0"], ["--procs", "0"]):
+        with pytest.raises(InputError, match="--seconds, --procs"):
+            main(["calibrate", *flags])
