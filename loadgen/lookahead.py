@@ -42,6 +42,8 @@ class Planned:
     send: Send = field(compare=False)
     parent_end_ms: float | None = field(compare=False)
     """On the trace's clock, of the request that it follows; null: a root."""
+    held: bool = field(compare=False, default=False)
+    """Whether its time had come before the request that it follows ended."""
 
 
 class Lookahead:
@@ -64,7 +66,7 @@ class Lookahead:
 
     def follow(self, send: Send, end_ns: int, parent_end_ms: float) -> None:
         """Plan a follow-up of a request that ended then."""
-        self._add(send, end_ns, parent_end_ms)
+        self._add(send, self._t0_ns if send.from_start else end_ns, parent_end_ms, end_ns)
 
     def pop(self, now_ns: int) -> Planned | None:
         """The next to be built, if it is time for it and there is room."""
@@ -104,7 +106,7 @@ class Lookahead:
         if root is not None:
             self._add(root, self._t0_ns, None)
 
-    def _add(self, send: Send, from_ns: int, parent_end_ms: float | None) -> None:
+    def _add(self, send: Send, from_ns: int, parent_end_ms: float | None, end_ns: int = 0) -> None:
         self._numbered += 1
         at_ns = max(from_ns + round((send.due_ms or 0.0) * NS_PER_MS), self._not_before_ns)
-        heapq.heappush(self._upcoming, Planned(at_ns, self._numbered, send, parent_end_ms))
+        heapq.heappush(self._upcoming, Planned(at_ns, self._numbered, send, parent_end_ms, at_ns < end_ns))

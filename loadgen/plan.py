@@ -56,6 +56,9 @@ class Send:
     """The record to write, with what only the plan knows (hashes, sessions); called after ``then``."""
     until_ms: float | None = None
     """From t = 0: not sent any more after this, and without a record. Null: sent however late."""
+    from_start: bool = False
+    """Of a follow-up: ``due_ms`` counts from t = 0. It is a session that arrived then; if that was before the parent's
+    end, it was held back."""
 
 
 Plan = Iterable[Send]

@@ -199,7 +199,7 @@ class PlanRun:
                 self._build()
         record = given.planned.send.describe(answer)
         self._write(record)
-        self._tally.finish(record, held=ended.held, told=ended.told_reads > 0)
+        self._tally.finish(record, held=ended.held or given.planned.held, told=ended.told_reads > 0)
         self.sent_share += given.share
         self.last_end_ns = max(self.last_end_ns, ended.end_ns)
         if self._tally.only_refusals(REFUSALS_TO_STOP):
