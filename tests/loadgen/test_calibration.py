@@ -1,6 +1,5 @@
 """``loadgen calibrate``: its arithmetic on round numbers, its file, and the command itself on this machine."""
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,8 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.calibration import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
 from loadgen.calibrationcommand import calibration_lines
+from loadgen.calibrationruns import Runner
+from loadgen.truthprocess import truth_server
 from tracefile import InputError
 
 # A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.
@@ -49,7 +50,9 @@ def test_three_loads_tell_what_each_part_of_a_request_costs() -> None:
 
 def test_a_run_s_share_is_its_cost_a_second() -> None:
     # The loads it was measured with are the whole machine.
-    assert ROUND.share(round(ROUND.requests_per_s * 100), 438596 * 16, 438596 * 256, 100.0) == pytest.approx(1.0, rel=1e-4)
+    assert ROUND.share(round(ROUND.requests_per_s * 100), 438596 * 16, 438596 * 256, 100.0) == pytest.approx(
+        1.0, rel=1e-4
+    )
     # 100 requests/s of 1,000 prompt and 100 answer tokens: 100 × (84 + 500 + 100) µs.
     assert ROUND.share(1000, 100_000, 1_000_000, 10.0) == pytest.approx(0.0684)
     assert ROUND.share(0, 0, 0, 0.0) == 0.0
@@ -80,17 +83,40 @@ def test_the_table_says_what_was_not_told() -> None:
     )
 
 
-def test_the_command_measures_this_machine_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = tmp_path / "found.json"
-    assert main(["calibrate", "--seconds", "0.5", "--json", str(found)]) == 0
-    told = json.loads(found.read_text())
-    assert msgspec.json.decode(found.read_bytes(), type=Calibration) == load_calibration()
-    # How many is the machine's affair; that they were counted, and are those that the rate makes, is ours.
-    assert min(told[name] for name in told if name.endswith("_s")) > 0
-    assert [(at["rate"], at["requests"]) for at in told["at_rates"]] == [(50.0, 50), (200.0, 200)]
-    for at in told["at_rates"]:
-        assert 0 <= at["ttft_error_p50_ms"] <= at["ttft_error_p99_ms"]
-    assert "most requests" in capsys.readouterr().out
+def test_the_command_prints_and_keeps_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def found(seconds: float, procs: int, folder: Path, tell: object) -> Calibration:
+        asked.append((seconds, procs))
+        return ROUND
+
+    monkeypatch.setattr("loadgen.calibrationcommand.calibrate", found)
+    file = tmp_path / "found.json"
+    assert main(["calibrate", "--seconds", "2", "--json", str(file)]) == 0
+    assert asked == [(2.0, 1)]
+    assert msgspec.json.decode(file.read_bytes(), type=Calibration) == load_calibration() == ROUND
+    printed = capsys.readouterr().out
+    assert "most requests" in printed
+    assert f"kept in {calibration_file(1)}" in printed
+
+
+def test_runs_are_counted_by_the_server_and_held_against_it(tmp_path: Path) -> None:
+    told: list[str] = []
+    runner = Runner(0.5, 1, tmp_path, told.append)
+    with truth_server(("--ttft-ms", "1:3", "--tokens-per-write", "16")) as server:
+        run = runner.saturated(server, "short answers", 16, 256)
+        at = runner.at_rate(server, 40.0)
+    # How many is the machine's affair; that none is missed is ours.
+    assert len(run.served) == run.summary["sent"] == run.summary["statuses"]["ok"] > 0
+    assert {one.tokens for one in run.served} == {16}
+    assert run.rate > 0
+    assert (at.rate, at.requests) == (40.0, 40)
+    assert at.ttft_error_p50_ms is not None
+    assert at.ttft_error_p99_ms is not None
+    assert 0 <= at.ttft_error_p50_ms <= at.ttft_error_p99_ms
+    assert told == ["short answers: 64 requests in flight, for 0.5 s", "40 requests/s, for 1 s"]
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
