@@ -1,154 +1,217 @@
-"""A plan sent to a target with its trace written and its progress shown: what loadgen and replay both do."""
+"""A job sent to a target by its shards, with its trace written and its progress shown: what every run does."""
 
 import asyncio
 import contextlib
-import gc
+import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
-from loadgen.bodies import prepare_tables
-from loadgen.plan import Plan
-from loadgen.progress import shown_progress
-from loadgen.request import PlannedRequest
-from loadgen.sender import Sender, Transmit
-from loadgen.tally import Tally
-from tracefile import InputError, Meta, TraceWriter
-from wire.client import Client, Exchange
-from wire.errors import WireError
-from wire.loop import run as run_loop
-from wire.pool import ConnectError
-from wire.url import Origin, parse_url
+from loadgen.job import Job, Shard, add_shares
+from loadgen.merging import merge_parts, part_of, parts_of
+from loadgen.outcome import Driven, driven_from
+from loadgen.progress import RunProgress, TargetRate
+from loadgen.resumption import Resumed, resume_trace, resumed_at
+from loadgen.runflags import ONE_PROCESS, RunFlags
+from loadgen.shardmessages import Done, Failed, Progress, Ready, Setup
+from loadgen.shardprocess import Hear, ShardProcess
+from loadgen.shards import Header, ShardLink, Shards
+from loadgen.watching import opened, watched
+from tracefile import InputError, Meta, Workload
+from tracefile.mending import mend
 
-HEAD_START_S = 0.05
-"""From the clock's start to t = 0, in which the first requests are built."""
-
-WARM_CONNECTIONS = 16
-"""How many connections are open before the first request; more are opened as they are needed."""
+CORES_A_SHARD = 2
+"""One for the process that plans and records, one for the process that sends."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """One run: where to, what of it is kept, and how it is bounded."""
+    """One run: what is sent where, what of it is kept, and how it is bounded."""
 
+    job: Job
     url: str
     trace: Path
     meta: Meta
-    """The trace's header but for its clock."""
-    planned: int | None
-    """How many requests there will be; null: unknown."""
+    """The trace's header but for its clock and its workload's digest."""
+    run: RunFlags = ONE_PROCESS
+    sessions: int | None = None
+    """Sessions in all, so that no shard is without one; null: unknown, or without end."""
     parallel: int | None = None
     timeout_s: float | None = None
     overwrite: bool = False
+    duration_s: float | None = None
+    """When nothing new is started any more; null: the job ends by itself."""
+    target_rate: TargetRate | None = None
+    empty: str = "nothing to send"
+    """What to say of a job without a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Driven:
-    """What came of a run."""
+def drive(config: Drive) -> Driven:
+    """Run it; returns when all has ended, or was cut short by a signal, with the trace complete.
 
-    tally: Tally
-    stopped: str | None
-    """Why it was cut short: SIGINT, SIGTERM, refused; null: it was not."""
-    seconds: float
-    cpu_s: float
-
-
-def drive(plan: Plan, config: Drive) -> Driven:
-    """Send the plan; returns when all has ended, or was cut short by a signal, with the trace complete.
-
-    Raises InputError if the target's URL or the trace's path cannot be used.
+    Raises InputError if the target, the trace or the job cannot be used, KeyboardInterrupt if a signal came before
+    t = 0 or a second one after it.
     """
-    prepare_tables()
-    return run_loop(_drive(plan, config))
-
-
-async def _drive(plan: Plan, config: Drive) -> Driven:
-    client = Client(origin_of(config.url))
-    tally = Tally()
-    try:
-        await _warm(client, config)
-        with collector_off():  # before the clock starts: collecting for the last time takes tens of ms
-            t0_ns = time.perf_counter_ns() + int(HEAD_START_S * 1e9)
-            epoch_unix_ns = time.time_ns() + int(HEAD_START_S * 1e9)
-            meta = msgspec.structs.replace(config.meta, epoch_unix_ns=epoch_unix_ns)
-            with TraceWriter(config.trace, meta, overwrite=config.overwrite) as writer:
-                cpu_before_s = time.process_time()
-                transmit = transmitter(client, config.timeout_s)
-                sender = Sender(plan, transmit, writer.write, tally, t0_ns=t0_ns, parallel=config.parallel)
-                await _run(sender, tally, config.planned)
-                seconds = (time.perf_counter_ns() - t0_ns) / 1e9
-                return Driven(tally, sender.stopped, seconds, time.process_time() - cpu_before_s)
-    finally:
-        await client.close()
-
-
-async def _run(sender: Sender, tally: Tally, planned: int | None) -> None:
-    with stopped_by_signals(sender.stop):
-        async with shown_progress(tally, planned):
-            await sender.run()
-
-
-def origin_of(url: str) -> Origin:
-    """Where a ``--url`` points; raises InputError."""
-    try:
-        return parse_url(url.rstrip("/").removesuffix("/v1"))
-    except WireError as error:
-        raise InputError(f"--url: {error}") from None
-
-
-async def _warm(client: Client, config: Drive) -> None:
-    """Open connections ahead of need."""
-    planned = WARM_CONNECTIONS if config.planned is None else config.planned
-    try:
-        await client.warm(min(WARM_CONNECTIONS, config.parallel or WARM_CONNECTIONS, planned))
-    except ConnectError as error:
-        raise InputError(f"--url: {config.url}: {error.kind}; expected an engine that accepts connections") from None
-
-
-def transmitter(client: Client, timeout_s: float | None) -> Transmit:
-    """Requests over a client's connections."""
-
-    async def transmit(request: PlannedRequest) -> Exchange:
-        exchange = Exchange()
+    count = shard_count(config)
+    if count > 1:
+        config = replace(config, meta=msgspec.structs.replace(config.meta, extra=config.meta.extra | {"shards": count}))
+    run = Run(config, count, find_earlier(config))
+    with opened(config.run.json_progress) as json_file:
         try:
-            await client.request(
-                "POST", request.path, request.headers, request.body, timeout_s=timeout_s, into=exchange
-            )
+            words = asyncio.run(run.shown(json_file))
         except asyncio.CancelledError:
-            assert exchange.outcome == "client_abort"  # what came before the run was cut short is still a record
-        return exchange
+            raise KeyboardInterrupt from None
+        return run.outcome(words)
 
-    return transmit
+
+def shard_count(config: Drive) -> int:
+    """Into how many shards a run is cut: never more than it has sessions, or requests that may be in flight."""
+    wanted = config.run.procs
+    if wanted is None:
+        wanted = max(1, len(os.sched_getaffinity(0)) // CORES_A_SHARD)
+    return min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
+
+
+def find_earlier(config: Drive) -> Resumed | None:
+    """What an earlier run has left for this one to go on with; null: nothing, or it does not go on.
+
+    Raises InputError if it cannot go on with that, or if what is there would be lost.
+    """
+    trace = config.trace
+    if config.run.resume:
+        return resume_trace(trace, parts_of(trace), config.job, config.meta)
+    if config.overwrite:
+        return None
+    if parts := parts_of(trace):
+        raise InputError(
+            f"{parts[0]}: left by a run that was killed; expected --resume to go on with it, or --overwrite"
+        )
+    if trace.is_file() and (size := trace.stat().st_size):
+        raise InputError(f"{trace}: already has {size} bytes; expected a new file, or leave to overwrite it")
+    return None
+
+
+class Run:
+    """One run from its first process to its whole trace."""
+
+    def __init__(self, config: Drive, count: int, resumed: Resumed | None) -> None:
+        self._config = config
+        self._resumed = resumed
+        self._count = count
+        self._parts = [config.trace if count == 1 else part_of(config.trace, index) for index in range(count)]
+        self._meta = config.meta
+        self._digest = ""
+        self._where: list[str] = []
+        self._stopped: str | None = None
+
+    async def shown(self, json_file: TextIO | None) -> list[Done | Failed]:
+        """Run it to its end, shown to whoever watches; gives each shard's last words."""
+        config = self._config
+        async with Shards(self._count, self._start) as shards:
+            with interrupted(shards):
+                ready = await shards.ready(self._setups())
+                self._where = [link.where for link in shards.links]
+                self._make_room()
+                zero = shards.go(self._header(ready), 0.0 if self._resumed is None else self._resumed.from_ms)
+                planned = planned_by(ready)
+                progress = RunProgress(
+                    zero, self._where, planned=planned, duration_s=config.duration_s, target_rate=config.target_rate
+                )
+                async with watched(progress, json_file):
+                    words = await shards.ended(lambda index, word: _hear(shards, progress, index, word))
+            self._stopped, self._meta = shards.stopping, shards.meta
+            for link, part in zip(shards.links, self._parts, strict=True):
+                await link.fetch_part(part)
+        return words
+
+    def outcome(self, words: list[Done | Failed]) -> Driven:
+        """What it amounts to, its trace made whole. Raises InputError if a shard failed because of the input."""
+        trace = self._config.trace
+        refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
+        if refused is not None and self._count == 1:  # what is there may be another run's
+            raise InputError(refused)
+        driven = driven_from(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
+        if self._count > 1:
+            earlier = [] if self._resumed is None else [trace]
+            merge_parts(trace, [*earlier, *self._parts], self._meta)
+        elif driven.failures and trace.exists():
+            mend(trace)
+        if refused is not None:
+            raise InputError(refused)
+        return driven
+
+    async def _start(self, index: int, hear: Hear) -> ShardLink:
+        return await ShardProcess.start(hear)
+
+    def _setups(self) -> list[Setup]:
+        """What each shard is told: its part of the sessions, of the trace and of the requests in flight."""
+        config, count = self._config, self._count
+        return [
+            Setup(
+                job=config.job,
+                shard=Shard(index, count),
+                url=config.url,
+                trace=part,
+                overwrite=config.overwrite or count > 1,
+                parallel=None if config.parallel is None else len(range(index, config.parallel, count)),
+                timeout_s=config.timeout_s,
+                resumed=None if self._resumed is None else config.trace,
+            )
+            for index, part in enumerate(self._parts)
+        ]
+
+    def _header(self, ready: Sequence[Ready]) -> Header:
+        """The trace's header, now that the shards have drawn the load. Raises InputError if that is empty."""
+        if planned_by(ready) == 0:
+            raise InputError(self._config.empty)
+        self._digest = add_shares([each.digest_share for each in ready])
+        if self._resumed is not None:
+            return partial(resumed_at, self._resumed)
+        return partial(zeroed, self._meta, self._digest)
+
+    def _make_room(self) -> None:
+        """Remove what is to be overwritten, so that nobody takes it for a part of this run later."""
+        if self._config.overwrite and self._count > 1:
+            for path in [*parts_of(self._config.trace), self._config.trace]:
+                path.unlink(missing_ok=True)
+
+
+def zeroed(meta: Meta, digest: str, epoch_unix_ns: int) -> Meta:
+    """The header of a fresh run."""
+    workload = msgspec.structs.replace(meta.workload or Workload(), digest=digest)
+    return msgspec.structs.replace(meta, workload=workload, epoch_unix_ns=epoch_unix_ns)
+
+
+def planned_by(ready: Sequence[Ready]) -> int | None:
+    """How many requests all shards will send; null: one of them cannot tell."""
+    planned = [each.planned for each in ready]
+    return None if None in planned else sum(count for count in planned if count is not None)
+
+
+def _hear(shards: Shards, progress: RunProgress, index: int, word: Progress) -> None:
+    progress.stopping = shards.stopping
+    progress.hear(index, word)
 
 
 @contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """No garbage collection for a while: a full one stops the clock for tens of ms. Reference counts still free."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
-@contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM stops the run; a second one ends the process as it always does."""
-    loop = asyncio.get_running_loop()
+def interrupted(shards: Shards) -> Iterator[None]:
+    """Ctrl-C or SIGTERM stops the run once it is under way; before that, and the second time, it ends at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # within a coroutine
 
     def on_signal(number: signal.Signals) -> None:
-        for each in INTERRUPTS:
-            loop.remove_signal_handler(each)
-        stop(number.name)
+        if shards.going and shards.stopping is None:
+            shards.stop(number.name)
+        else:
+            shards.kill()
+            task.cancel()
 
     for number in INTERRUPTS:
         loop.add_signal_handler(number, on_signal, number)

@@ -1,55 +1,160 @@
-"""The run as it goes: one live line on a terminal, one line every 10 s elsewhere; both to stderr."""
+"""How far a run is, as its shards tell it: one status for the live view, the log's lines and ``--json-progress``."""
 
-import asyncio
-import contextlib
-import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+import msgspec
 
-from loadgen.tally import Tally
+from loadgen.samples import Sample
+from loadgen.shardmessages import Progress
+from loadgen.shards import Zero
+from loadgen.tally import Counts
+from loadgen.windows import RateWindow, RecentWindow
 
-LIVE_INTERVAL_S = 0.25
-LINE_INTERVAL_S = 10.0
+SILENT_S = 2.0
+"""A shard speaks four times a second; one that has said nothing for so long is in trouble."""
 
-
-def progress_line(tally: Tally, planned: int | None) -> str:
-    """Where the run is: counts and latencies so far."""
-    of = "" if planned is None else f"/{planned}"
-    parts = [f"sent {tally.started}{of}", f"in flight {tally.in_flight}", f"done {tally.statuses['ok']}"]
-    parts.append(f"errors {tally.failed}")
-    if tally.ttft_ms.count:
-        parts.append(f"TTFT p50 {tally.ttft_ms.quantile(0.5):.1f} p99 {tally.ttft_ms.quantile(0.99):.1f} ms")
-    if tally.lag_ms.count:
-        parts.append(f"lag p99 {tally.lag_ms.quantile(0.99):.1f} ms")
-    if tally.looked_up_tokens:
-        parts.append(f"cached {tally.cached_tokens / tally.looked_up_tokens:.0%}")
-    return " · ".join(parts)
+TargetRate = Callable[[float], float | None]
+"""Requests a second that are planned at a second of the run; null: as many as the answers let through."""
 
 
-@contextlib.asynccontextmanager
-async def shown_progress(tally: Tally, planned: int | None) -> AsyncIterator[None]:
-    """Show the run for the length of the ``async with`` block."""
-    shown = asyncio.create_task(_show_live(tally, planned) if sys.stderr.isatty() else _show_lines(tally, planned))
-    try:
-        yield
-    finally:
-        shown.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await shown
+class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard, as it last said."""
+
+    where: str
+    """Its process, or its machine's address."""
+    sent: int
+    in_flight: int
+    errors: int
+    silent_s: float | None
+    """Seconds since it last spoke; null: not ``SILENT_S`` yet, as it should be."""
 
 
-async def _show_live(tally: Tally, planned: int | None) -> None:
-    console = Console(stderr=True)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            live.update(Text(progress_line(tally, planned)), refresh=True)
-            await asyncio.sleep(LIVE_INTERVAL_S)
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment. Counts are from its start; rates and quantiles are of the last 10 s, over all shards."""
+
+    elapsed_s: float
+    """Since t = 0."""
+    remaining_s: float | None
+    """Until its end at the present rate, or until nothing new is started; null: nobody knows."""
+    stopping: str | None
+    """Why what is in flight is being given up; null: it is not."""
+    planned: int | None
+    """Requests in all; null: unknown."""
+    sent: int
+    in_flight: int
+    done: int
+    """Ended well."""
+    errors: int
+    """Ended otherwise."""
+    held: int
+    """Had to wait for a slot of ``--parallel``."""
+    target_rate: float | None
+    """Requests a second as planned for now; null: unknown, or as answers come."""
+    rate: float
+    """Requests a second as sent."""
+    output_tokens_per_s: float
+    ttft_p50_ms: float | None
+    """Null, here and below: none came."""
+    ttft_p99_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    lag_p50_ms: float | None
+    """Send minus schedule."""
+    lag_p99_ms: float | None
+    hit_rate: float | None
+    """Cached over prompt tokens since the start, where the engine reported them; null: it never did."""
+    shards: list[ShardStatus]
 
 
-async def _show_lines(tally: Tally, planned: int | None) -> None:
-    while True:
-        await asyncio.sleep(LINE_INTERVAL_S)
-        print(progress_line(tally, planned), file=sys.stderr, flush=True)
+class RunProgress:
+    """What all shards said so far."""
+
+    def __init__(
+        self,
+        zero: Zero,
+        where: Sequence[str],
+        *,
+        planned: int | None,
+        duration_s: float | None = None,
+        target_rate: TargetRate | None = None,
+    ) -> None:
+        self.stopping: str | None = None
+        self._zero = zero
+        self._where = where
+        self._planned = planned
+        self._duration_s = duration_s
+        self._target_rate = target_rate
+        self._counts = [Counts() for _ in where]
+        self._heard_s = [0.0 for _ in where]
+        self._recent = RecentWindow()
+        self._sent, self._ended, self._tokens = RateWindow(), RateWindow(), RateWindow()
+
+    def hear(self, shard: int, message: Progress) -> None:
+        """One shard's word."""
+        self._counts[shard] = message.counts
+        self._heard_s[shard] = now_s = self.elapsed_s()
+        self._recent.add(now_s, message.recent)
+
+    def elapsed_s(self) -> float:
+        """Since t = 0; 0 before it."""
+        return max(0.0, (time.perf_counter_ns() - self._zero.at_ns) / 1e9)
+
+    def status(self) -> Status:
+        """The run now."""
+        now_s = self.elapsed_s()
+        counts = self._total()
+        self._sent.add(now_s, counts.started)
+        self._ended.add(now_s, counts.ended)
+        self._tokens.add(now_s, counts.output_tokens)
+        self._recent.forget(now_s)
+        recent = self._recent.whole
+        return Status(
+            elapsed_s=round(now_s, 3),
+            remaining_s=self._remaining_s(now_s, counts),
+            stopping=self.stopping,
+            planned=self._planned,
+            sent=counts.started,
+            in_flight=counts.in_flight,
+            done=counts.statuses["ok"],
+            errors=counts.failed,
+            held=counts.held,
+            target_rate=None if self._target_rate is None else self._target_rate(now_s),
+            rate=round(self._sent.per_s(), 3),
+            output_tokens_per_s=round(self._tokens.per_s(), 3),
+            ttft_p50_ms=_quantile(recent.ttft_ms, 0.5),
+            ttft_p99_ms=_quantile(recent.ttft_ms, 0.99),
+            itl_p50_ms=_quantile(recent.itl_ms, 0.5),
+            itl_p99_ms=_quantile(recent.itl_ms, 0.99),
+            lag_p50_ms=_quantile(recent.lag_ms, 0.5),
+            lag_p99_ms=_quantile(recent.lag_ms, 0.99),
+            hit_rate=round(counts.cached_tokens / counts.looked_up_tokens, 4) if counts.looked_up_tokens else None,
+            shards=[self._shard(index, now_s) for index in range(len(self._where))],
+        )
+
+    def _total(self) -> Counts:
+        total = Counts()
+        for counts in self._counts:
+            total.add_counts(counts)
+        return total
+
+    def _remaining_s(self, now_s: float, counts: Counts) -> float | None:
+        if self._planned is not None and (per_s := self._ended.per_s()):
+            return round(max(0, self._planned - counts.ended) / per_s, 1)
+        if self._duration_s is not None:
+            return round(max(0.0, self._duration_s - now_s), 1)
+        return None
+
+    def _shard(self, index: int, now_s: float) -> ShardStatus:
+        counts, silent_s = self._counts[index], now_s - self._heard_s[index]
+        return ShardStatus(
+            where=self._where[index],
+            sent=counts.started,
+            in_flight=counts.in_flight,
+            errors=counts.failed,
+            silent_s=round(silent_s, 1) if silent_s > SILENT_S else None,
+        )
+
+
+def _quantile(sample: Sample, share: float) -> float | None:
+    return round(sample.quantile(share), 3) if sample.count else None

@@ -1,16 +1,18 @@
 """One loadgen run from its config to its exit code."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from loadgen.config import LoadConfig
+from loadgen.dialects import AUTO
 from loadgen.draws import Vocabulary
 from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
-from loadgen.loadjob import LoadJob, load_name
+from loadgen.loadjob import ELSEWHERE, LoadJob, load_name
 from loadgen.outcome import Driven
 from loadgen.progress import TargetRate
 from loadgen.recognition import find_dialect
@@ -22,6 +24,12 @@ from tracefile import Workload as WorkloadMeta
 
 HASHED_BLOCK_SIZE = 16
 INTERRUPTED = 130
+ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
+"""Of the flags that made a load, those that its header has even where nobody gave them."""
+
+OWN_FIELDS = frozenset({"pattern", "seed"})
+"""Those that stand in the header by themselves."""
+
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 
 
@@ -63,7 +71,7 @@ def load_job(config: LoadConfig, control: ControlClient, model: str, facts: Engi
         load_id=load_name(config),
         key=load_key(),
         block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
-        dialect=find_dialect(control, config.dialect).dialect,
+        dialect=find_dialect(control, AUTO).dialect,
     )
 
 
@@ -106,9 +114,7 @@ def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
     )
 
 
-def summarize_run(
-    driven: Driven, pattern: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]
-) -> Summary:
+def summarize_run(driven: Driven, pattern: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]) -> Summary:
     """The summary of a run that loadgen or replay drove."""
     return summarize(driven, pattern=pattern, counters=(facts[0].counters, facts[1].counters), notes=notes)
 
@@ -150,25 +156,20 @@ def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
 
 
 def _shape(config: LoadConfig) -> dict[str, object]:
-    """The flags that made the load, to be read by people."""
+    """The flags that made the load, to be read by people; those that were left as they are by default are not there."""
+    given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
+    defaults = {each.name: each.default for each in fields(config)}
+    told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}
     return {
-        "api": config.api,
-        "rate": config.rate,
-        "duration_s": config.duration_s,
-        "number": config.number,
-        "parallel": config.parallel,
-        "prompt_tokens": str(config.prompt_tokens),
-        "output_tokens": str(config.output_tokens),
-        "prefix_count": config.prefix_count,
-        "prefix_tokens": config.prefix_tokens,
-        "turns": config.turns,
-        "think_s": str(config.think_s),
+        name: value if isinstance(value, float | int | None) else str(value)
+        for name, value in told.items()
+        if name not in OWN_FIELDS
     }
 
 
 def _notes(driven: Driven, config: LoadConfig) -> list[str]:
     unknown = driven.tally.without_output_hashes
-    if config.api == "completions" and config.turns > 1 and unknown:
+    if config.api == "completions" and not config.single_turns and unknown:
         return [
             f"the engine returned no token ids for {unknown} answers: the turns after them went on from stand-ins, "
             "whose blocks cannot be in its cache"

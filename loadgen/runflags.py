@@ -1,0 +1,54 @@
+"""How a run is run, whatever it sends: in how many processes, on which machines, and who is told how far it is."""
+
+import argparse
+from dataclasses import dataclass
+
+from tracefile import InputError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlags:
+    """Nothing here changes what is sent, or its digest."""
+
+    procs: int | None = 1
+    """Shards; null: as many as this machine, or the Ray cluster, has cores for."""
+    ray: str | None = None
+    """Address of the Ray cluster whose machines run the shards; null: this machine does."""
+    json_progress: str | None = None
+    """File for a JSON line a second, ``-`` for stderr; null: none."""
+    resume: bool = False
+    """Go on with the trace that is there."""
+
+    def __post_init__(self) -> None:
+        if self.procs is not None and self.procs < 1:
+            raise InputError(f"--procs: {self.procs}; expected 1 or more, or {AUTO}")
+
+
+ONE_PROCESS = RunFlags()
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``RunFlags``, for loadgen and replay alike."""
+    run = parser.add_argument_group("how it is run")
+    run.add_argument(
+        "--procs", default="1", metavar="N", help="send from N pairs of processes, or auto: one for each 2 cores (1)"
+    )
+    run.add_argument("--ray", metavar="ADDRESS", help="send from the machines of this Ray cluster (auto: the one here)")
+    run.add_argument("--json-progress", metavar="FILE", help="a JSON line a second there; - for stderr")
+    run.add_argument("--resume", action="store_true", help="go on with a run that was killed, into the same trace")
+
+
+def run_flags(args: argparse.Namespace) -> RunFlags:
+    """The flags as they were given; raises InputError naming one."""
+    return RunFlags(procs=parse_procs(args.procs), ray=args.ray, json_progress=args.json_progress, resume=args.resume)
+
+
+def parse_procs(text: str) -> int | None:
+    """``N``, or null for ``auto``; raises InputError."""
+    if text == AUTO:
+        return None
+    if not text.isdecimal():
+        raise InputError(f"--procs: {text!r}; expected a whole number, or {AUTO}")
+    return int(text)
