@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from report.clientlag import client_lag
 from report.results import Pair, Provenance
 from report.runs import Run
 
@@ -27,6 +28,12 @@ def _of_run(run: Run) -> list[str]:
     twice = len(run) - len(set(run.request_ids))
     if twice:
         notes.append(f"{run.label}: {twice:,} records repeat a request_id; only the first of each is joined.")
+    lag = client_lag(run)
+    if lag is not None and lag.flagged:
+        notes.append(
+            f"{run.label}: the client was late: lag p99 {lag.p99_ms:.1f} ms is above {lag.limit_ms:.1f} ms "
+            f"({lag.late:,} of {lag.requests:,} requests are); trust none of its latencies."
+        )
     return notes
 
 

@@ -35,6 +35,7 @@ class Run:
     turn: IntArray
     """1, 2, …; UNKNOWN where the trace does not say."""
     arrival_ms: FloatArray
+    scheduled_ms: FloatArray
     ttft_ms: FloatArray
     e2e_ms: FloatArray
     status: npt.NDArray[np.int8]
@@ -65,6 +66,7 @@ class _Columns:
     sessions: list[str | None] = field(default_factory=list)
     turn: "array[int]" = field(default_factory=lambda: array("q"))
     arrival_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    scheduled_ms: "array[float]" = field(default_factory=lambda: array("d"))
     ttft_ms: "array[float]" = field(default_factory=lambda: array("d"))
     e2e_ms: "array[float]" = field(default_factory=lambda: array("d"))
     status: "array[int]" = field(default_factory=lambda: array("b"))
@@ -81,6 +83,7 @@ class _Columns:
         self.sessions.append(record.session_id)
         self.turn.append(_count(record.turn))
         self.arrival_ms.append(_time(record.arrival_ms))
+        self.scheduled_ms.append(_time(record.scheduled_ms))
         self.ttft_ms.append(_time(record.ttft_ms))
         self.e2e_ms.append(_time(record.e2e_ms))
         self.status.append(STATUSES.index(record.status))
@@ -111,6 +114,7 @@ def load_run(label: str, path: Path) -> Run:
         sessions=columns.sessions,
         turn=np.array(columns.turn, dtype=np.int64),
         arrival_ms=np.array(columns.arrival_ms),
+        scheduled_ms=np.array(columns.scheduled_ms),
         ttft_ms=np.array(columns.ttft_ms),
         e2e_ms=np.array(columns.e2e_ms),
         status=np.array(columns.status, dtype=np.int8),
