@@ -1,11 +1,10 @@
 """Request bodies that carry a conversation: chat completions, Responses, Anthropic's messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from loadgen.bodies import chat_body
 from loadgen.dialects import VLLM, Dialect
 from loadgen.spoken import Spoken, chat_messages, messages_fields, responses_fields
 
@@ -28,14 +27,16 @@ def conversation_body(
     max_tokens: int,
     *,
     stream: bool = True,
+    extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """A body that asks for an answer of ``max_tokens`` tokens to a conversation."""
+    """A body that asks for an answer of ``max_tokens`` tokens to a conversation; ``extra`` has the last word."""
     if api == "chat":
-        return chat_body(model, chat_messages(conversation), max_tokens, stream=stream, dialect=dialect)
+        chat = {"messages": chat_messages(conversation), **dialect.chat_fields(model, max_tokens, stream=stream)}
+        return msgspec.json.encode(chat | dict(extra or {}))
     fields = _response(max_tokens, dialect) if api == "responses" else {"max_tokens": max_tokens, "temperature": 0}
     said = responses_fields(conversation) if api == "responses" else messages_fields(conversation)
-    return msgspec.json.encode({"model": model, **said, **fields, "stream": stream})
+    return msgspec.json.encode({"model": model, **said, **fields, "stream": stream} | dict(extra or {}))
 
 
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:

@@ -75,9 +75,17 @@ def compose(words: Words, gaps: Gaps, conversation: Sequence[Spoken]) -> TokenId
 
 def compose_head(words: Words, gaps: Gaps, conversation: Sequence[Spoken], message: int) -> TokenIds | None:
     """The tokens before what message number ``message`` says; null: not all of them are known."""
+    return compose(words, _head(gaps, conversation, message), conversation[:message])
+
+
+def head_length(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> int | None:
+    """How many tokens are before what message number ``message`` says; null: not known."""
+    return composed_length(_head(gaps, conversation, message), conversation[:message])
+
+
+def _head(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> Gaps:
     before = len(places(conversation[:message]))
-    head = Gaps(gaps.ids[: before + 1], gaps.spaced[:before], gaps.written[:before])
-    return compose(words, head, conversation[:message])
+    return Gaps(gaps.ids[: before + 1], gaps.spaced[:before], gaps.written[:before])
 
 
 def composed_length(gaps: Gaps, conversation: Sequence[Spoken]) -> int | None:

@@ -29,7 +29,7 @@ class PrefixTruth:
     exact: int = 0
     """Of the planned, those that were as long as planned."""
     off_tokens: int = 0
-    """By how much the others were longer or shorter, in all; answers that changed are not counted here."""
+    """Tokens that the others have more, less or other than planned; answers that changed are not counted here."""
     ids_told: int = 0
     """Whose tokens the engine told, and they were planned."""
     ids_exact: int = 0
@@ -57,13 +57,15 @@ class PrefixTruth:
             self.off_tokens += abs(longer)
         return longer
 
-    def check_ids(self, planned: TokenIds | None, told: TokenIds) -> bool:
+    def check_ids(self, planned: TokenIds | None, told: TokenIds, *, behind_answer: bool) -> bool:
         """Compare a prompt's tokens with those planned; whether they are known to differ."""
         if planned is None:
             return False
         exact = np.array_equal(planned, told)
         self.ids_told += 1
         self.ids_exact += exact
+        if not behind_answer and len(planned) == len(told):  # a difference in length has been counted
+            self.off_tokens += int(np.count_nonzero(planned != told))
         return not exact
 
     def check_answer(self, *, changed: bool) -> None:

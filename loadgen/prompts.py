@@ -19,7 +19,7 @@ from loadgen.messages import Drawn, Piece, Said, drawn_user
 from loadgen.plan import Answer
 from loadgen.prefixtruth import PrefixTruth, common_prefix
 from loadgen.shapes import TurnShape
-from loadgen.spoken import Spoken
+from loadgen.spoken import Call, Spoken
 from loadgen.targettext import Speech
 from tracefile import BlockHash, BlockHasher, InputError
 
@@ -54,6 +54,15 @@ def said_in(turn: TurnShape) -> Sequence[Said]:
 def stand_in_key(turn: TurnShape) -> int:
     """What stands for an answer whose ids nobody told is drawn from this."""
     return mix64(turn.prompt_key + Stream.STAND_IN_TOKENS)
+
+
+def generated_length(answer: Answer) -> int | None:
+    """How many of the generated tokens the template says again; null: not known.
+
+    An answer that ended by itself ended with a token of its own, which the template writes behind an old answer.
+    """
+    count = answer.record.output_tokens if answer.token_ids is None else len(answer.token_ids)
+    return None if count is None else max(0, count - (answer.record.finish_reason == "stop"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,10 @@ class ChatPrompt:
     conversation: list[Spoken]
     before: TokenIds | None = None
     """The turn before in tokens, prompt and answer; null: a first turn, or not known."""
+    repeated: int | None = None
+    """How many tokens of it come again if nothing changed, by lengths alone; null: not known."""
+    answer_changed: bool = False
+    """Whether the last answer's text is known to be other tokens than were generated."""
     _ids: TokenIds | None = None
     """What the engine saw, once it has answered; null: not known."""
     _told: bool = False
@@ -178,7 +191,7 @@ class ChatPrompt:
 
     def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
         """Hashed over the ids that the engine says it saw, else over those of its tokenizer and template."""
-        self._settle(answer)
+        self.settle(answer)
         if self._ids is None:
             return None
         chain = hash_request(hasher, (), self._ids, answer.token_ids)
@@ -186,49 +199,65 @@ class ChatPrompt:
 
     def after(self, answer: Answer, turn: TurnShape) -> Prompt:
         """This conversation, the model's answer and what the turn says."""
-        self._settle(answer)
-        said = said_in(turn)
-        calls = tuple(call for message in said if (call := self.form.speech.call(message)) is not None)
-        conversation = [
-            *self.conversation,
-            replace(self._answered(answer, turn), calls=calls),
-            *(self.form.speech.say(message) for message in said),
-        ]
+        speech, said = self.form.speech, said_in(turn)
+        calls = tuple(call for message in said if (call := speech.call(message)) is not None)
+        return self.going_on(answer, [speech.say(message) for message in said], stand_in_key(turn), calls)
+
+    def going_on(
+        self, answer: Answer, said: Sequence[Spoken], stand_in: int, calls: tuple[Call, ...] = ()
+    ) -> "ChatPrompt":
+        """This conversation, the model's answer with its calls, and what is said then.
+
+        ``stand_in``: what an answer whose ids nobody told is drawn from, where ids must be sent.
+        """
+        spoken = self.answered(answer, stand_in, calls)
         before = None
         if self._ids is not None and answer.token_ids is not None:
             before = np.concatenate([self._ids, np.asarray(answer.token_ids[:-1], dtype=np.uint32)])
-        return ChatPrompt(self.form, conversation, before)
+        generated = generated_length(answer)
+        changed = answer.token_ids is None and generated is not None and spoken.length != generated
+        conversation = [*self.conversation, spoken, *said]
+        return ChatPrompt(self.form, conversation, before, self._repeated(answer, conversation), changed)
 
-    def _answered(self, answer: Answer, turn: TurnShape) -> Spoken:
+    def _repeated(self, answer: Answer, conversation: Sequence[Spoken]) -> int | None:
+        """This prompt and its answer, if the template opens an old answer as it opened the new one."""
+        prompt, output = answer.record.prompt_tokens, answer.record.output_tokens
+        if prompt is None or not output:
+            return None
+        head = self.form.speech.head_length(conversation, len(self.conversation))
+        return prompt + output - 1 if head == prompt else None
+
+    def answered(self, answer: Answer, stand_in: int, calls: tuple[Call, ...] = ()) -> Spoken:
         """The answer as a message: its ids as generated, else as its text has them, else its length alone."""
+        self.settle(answer)
         speech = self.form.speech
+        length = generated_length(answer)
         if answer.token_ids is not None:
-            # The template closes the message itself, with the very token that ended it.
-            kept = answer.token_ids[:-1] if answer.record.finish_reason == "stop" else answer.token_ids
-            ids: TokenIds | None = np.asarray(kept, dtype=np.uint32)
+            ids: TokenIds | None = np.asarray(answer.token_ids[:length], dtype=np.uint32)
         else:
             ids = speech.encode(answer.text)
-        length = answer.record.output_tokens if ids is None else len(ids)
+            length = length if ids is None else len(ids)
+        numbers = None
         if ids is None and self.form.rendered:
-            ids = speech.numbers([Piece(stand_in_key(turn), length or 0)])
-            return Spoken("assistant", answer.text, numbers=ids, length=length)
-        return Spoken("assistant", answer.text, ids=ids, length=length)
+            numbers = speech.numbers([Piece(stand_in, length or 0)])
+        return Spoken("assistant", answer.text, numbers, ids, length, calls)
 
-    def _settle(self, answer: Answer) -> None:
+    def settle(self, answer: Answer) -> None:
         """Compare what was planned with what the engine says of this prompt; once."""
         if self._settled:
             return
         self._settled = True
         truth, record = self.form.speech.truth, answer.record
         behind_answer = any(message.role == "assistant" for message in self.conversation) and not self.form.rendered
-        longer = truth.check_prompt(self.planned_tokens(), record, behind_answer=behind_answer)
-        planned = self.form.speech.ids(self.conversation)
+        length, planned = self.planned_tokens(), self.form.speech.ids(self.conversation)
+        longer = truth.check_prompt(length, record, behind_answer=behind_answer)
         told = None if answer.prompt_token_ids is None else np.asarray(answer.prompt_token_ids, dtype=np.uint32)
         differs = longer != 0
         if told is not None:
-            differs = truth.check_ids(planned, told) or differs
-        if behind_answer and record.status == "ok" and (told is not None or record.tokens_source == "usage"):
-            truth.check_answer(changed=differs)
+            differs = truth.check_ids(planned, told, behind_answer=behind_answer) or differs
+        seen = (told is not None and planned is not None) or (length is not None and record.tokens_source == "usage")
+        if behind_answer and record.status == "ok" and seen:
+            truth.check_answer(changed=differs or self.answer_changed)
         if differs:
             self._take_other_answer(told, longer)
         self._told = told is not None
@@ -236,6 +265,8 @@ class ChatPrompt:
         if self.before is not None and self._ids is not None:
             shared = min(common_prefix(self.before, self._ids), len(self._ids) - 1)
             truth.check_cached(shared, self.form.block_size, record)
+        elif self.repeated is not None and length is not None and not (differs or self.answer_changed):
+            truth.check_cached(self.repeated, self.form.block_size, record)
 
     def _take_other_answer(self, told: TokenIds | None, longer: int) -> None:
         """The last answer came back as other tokens: go on from these, so that it is counted once."""

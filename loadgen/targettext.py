@@ -9,7 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.chattemplate import Gaps, Order, compose, compose_head, composed_length, learn_gaps, order_of
+from loadgen.chattemplate import (
+    Gaps,
+    Order,
+    compose,
+    compose_head,
+    composed_length,
+    head_length,
+    learn_gaps,
+    order_of,
+)
 from loadgen.draws import TokenIds
 from loadgen.messages import Drawn, Piece, Said
 from loadgen.prefixtruth import PrefixTruth
@@ -98,6 +107,11 @@ class Speech:
         """The tokens before what message number ``message`` says; null: not known."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
+
+    def head_length(self, conversation: Sequence[Spoken], message: int) -> int | None:
+        """How many tokens are before what message number ``message`` says; null: not known."""
+        gaps = self.gaps(order_of(conversation))
+        return None if gaps is None else head_length(gaps, conversation, message)
 
     def length(self, conversation: Sequence[Spoken]) -> int | None:
         """How many tokens it is; null: not known."""
