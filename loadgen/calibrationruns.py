@@ -69,7 +69,7 @@ class Runner:
         """So many a second, twice as long."""
         seconds = 2 * self.seconds
         self.tell(f"{rate:g} requests/s, for {seconds:g} s")
-        flags = ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
+        flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
         run = self._run(server, f"at {rate:g}", PACED_ANSWER, SHORT_PROMPT, flags)
         errors_ms = ttft_errors_ms(run.served, told_ttfts_ns(run.trace, run.served))
         lag = run.summary["lag"] or {}
@@ -89,7 +89,7 @@ class Runner:
         folder.mkdir()
         trace, summary = folder / "trace.jsonl", folder / "summary.json"
         command = [sys.executable, "-m", "loadgen", "--url", server.url, "--trace", str(trace), "--json", str(summary)]
-        command += ["--output-tokens", str(answer), "--prompt-tokens", str(prompt), "--pattern", "constant", *flags]
+        command += ["--output-tokens", str(answer), "--prompt-tokens", str(prompt), *flags]
         command += ["--procs", str(self.procs)] if self.procs > 1 else []
         before = len(server.truth().served)
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)

@@ -71,16 +71,20 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
-    when = ["--parallel", str(case.parallel)] if case.rate is None else ["--rate", f"{case.rate:g}"]
+    when = ["--parallel", str(case.parallel)]
+    if case.rate is not None:
+        when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
     return [
         *(sys.executable, "-m", "loadgen", "--url", url, "--trace", str(folder / "trace.jsonl"), "--model", "truth"),
-        *("--pattern", "constant", "--duration", f"{case.duration_s:g}", *when, "--json", str(folder / "summary.json")),
+        *("--duration", f"{case.duration_s:g}", *when, "--json", str(folder / "summary.json")),
         *("--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)),
     ]
 
 
 def _trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
     """A trace has ids keyed; the key is the one that loadgen used."""
+    if not (folder / "trace.jsonl").exists():
+        return {}
     key = load_key()
     _, records = load_trace(folder / "trace.jsonl")
     ttfts = {str(record.request_id): record.ttft_ms for record in records}
@@ -89,6 +93,8 @@ def _trace_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
 
 
 def _reference_ttfts(folder: Path, request_ids: Iterable[str]) -> dict[str, float]:
+    if not (folder / "requests.jsonl").exists():
+        return {}
     lines = (json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines())
     return {line["request_id"]: line["ttft_ns"] for line in lines if line["ttft_ns"] is not None}
 
