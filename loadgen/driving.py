@@ -18,7 +18,7 @@ from loadgen.outcome import Driven, driven_from
 from loadgen.progress import RunProgress, TargetRate
 from loadgen.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runflags import ONE_PROCESS, RunFlags
-from loadgen.shardmessages import Done, Failed, Progress, Ready, Setup
+from loadgen.shardmessages import Done, Failed, Ready, Setup
 from loadgen.shardprocess import Hear, ShardProcess
 from loadgen.shards import Header, ShardLink, Shards
 from loadgen.watching import opened, watched
@@ -120,12 +120,16 @@ class Run:
                 self._where = [link.where for link in shards.links]
                 self._make_room()
                 zero = shards.go(self._header(ready), 0.0 if self._resumed is None else self._resumed.from_ms)
-                planned = planned_by(ready)
                 progress = RunProgress(
-                    zero, self._where, planned=planned, duration_s=config.duration_s, target_rate=config.target_rate
+                    zero,
+                    self._where,
+                    planned=planned_by(ready),
+                    duration_s=config.duration_s,
+                    target_rate=config.target_rate,
+                    stopping=lambda: shards.stopping,
                 )
                 async with watched(progress, json_file):
-                    words = await shards.ended(lambda index, word: _hear(shards, progress, index, word))
+                    words = await shards.ended(progress.hear)
             self._stopped, self._meta = shards.stopping, shards.meta
             for link, part in zip(shards.links, self._parts, strict=True):
                 await link.fetch_part(part)
@@ -193,11 +197,6 @@ def planned_by(ready: Sequence[Ready]) -> int | None:
     """How many requests all shards will send; null: one of them cannot tell."""
     planned = [each.planned for each in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
-
-
-def _hear(shards: Shards, progress: RunProgress, index: int, word: Progress) -> None:
-    progress.stopping = shards.stopping
-    progress.hear(index, word)
 
 
 @contextlib.contextmanager

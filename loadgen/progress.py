@@ -78,8 +78,10 @@ class RunProgress:
         planned: int | None,
         duration_s: float | None = None,
         target_rate: TargetRate | None = None,
+        stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.stopping: str | None = None
+        """``stopping`` says why the run is being stopped; null: it is not."""
+        self._stopping = stopping
         self._zero = zero
         self._where = where
         self._planned = planned
@@ -112,7 +114,7 @@ class RunProgress:
         return Status(
             elapsed_s=round(now_s, 3),
             remaining_s=self._remaining_s(now_s, counts),
-            stopping=self.stopping,
+            stopping=self._stopping(),
             planned=self._planned,
             sent=counts.started,
             in_flight=counts.in_flight,
