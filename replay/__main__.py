@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.__main__ import add_target_arguments
+from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
-from replay.config import ReplayConfig
+from loadgen.request import SESSION_HEADER
+from loadgen.runflags import run_flags
+from replay.config import ReplayConfig, parse_loras
 from replay.running import run_replay
+from tracefile import open_trace
 from tracefile.commandline import run_command
 
 EPILOG = """\
@@ -30,19 +34,41 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         source=args.source,
         url=args.url,
         trace=args.trace,
-        nonce=secrets.token_hex(8) if args.nonce is None else args.nonce,
+        nonce=nonce_of(args),
+        run=run_flags(args),
         model=args.model,
+        dialect=args.dialect,
         replay_sessions=args.replay_sessions,
+        closed_loop=args.closed_loop,
+        parallel=args.parallel,
         cold_prompts=args.cold_prompts,
+        splice=not args.no_splice,
         speedup=args.speedup,
-        max_think_s=args.max_think_s,
+        max_think_s=args.max_think,
+        start_s=args.start,
+        end_s=args.end,
         limit=args.limit,
+        repeat=args.repeat,
         reset_cache=args.reset_cache,
+        session_headers=tuple(args.session_header or (SESSION_HEADER,)),
+        loras=parse_loras(args.lora_map),
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
         timeout_s=args.timeout_s,
         overwrite=args.overwrite,
         summary=args.json,
     )
+
+
+def nonce_of(args: argparse.Namespace) -> str:
+    """As given; else the one of the run that is to go on, or a new one."""
+    if args.nonce is not None:
+        return str(args.nonce)
+    if args.resume and args.trace.exists():
+        with open_trace(args.trace) as reader:
+            workload = reader.meta.workload
+            if workload is not None and workload.nonce is not None:
+                return workload.nonce
+    return secrets.token_hex(8)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,18 +77,66 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("source", type=Path, metavar="TRACE", help="the trace to send again")
     add_target_arguments(parser)
-    parser.add_argument(
+    _add_timing(parser)
+    _add_selection(parser)
+    _add_content(parser)
+    _add_target(parser)
+    return parser
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
+    when = parser.add_argument_group("when")
+    when.add_argument(
         "--replay-sessions", action="store_true", help="a turn waits for the one before; without: recorded times"
     )
-    parser.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
-    parser.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide arrivals and pauses by X")
-    parser.add_argument("--max-think-s", type=float, metavar="S", help="cut longer pauses to S")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N requests by arrival alone")
-    parser.add_argument("--nonce", metavar="WORD", help="the tokens of an earlier run (default: new ones)")
-    parser.add_argument(
+    when.add_argument(
+        "--closed-loop", action="store_true", help="the next in order as soon as one of --parallel slots is free"
+    )
+    when.add_argument("--parallel", type=int, metavar="P", help="most requests in flight; later ones wait")
+    when.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide arrivals and pauses by X")
+    when.add_argument("--max-think", type=float, metavar="S", help="cut longer pauses within sessions to S seconds")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    part = parser.add_argument_group("which part of the trace")
+    part.add_argument("--start", type=float, metavar="S", help="arrivals from S on, in seconds of the trace's clock")
+    part.add_argument("--end", type=float, metavar="S", help="arrivals before S")
+    part.add_argument("--limit", type=int, metavar="N", help="of these the first N by arrival")
+    part.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="all of it N times in a row, sharing nothing (1)"
+    )
+
+
+def _add_content(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what is sent")
+    what.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
+    what.add_argument(
+        "--no-splice", action="store_true", help="made-up tokens where a prompt repeats an answer, not the real ones"
+    )
+    what.add_argument("--nonce", metavar="WORD", help="the tokens of an earlier run (default: new ones)")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_argument_group("the engine")
+    target.add_argument(
+        "--dialect", choices=CHOICES, default=AUTO, help="which engine's fields to send (auto: asks what it is)"
+    )
+    target.add_argument(
         "--reset-cache", action="store_true", help="empty the engine's prefix cache first, and check that it is"
     )
-    return parser
+    target.add_argument(
+        "--session-header",
+        action="append",
+        metavar="NAME",
+        help=f"header with the session's id, for routers; may be repeated ({SESSION_HEADER})",
+    )
+    target.add_argument(
+        "--lora-map",
+        action="append",
+        default=[],
+        metavar="A=B",
+        help="send requests of the trace's adapter A with the engine's B (empty: without); may be repeated",
+    )
 
 
 def command() -> None:

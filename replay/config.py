@@ -1,11 +1,20 @@
 """What one replay is, checked once, before anything is sent."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import ORDINARY, Vocabulary
+from loadgen.request import SESSION_HEADER
+from loadgen.runflags import ONE_PROCESS, RunFlags
+from replay.selection import Selection
 from tracefile import InputError
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+MOST_ROUNDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +26,33 @@ class ReplayConfig:
     trace: Path
     nonce: str
     """What keeps this run's tokens apart from any other run's."""
+    run: RunFlags = ONE_PROCESS
     model: str = "auto"
+    dialect: str = AUTO
     replay_sessions: bool = False
     """Follow-ups wait for their parent's end instead of their recorded time."""
+    closed_loop: bool = False
+    """Roots go out as slots of ``parallel`` get free, in recorded order, instead of at their recorded time."""
+    parallel: int | None = None
+    """Most requests in flight (closed loop with sessions: most sessions); null: no limit."""
     cold_prompts: bool = False
     """Every request gets tokens of its own."""
+    splice: bool = True
+    """Real answers take the place of recorded ones in later prompts."""
     speedup: float = 1.0
     """Divisor of arrival offsets and think times."""
     max_think_s: float | None = None
     """Longer pauses are cut to this; null: kept."""
+    start_s: float | None = None
+    end_s: float | None = None
     limit: int | None = None
-    """Only the first so many requests by arrival; null: all."""
+    repeat: int = 1
+    """How often the trace is sent, one round after another, each with a nonce of its own."""
     reset_cache: bool = False
+    session_headers: tuple[str, ...] = (SESSION_HEADER,)
+    """Headers that carry a request's session."""
+    loras: Mapping[str, str] = field(default_factory=dict)
+    """The target's name for an adapter, by the capture's; "": the model without one."""
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
@@ -36,14 +60,54 @@ class ReplayConfig:
     """Where the summary goes as JSON; null: nowhere."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_window()
+        if self.dialect not in CHOICES:
+            raise InputError(f"--dialect: {self.dialect!r}; expected one of {', '.join(CHOICES)}")
+        if self.closed_loop and self.parallel is None:
+            raise InputError("--closed-loop: without --parallel; expected how many at a time")
+        if self.closed_loop and self.speedup != 1.0 and not self.replay_sessions:
+            raise InputError("--speedup: with --closed-loop, which keeps no times; expected one of the two")
+        if not self.nonce:
+            raise InputError("--nonce: empty; expected a word")
+        for name in self.session_headers:
+            if not HEADER_NAME.fullmatch(name):
+                raise InputError(f"--session-header: {name!r}; expected the name of an HTTP header")
+
+    @property
+    def selection(self) -> Selection:
+        """Which part of the trace is sent."""
+        return Selection(self.start_s, self.end_s, self.limit)
+
+    def _check_numbers(self) -> None:
         for flag, value in {
             "--speedup": self.speedup,
             "--limit": self.limit,
+            "--parallel": self.parallel,
+            "--repeat": self.repeat,
             "--timeout-s": self.timeout_s,
         }.items():
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{flag}: {value:g}; expected a number above 0")
         if self.max_think_s is not None and not 0 <= self.max_think_s < math.inf:
-            raise InputError(f"--max-think-s: {self.max_think_s:g}; expected 0 or more")
-        if not self.nonce:
-            raise InputError("--nonce: empty; expected a word")
+            raise InputError(f"--max-think: {self.max_think_s:g}; expected 0 or more")
+        if self.repeat > MOST_ROUNDS:
+            raise InputError(f"--repeat: {self.repeat}; expected at most {MOST_ROUNDS}")
+
+    def _check_window(self) -> None:
+        for flag, value in {"--start": self.start_s, "--end": self.end_s}.items():
+            if value is not None and not math.isfinite(value):
+                raise InputError(f"{flag}: {value:g}; expected seconds on the trace's clock")
+        if self.start_s is not None and self.end_s is not None and self.end_s <= self.start_s:
+            raise InputError(f"--start, --end: {self.start_s:g} to {self.end_s:g}; expected a start before the end")
+
+
+def parse_loras(pairs: list[str]) -> dict[str, str]:
+    """``--lora-map`` pairs of captured and target adapter; raises InputError."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        captured, equals, target = pair.partition("=")
+        if not equals or not captured:
+            raise InputError(f"--lora-map: {pair!r}; expected CAPTURED=TARGET")
+        found[captured] = target
+    return found

@@ -44,3 +44,7 @@ class Expansion:
     def rekeyed(self, block_hash: BlockHash, request_id: RequestId) -> BlockHash:
         """A hash that only this request has, for a block whose tokens only it has."""
         return BlockHash(mix64(block_hash ^ self.request_key(request_id)))
+
+    def renamed(self, block_hash: BlockHash) -> BlockHash:
+        """A hash that only this nonce has, for a block that is shared under it and nowhere else."""
+        return BlockHash(mix64(block_hash ^ text_key(self.nonce)))

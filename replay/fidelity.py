@@ -1,9 +1,14 @@
-"""How true a replay was to its capture, counted as it goes."""
+"""How true a replay was to its capture, counted as it goes, in each process of the run."""
+
+from collections.abc import Mapping
 
 import msgspec
 
 from replay.capture import Captured
 from tracefile import Record
+
+NOT_SENT = "not sent: "
+"""Before a reason, among the findings of a process."""
 
 
 class Fidelity(msgspec.Struct):
@@ -25,13 +30,14 @@ class Fidelity(msgspec.Struct):
     """Sent with nothing shared because the capture has no hashes for them."""
     without_ids: int = 0
     """Whose answers filled blocks, but whose generated ids the engine did not return: they cannot be spliced."""
-    not_sent: int = 0
-    """Requests behind a turn that failed in this replay."""
     spliced_blocks: int = 0
     missed_blocks: int = 0
+    not_sent: dict[str, int] = {}
+    """Requests behind a turn that failed in this replay, by the failure."""
 
     def add(self, captured: Captured, record: Record) -> None:
         """One request that was sent and is over."""
+        self.without_hashes += not captured.has_hashes
         if record.status != "ok":
             return
         self.answered += 1
@@ -41,9 +47,26 @@ class Fidelity(msgspec.Struct):
             return
         self.cached_reported += 1
         self.cached_nonzero += record.cached_tokens > 0
-        if captured.record.cached_tokens is not None:
+        if captured.cached_tokens is not None:
             self.cached_compared += 1
-            self.cached_exact += record.cached_tokens == captured.record.cached_tokens
+            self.cached_exact += record.cached_tokens == captured.cached_tokens
+
+    def leave(self, count: int, failure: str) -> None:
+        """So many requests will not be sent because of a failure before them."""
+        if count:
+            self.not_sent[failure] = self.not_sent.get(failure, 0) + count
+
+    def findings(self) -> dict[str, int]:
+        """As counts that add up over processes."""
+        counts = {name: getattr(self, name) for name in self.__struct_fields__ if name != "not_sent"}
+        return counts | {NOT_SENT + reason: count for reason, count in self.not_sent.items()}
+
+
+def fidelity_of(findings: Mapping[str, int]) -> Fidelity:
+    """The counts of a whole run."""
+    not_sent = {name.removeprefix(NOT_SENT): count for name, count in findings.items() if name.startswith(NOT_SENT)}
+    counts = {name: count for name, count in findings.items() if name in Fidelity.__struct_fields__}
+    return msgspec.convert(counts | {"not_sent": not_sent}, Fidelity)
 
 
 def fidelity_lines(fidelity: Fidelity) -> list[str]:
@@ -63,7 +86,7 @@ def fidelity_lines(fidelity: Fidelity) -> list[str]:
     return lines
 
 
-def fidelity_notes(fidelity: Fidelity, *, cold: bool) -> list[str]:
+def fidelity_notes(fidelity: Fidelity, *, cold: bool, splice: bool) -> list[str]:
     """What a reader should know before trusting the replay."""
     notes = []
     if cold and fidelity.cached_nonzero:
@@ -73,10 +96,12 @@ def fidelity_notes(fidelity: Fidelity, *, cold: bool) -> list[str]:
         notes.append(f"the engine reported no cached tokens for {silent} requests: that they were cold is not verified")
     if fidelity.without_hashes and not cold:
         notes.append(f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing")
-    if fidelity.without_ids and not cold:
+    if fidelity.without_ids and not cold and splice:
         notes.append(
             f"the engine returned no token ids for {fidelity.without_ids} answers: the next turns cannot hit them"
         )
-    if fidelity.not_sent:
-        notes.append(f"{fidelity.not_sent} requests were not sent: an earlier turn of their session failed here")
+    if not splice and fidelity.missed_blocks:
+        notes.append(
+            f"--no-splice: {fidelity.missed_blocks} prompt blocks that were generated in the capture were made up"
+        )
     return notes

@@ -1,207 +1,168 @@
-"""The capture as a plan for loadgen's sender: at its recorded times, or each turn after the one before."""
+"""The capture as a plan for loadgen's sender: at its recorded times, each turn after the one before, or slot by slot.
+
+Several rounds of one trace are sent one after another, each with tokens and ids of its own, so that nothing hits
+across them.
+"""
 
 import hashlib
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
 
-import msgspec
-import numpy as np
-import numpy.typing as npt
-
-from loadgen.bodies import completions_body
-from loadgen.draws import GENERATOR, TokenIds
-from loadgen.plan import Answer, Send
-from loadgen.prompts import COMPLETIONS_PATH
-from loadgen.request import PlannedRequest, request_headers
+from loadgen.dialects import VLLM, Dialect
+from loadgen.draws import GENERATOR
+from loadgen.plan import Send
 from replay.capture import Captured
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
 from replay.fidelity import Fidelity
-from replay.links import Link
+from replay.links import ROOT, Link
+from replay.sending import Replayed, Round
+from replay.slots import Slot
 from replay.splicing import Splicer
-from tracefile import BlockHash, Record, RequestId
-
-ROOT = Link(None, 0.0)
+from tracefile import BlockHash, RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One replay: what all its requests have in common."""
+    """One replay, or a shard's part of it: what all its requests have in common."""
 
     config: ReplayConfig
     model: str
+    dialect: Dialect
     requests: Sequence[Captured]
+    """In order of arrival."""
     links: Mapping[RequestId, Link]
-    """Every request's place in its session; empty: open loop."""
-    expansion: Expansion
-    splicer: Splicer
-    fidelity: Fidelity
+    """Every request's place in its session; empty: open loop, or a closed one without sessions."""
+    block_size: int
+    width: int | None
+    """Sessions that a closed loop has open at once; null: it has none, or is an open one."""
+    period_ms: float
+    """From one round's beginning to the next one's, as recorded."""
     followers: Mapping[RequestId, Sequence[Captured]]
-    ends_ms: dict[RequestId, float] = field(default_factory=dict)
-    """When each request ended in this run."""
+    reused: AbstractSet[BlockHash]
+    """Generated blocks that some prompt carries."""
+    over: set[tuple[int, RequestId]] = field(default_factory=set)
+    """Rounds and roots that an earlier part of the run has sent to their end."""
+    fidelity: Fidelity = field(default_factory=Fidelity)
+    rounds: dict[int, Round] = field(default_factory=dict)
+    """Those begun."""
+
+    def plan(self) -> Iterator[Send]:
+        """The roots in order of time, the others follow from them; in a closed loop, in order alone."""
+        roots = self.roots()
+        if self.width is None:
+            for root in roots:
+                yield root.send(None if self.config.closed_loop else root.due_ms())
+            return
+        for root in islice(roots, self.width):
+            root.slot = Slot(roots)
+            yield root.send(0.0)
+
+    def roots(self) -> Iterator[Replayed]:
+        """What waits for nothing, of all rounds."""
+        for number in range(self.config.repeat):
+            for captured in self.requests:
+                if self.link(captured).anchor is None and (number, captured.request_id) not in self.over:
+                    yield Replayed(self.round(number), captured)
+
+    def round(self, number: int) -> Round:
+        """Round ``number`` from 0, begun when first asked for."""
+        if number not in self.rounds:
+            expansion = Expansion(
+                self.block_size,
+                round_nonce(self.config.nonce, number),
+                self.config.vocabulary,
+                self.config.cold_prompts,
+            )
+            splicer = Splicer(expansion, self.reused, enabled=self.config.splice)
+            self.rounds[number] = Round(self, number, expansion, splicer)
+        return self.rounds[number]
 
     def link(self, captured: Captured) -> Link:
         """A request's place."""
-        return self.links.get(captured.record.request_id, ROOT)
+        return self.links.get(captured.request_id, ROOT)
 
-    def plan(self) -> Iterator[Send]:
-        """The roots in order of time; the others follow from them."""
-        for captured in self.requests:
-            if self.link(captured).anchor is None:
-                yield Replayed(self, captured).send(captured.offset_ms / self.config.speedup)
-
-    def follow(self, captured: Captured) -> Send:
-        """A request that waited for another one's end, as many ms after it as then."""
+    def think_ms(self, captured: Captured) -> float:
+        """The pause before a request that waited for another one's end."""
         think_ms = self.link(captured).think_ms / self.config.speedup
-        if self.config.max_think_s is not None:
-            think_ms = min(think_ms, self.config.max_think_s * 1000)
-        return Replayed(self, captured).send(think_ms)
+        return think_ms if self.config.max_think_s is None else min(think_ms, self.config.max_think_s * 1000)
 
-    def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
-        """The tokens of a prompt's full blocks."""
-        source = self.expansion if self.config.cold_prompts else self.splicer
-        return source.blocks(captured.hashes, captured.record.request_id)
-
-    def count_behind(self, request_id: RequestId) -> int:
-        """How many requests come after this one in its session."""
-        waiting = list(self.followers.get(request_id, ()))
-        count = 0
+    def behind(self, captured: Captured) -> Iterator[Captured]:
+        """All that comes after a request in its session."""
+        waiting = list(self.followers.get(captured.request_id, ()))
         while waiting:
-            count += 1
-            waiting += self.followers.get(waiting.pop().record.request_id, ())
-        return count
+            following = waiting.pop()
+            yield following
+            waiting += self.followers.get(following.request_id, ())
 
-    def final_fidelity(self) -> Fidelity:
-        """How true the run was, now that it is over."""
-        self.fidelity.spliced_blocks = self.splicer.spliced_blocks
-        self.fidelity.missed_blocks = self.splicer.missed_blocks
-        return self.fidelity
+    def digest_share(self) -> int:
+        """One SHA-256 for each request of each round, summed: its time or pause, lengths, hashes, shape, tokens' key.
 
-    def digest(self) -> str:
-        """SHA-256, hex, over everything the bodies and their times are made from; equal digests mean equal traffic.
-
-        Save the model's name and the answers: token ids are a fixed function of hash, nonce, block size and vocabulary.
+        Tokens are a fixed function of hash, nonce and request id, so equal digests mean equal prompts, save the
+        model's name, the engine's own fields and real answers.
         """
-        config, vocabulary = self.config, self.config.vocabulary
-        digest = hashlib.sha256(
-            f"{GENERATOR} replay {config.nonce} {config.cold_prompts} {config.max_think_s}".encode()
+        config = self.config
+        head = hashlib.sha256(
+            f"{GENERATOR} replay {config.cold_prompts} {config.splice} {config.max_think_s} {config.speedup} "
+            f"{config.parallel if config.closed_loop else None} {self.block_size} "
+            f"{config.vocabulary.low} {config.vocabulary.high}".encode()
         )
-        digest.update(struct.pack("<dQQQ", config.speedup, self.expansion.block_size, vocabulary.low, vocabulary.high))
-        for captured in self.requests:
-            link = self.link(captured)
-            times = (captured.offset_ms if link.anchor is None else link.think_ms,)
-            lengths = (captured.prompt_tokens, captured.output_tokens, len(captured.hashes))
-            digest.update(f"{captured.record.request_id}\0{link.anchor}\0".encode())
-            digest.update(struct.pack("<dQQQ", *times, *lengths))
-            digest.update(np.array(captured.hashes, dtype="<u8").tobytes())
-        return digest.hexdigest()
+        total = 0
+        for number in range(config.repeat):
+            head_of_round = head.copy()
+            head_of_round.update(f"{number} {round_nonce(config.nonce, number)}".encode())
+            for captured in self.requests:
+                total += int.from_bytes(self._digest(head_of_round.copy(), captured), "little")
+        return total
+
+    def _digest(self, digest: "hashlib._Hash", captured: Captured) -> bytes:
+        link = self.link(captured)
+        lengths = (captured.prompt_tokens, captured.output_tokens, len(captured.hashes), captured.n or 0)
+        times = (captured.offset_ms, self.think_ms(captured))
+        words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora)
+        digest.update(f"{words} {captured.stream}".encode())
+        digest.update(struct.pack("<dd4q", *times, *lengths))
+        digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
+        return digest.digest()
 
 
 def make_replay(
-    config: ReplayConfig, model: str, requests: Sequence[Captured], links: Mapping[RequestId, Link], block_size: int
+    config: ReplayConfig,
+    model: str,
+    requests: Sequence[Captured],
+    links: Mapping[RequestId, Link],
+    block_size: int,
+    *,
+    dialect: Dialect = VLLM,
+    width: int | None = None,
+    period_ms: float = 0.0,
 ) -> Replay:
-    """A replay ready to be sent; ``links`` empty: open loop."""
-    expansion = Expansion(block_size, config.nonce, config.vocabulary, config.cold_prompts)
-    carried = {block_hash for request in requests for block_hash in request.hashes}
-    generated = {block_hash for request in requests for block_hash in request.record.output_block_hashes or ()}
+    """A replay ready to be sent; ``links`` empty: no request waits for another."""
+    generated = {block_hash for request in requests for block_hash in request.output_hashes or ()}
+    carried = {block_hash for request in requests for block_hash in request.hashes if block_hash in generated}
     followers: dict[RequestId, list[Captured]] = defaultdict(list)
     for request in requests:
-        link = links.get(request.record.request_id, ROOT)
-        if link.anchor is not None:
-            followers[link.anchor].append(request)
-    splicer = Splicer(expansion, carried & generated)
-    return Replay(config, model, requests, links, expansion, splicer, Fidelity(), dict(followers))
+        anchor = links.get(request.request_id, ROOT).anchor
+        if anchor is not None:
+            followers[anchor].append(request)
+    return Replay(
+        config=config,
+        model=model,
+        dialect=dialect,
+        requests=requests,
+        links=links,
+        block_size=block_size,
+        width=width,
+        period_ms=period_ms,
+        followers=dict(followers),
+        reused=frozenset(carried),
+    )
 
 
-@dataclass(slots=True)
-class Replayed:
-    """One request on its way: planned, built, answered, described."""
-
-    run: Replay
-    captured: Captured
-    prompt: TokenIds | None = None
-    output_hashes: list[BlockHash] | None = None
-
-    def send(self, due_ms: float) -> Send:
-        """The request as the sender takes it."""
-        return Send(due_ms, self.build, self.follow_ups, self.describe)
-
-    def build(self) -> PlannedRequest:
-        """The request with its tokens, real ones where they are known by now."""
-        captured, record = self.captured, self.captured.record
-        blocks = self.run.blocks(captured).ravel()
-        tail = self.run.expansion.tail(captured.prompt_tokens - len(blocks), record.request_id)
-        self.prompt = np.concatenate([blocks, tail])
-        stream = record.stream is not False
-        per_choice = -(-captured.output_tokens // (record.n or 1))
-        return PlannedRequest(
-            request_id=record.request_id,
-            path=COMPLETIONS_PATH,
-            headers=request_headers(record.request_id, record.session_id),
-            body=completions_body(self.run.model, self.prompt, per_choice, stream=stream, extra=_shape(record)),
-            model=self.run.model,
-            max_tokens=per_choice,
-            prompt_tokens=captured.prompt_tokens,
-            stream=stream,
-            session_id=record.session_id,
-            parent_id=record.parent_id,
-            turn=record.turn,
-            n=record.n,
-            priority=record.priority,
-        )
-
-    def follow_ups(self, answer: Answer) -> Sequence[Send]:
-        """What waited for this one; nothing after a failure."""
-        request_id = self.captured.record.request_id
-        self.run.ends_ms[request_id] = answer.end_ms
-        self._splice(answer)
-        if not answer.ok:
-            self.run.fidelity.not_sent += self.run.count_behind(request_id)
-            return ()
-        return [self.run.follow(follower) for follower in self.run.followers.get(request_id, ())]
-
-    def describe(self, answer: Answer) -> Record:
-        """The record under the capture's ids and hashes, as far as they are true of what was sent."""
-        captured, source = self.captured, self.captured.record
-        self.prompt = None
-        self._count(answer)
-        hashes: list[BlockHash] | None = captured.hashes if source.block_hashes is not None else None
-        if hashes and self.run.config.cold_prompts:
-            hashes = [self.run.expansion.rekeyed(block_hash, source.request_id) for block_hash in hashes]
-        parent_end_ms = None if source.parent_id is None else self.run.ends_ms.get(source.parent_id)
-        arrival_ms = answer.record.arrival_ms
-        return msgspec.structs.replace(
-            answer.record,
-            session_source=source.session_source,
-            block_hashes=hashes,
-            output_block_hashes=self.output_hashes,
-            hash_source=source.hash_source if hashes is not None else None,
-            think_ms=None if parent_end_ms is None or arrival_ms is None else round(arrival_ms - parent_end_ms, 3),
-        )
-
-    def _splice(self, answer: Answer) -> None:
-        """Let later prompts have the real tokens; the output hashes become those that are true here."""
-        recorded = self.captured.record.output_block_hashes
-        if not answer.ok or answer.token_ids is None or recorded is None or self.prompt is None:
-            return
-        request_id = self.captured.record.request_id
-        if self.run.config.cold_prompts:
-            self.output_hashes = [self.run.expansion.rekeyed(block_hash, request_id) for block_hash in recorded]
-        else:
-            self.output_hashes = self.run.splicer.answered(request_id, recorded, self.prompt, answer.token_ids)
-
-    def _count(self, answer: Answer) -> None:
-        fidelity = self.run.fidelity
-        fidelity.add(self.captured, answer.record)
-        fidelity.without_hashes += self.captured.record.block_hashes is None
-        fidelity.without_ids += (
-            answer.ok and answer.token_ids is None and bool(self.captured.record.output_block_hashes)
-        )
-
-
-def _shape(record: Record) -> dict[str, Any]:
-    """What else of a request's shape the engine is told."""
-    return {name: value for name in ("n", "priority") if (value := getattr(record, name)) is not None}
+def round_nonce(nonce: str, number: int) -> str:
+    """The nonce of round ``number`` from 0; the first one's is the run's."""
+    return nonce if number == 0 else f"{nonce}~{number + 1}"

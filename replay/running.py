@@ -4,88 +4,151 @@ from collections.abc import Mapping
 
 import msgspec
 
-from loadgen.driving import Drive, drive, origin_of
+from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
+from loadgen.outcome import Driven
+from loadgen.recognition import Recognised, find_dialect
+from loadgen.resumption import HISTORY
 from loadgen.running import exit_code, finish, refusal, summarize_run
 from loadgen.summary import Summary, summary_lines
+from loadgen.target import origin_of
+from replay.accounting import Account, account_lines, account_of
 from replay.cachereset import reset_prefix_cache
-from replay.capture import Capture, load_capture
+from replay.capture import Survey, survey_trace
 from replay.config import ReplayConfig
-from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes
-from replay.links import Link, link_requests
-from replay.plan import Replay, make_replay
-from tracefile import HashInfo, InputError, Meta, RequestId, Workload, trace_digest
+from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes, fidelity_of
+from replay.job import FOLLOWERS, ReplayJob
+from tracefile import HashInfo, InputError, Meta, Workload, open_trace
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
-    """What ``--json`` writes: the run, and how true it was to the capture."""
+    """What ``--json`` writes: the run, what became of each request of the trace, and how true it was to the capture."""
 
     run: Summary
+    dialect: str
+    account: Account
     fidelity: Fidelity
-    left_out: dict[str, int]
-    """Requests of the capture that cannot be sent again, by reason."""
 
 
 def run_replay(config: ReplayConfig) -> int:
     """Send the capture again, write its trace, print its summary; exit codes as loadgen's."""
-    capture = load_capture(config.source, limit=config.limit, sessions=config.replay_sessions)
-    require_hashes(capture, config)
-    links = link_requests(capture.requests) if config.replay_sessions else {}
-    notes = advance_notes(links, config)
+    survey = survey_trace(config.source, config.selection)
+    require_hashes(survey, config)
     with ControlClient(str(origin_of(config.url))) as control:
         model = control.resolve_model(config.model)
+        found = find_dialect(control, config.dialect)
+        require_adapters(survey, found, config)
         facts = control.facts()
+        notes = advance_notes(survey, found, config)
         if config.reset_cache:
-            note = reset_prefix_cache(control, model, config.vocabulary, facts.engine.block_size)
+            note = reset_prefix_cache(control, found.dialect, model, config.vocabulary, facts.engine.block_size)
             notes += [note] if note else []
             facts = control.facts()
-        replay = make_replay(config, model, capture.requests, links, capture.block_size)
-        digest = replay.digest()
         driven = drive(
-            replay.plan(),
             Drive(
+                job=ReplayJob(config, survey, model, found.dialect.name),
                 url=config.url,
                 trace=config.trace,
-                meta=replay_meta(capture, replay, digest, facts),
-                planned=len(capture.requests),
+                meta=replay_meta(config, survey, model, facts, found),
+                run=config.run,
+                sessions=survey.kept,
+                parallel=config.parallel,
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
-            ),
+            )
         )
         if driven.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
-        fidelity = replay.final_fidelity()
-        notes += fidelity_notes(fidelity, cold=config.cold_prompts)
-        summary = summarize_run(driven, pattern_of(config), digest, (facts, control.facts()), notes)
+        after = control.facts()
+    return report(config, survey, driven, dialect=found.dialect.name, facts=(facts, after), notes=notes)
+
+
+def report(
+    config: ReplayConfig,
+    survey: Survey,
+    driven: Driven,
+    *,
+    dialect: str,
+    facts: tuple[EngineFacts, EngineFacts],
+    notes: list[str],
+) -> int:
+    """Say what came of it; gives the exit code."""
+    fidelity = fidelity_of(driven.findings)
+    account = account_of(
+        survey,
+        fidelity,
+        rounds=config.repeat,
+        sent=driven.tally.started,
+        stopped=driven.stopped or ("a process died" if driven.failures else None),
+        earlier=sent_earlier(config),
+    )
+    notes = [*notes, *session_notes(driven.findings, config)]
+    notes += fidelity_notes(fidelity, cold=config.cold_prompts, splice=config.splice)
+    summary = summarize_run(driven, pattern_of(config), facts, notes)
     lines = summary_lines(summary)
-    lines[1:1] = [f"  {line}" for line in [*_left_out_lines(capture), *fidelity_lines(fidelity)]]
-    finish(ReplaySummary(summary, fidelity, dict(capture.left_out)), lines, config.summary)
+    lines[1:1] = [f"  {line}" for line in [*account_lines(account), *fidelity_lines(fidelity)]]
+    finish(ReplaySummary(summary, dialect, account, fidelity), lines, config.summary)
     return exit_code(driven)
 
 
-def require_hashes(capture: Capture, config: ReplayConfig) -> None:
+def sent_earlier(config: ReplayConfig) -> int:
+    """Requests that the run which this one goes on from has sent to their end."""
+    if not config.run.resume:
+        return 0
+    with open_trace(config.trace) as reader:
+        history = (reader.meta.workload or Workload()).extra.get(HISTORY, [])
+    return int(history[-1]["kept"]) if history else 0
+
+
+def require_hashes(survey: Survey, config: ReplayConfig) -> None:
     """Raise InputError if the trace says nothing of what was shared and the run depends on it."""
-    if capture.has_hashes:
+    if survey.has_hashes:
         return
     if config.replay_sessions:
-        raise InputError(f"{capture.path}: block_hashes: none; expected a trace with hashes for --replay-sessions")
+        raise InputError(f"{survey.path}: block_hashes: none; expected a trace with hashes for --replay-sessions")
     if not config.cold_prompts:
         raise InputError(
-            f"{capture.path}: block_hashes: none; expected a trace with hashes, or --cold-prompts to share nothing"
+            f"{survey.path}: block_hashes: none; expected a trace with hashes, or --cold-prompts to share nothing"
         )
 
 
-def advance_notes(links: Mapping[RequestId, Link], config: ReplayConfig) -> list[str]:
+def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
+    """Raise InputError for an adapter of the trace that the engine cannot be told by its captured name."""
+    for lora in sorted(survey.loras):
+        if found.dialect.lora_needs_map and lora not in config.loras:
+            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
+        adapter = config.loras.get(lora, lora)
+        if adapter:
+            found.dialect.lora("", adapter)
+    unused = sorted(set(config.loras) - survey.loras)
+    if unused:
+        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
+
+
+def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
     """What is known before the run."""
     notes = []
+    if found.evidence:
+        notes.append(f"--dialect auto: {found.dialect.name}, {found.evidence}")
+    if not found.dialect.exact_lengths:
+        notes.append(f"dialect {found.dialect.name}: answers may end early; --dialect says what the engine really is")
     if config.speedup != 1.0:
         notes.append(
             f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
             "what is still cached when a prefix comes again differs from the capture"
         )
-    if links and all(link.anchor is None for link in links.values()):
-        notes.append("--replay-sessions: no request of the trace is known to continue another; all were open loop")
+    if config.repeat > 1 and survey.span_ms == 0.0 and not config.closed_loop:
+        notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
+    if survey.beyond_limit:
+        notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
     return notes
+
+
+def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:
+    """What became of the sessions."""
+    if config.replay_sessions and not findings.get(FOLLOWERS):
+        return ["--replay-sessions: no request of the trace is known to continue another; all were open loop"]
+    return []
 
 
 def pattern_of(config: ReplayConfig) -> str:
@@ -93,33 +156,44 @@ def pattern_of(config: ReplayConfig) -> str:
     return "replay-sessions" if config.replay_sessions else "replay"
 
 
-def replay_meta(capture: Capture, replay: Replay, digest: str, facts: EngineFacts) -> Meta:
-    """The trace's header, its clock apart."""
-    config = replay.config
+def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
+    """The trace's header, its clock and digest apart."""
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
+    engine = facts.engine
+    if engine.name is None and found.certain:
+        engine = msgspec.structs.replace(engine, name=found.dialect.name)
     # A cold run's hashes are its own: they are equal to nobody's, whatever the capture's key was.
-    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else capture.meta.hash
+    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
     return Meta(
         source="replay",
-        model=replay.model,
+        model=model,
         tokenizer="ids",
-        block_size=capture.meta.block_size,
+        block_size=survey.meta.block_size,
         hash=hashes,
-        engine=facts.engine,
+        engine=engine,
         workload=Workload(
             pattern=pattern_of(config),
-            digest=digest,
             nonce=config.nonce,
             speedup=None if config.speedup == 1.0 else config.speedup,
             cold_prompts=True if config.cold_prompts else None,
-            source_digest=trace_digest(config.source),
+            source_digest=survey.source_digest,
+            extra=shape_of(config, found),
         ),
         extra=counters,
     )
 
 
-def _left_out_lines(capture: Capture) -> list[str]:
-    if not capture.left_out:
-        return []
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(capture.left_out.items()))
-    return [f"left out            {reasons}"]
+def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
+    """The flags that made the load what it is, where they are not left as they were, to be read by people."""
+    told = {
+        "dialect": found.dialect.name,
+        "closed_loop": config.closed_loop or None,
+        "parallel": config.parallel,
+        "max_think_s": config.max_think_s,
+        "start_s": config.start_s,
+        "end_s": config.end_s,
+        "limit": config.limit,
+        "repeat": None if config.repeat == 1 else config.repeat,
+        "splice": None if config.splice else False,
+    }
+    return {name: value for name, value in told.items() if value is not None}

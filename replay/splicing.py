@@ -23,8 +23,10 @@ from tracefile import BlockHash, RequestId
 class Splicer:
     """Which tokens each hash stands for, so far."""
 
-    def __init__(self, expansion: Expansion, reused: Collection[BlockHash]) -> None:
+    def __init__(self, expansion: Expansion, reused: Collection[BlockHash], *, enabled: bool = True) -> None:
         self._expansion = expansion
+        self._enabled = enabled
+        """Off, every hash stands for made-up tokens: what a replay without splicing is like."""
         self._reused = frozenset(reused)
         """Recorded output hashes that some prompt carries; no others need remembering."""
         self._real: dict[BlockHash, TokenIds] = {}
@@ -84,6 +86,6 @@ class Splicer:
         """Whether the hash means these tokens, from now on if it meant nothing yet."""
         if block_hash not in self._reused:
             return True
-        if block_hash in self._made_up:
+        if not self._enabled or block_hash in self._made_up:
             return False
         return bool(np.array_equal(self._real.setdefault(block_hash, tokens.copy()), tokens))

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 
-def scripted_engine() -> ModuleType:
-    name = "kvtape_tests_scripted_engine"
+def load_file(path: Path) -> ModuleType:
+    name = f"kvtape_tests_{path.parent.name}_{path.stem}"
     if name not in sys.modules:
-        path = Path(__file__).parents[1] / "loadgen" / "scripted_engine.py"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
@@ -21,6 +20,28 @@ def scripted_engine() -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def scripted_engine() -> ModuleType:
+    return load_file(Path(__file__).parents[1] / "loadgen" / "scripted_engine.py")
+
+
+@pytest.fixture(scope="session")
+def traces() -> ModuleType:
+    """Small traces, written as a test says, and their replays."""
+    return load_file(Path(__file__).with_name("traces.py"))
+
+
+@pytest.fixture(scope="session")
+def runner() -> ModuleType:
+    """Carries plans out without a clock or a socket."""
+    return load_file(Path(__file__).with_name("plan_runner.py"))
+
+
+@pytest.fixture(scope="session")
+def strict_engines() -> ModuleType:
+    """Engines that refuse what the real ones do."""
+    return load_file(Path(__file__).with_name("strict_engines.py"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from loadgen.draws import ORDINARY
 from loadgen.plan import Answer
-from replay.capture import Captured
+from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
-from replay.plan import Replay, Replayed, make_replay
+from replay.plan import Replay, make_replay
+from replay.sending import Replayed
 from replay.splicing import Splicer
 from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
 
@@ -111,14 +112,7 @@ def captured(load: Load, index: int) -> Captured:
         block_hashes=chain[: len(prompt) // BLOCK],
         output_block_hashes=chain[len(prompt) // BLOCK :],
     )
-    return Captured(
-        record=record,
-        offset_ms=index * 10.0,
-        hashes=record.block_hashes or [],
-        prompt_tokens=len(prompt),
-        output_tokens=len(output),
-        end_ms=ask.end_ms(index),
-    )
+    return captured_of(record, 0.0, BLOCK)
 
 
 def config(**flags: bool) -> ReplayConfig:
@@ -128,7 +122,7 @@ def config(**flags: bool) -> ReplayConfig:
 def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
     """Send the load again at its times to an engine that generates other tokens; the hits, and the records."""
     cache = Cache(load.engine_block)
-    running = [Replayed(replay, request) for request in replay.requests]
+    running = [Replayed(replay.round(0), request) for request in replay.requests]
     prompts: list[Tokens] = []
     hits: list[int] = []
     records: list[Record] = []
@@ -147,7 +141,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             answer = Answer(record, at_ms, generated, None, "")
             running[index].follow_ups(answer)
             records.append(running[index].describe(answer))
-        replay.splicer.check_integrity()
+        replay.round(0).splicer.check_integrity()
     assert [len(prompt) for prompt in prompts] == [len(prompt) for prompt in load.prompts]
     return hits, records
 
@@ -173,8 +167,8 @@ def test_the_replays_hits_are_the_captures(asked: list[Asked], engine_block: int
     # Every parent had answered in time, so the capture's hashes are true of the replay too.
     by_id = {record.request_id: record for record in records}
     for request in requests:
-        assert by_id[request.record.request_id].block_hashes == request.record.block_hashes
-        assert by_id[request.record.request_id].output_block_hashes == request.record.output_block_hashes
+        assert by_id[request.request_id].block_hashes == list(request.hashes)
+        assert by_id[request.request_id].output_block_hashes == list(request.output_hashes or ())
 
 
 @given(loads())

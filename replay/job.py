@@ -1,0 +1,120 @@
+"""A replay as a job: what crosses to the processes of a run, and what each of them makes of its part."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from loadgen.dialects import DIALECTS, DialectName
+from loadgen.job import Shard
+from loadgen.plan import Plan
+from replay.capture import Survey, load_requests
+from replay.config import ReplayConfig
+from replay.links import link_requests
+from replay.plan import Replay, make_replay
+from replay.sending import Replayed
+from tracefile import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """A replay that any process can open: the requests themselves are read there."""
+
+    config: ReplayConfig
+    survey: Survey
+    model: str
+    dialect: DialectName
+
+    def open(self, shard: Shard) -> "OpenReplay":
+        """The shard's sessions, read from the trace. Raises InputError."""
+        config = self.config
+        requests = load_requests(
+            self.survey,
+            config.selection,
+            shard=shard,
+            sessions=config.replay_sessions,
+            splice=config.splice and not config.cold_prompts,
+        )
+        replay = make_replay(
+            config,
+            self.model,
+            requests,
+            link_requests(requests) if config.replay_sessions else {},
+            self.survey.block_size,
+            dialect=DIALECTS[self.dialect],
+            width=slots_of(config, shard),
+            period_ms=self.survey.span_ms,
+        )
+        return OpenReplay(replay)
+
+
+@dataclass(slots=True)
+class OpenReplay:
+    """A shard's part of a replay, ready to be sent."""
+
+    replay: Replay
+    _left: int | None = None
+    """Requests to be sent once some are known to be over; null: all."""
+
+    def plan(self) -> Plan:
+        """The shard's sends."""
+        return self.replay.plan()
+
+    def planned(self) -> int:
+        """How many there will be, if none fails."""
+        whole = len(self.replay.requests) * self.replay.config.repeat
+        return whole if self._left is None else self._left
+
+    def digest_share(self) -> int:
+        """As of the whole run, whatever an earlier part of it has sent."""
+        return self.replay.digest_share()
+
+    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
+        """Leave out what is over: roots with all that follows from them, as far as no failure stands before it."""
+        replay = self.replay
+        kept: set[RequestId] = set()
+        gone = 0
+        for root in list(replay.roots()):
+            sent = sent_to_the_end(replay, root, ended)
+            if not sent:
+                continue
+            replay.over.add((root.round.number, root.captured.request_id))
+            kept.update(sent)
+            tree = 1 + sum(1 for _ in replay.behind(root.captured))
+            replay.fidelity.leave(tree - len(sent), "a failure in the earlier run")
+            gone += tree
+        self._left = self.planned() - gone
+        return kept
+
+    def findings(self) -> dict[str, int]:
+        """What can be said of the shard's fidelity once it is over."""
+        fidelity = self.replay.fidelity
+        fidelity.spliced_blocks = sum(each.splicer.spliced_blocks for each in self.replay.rounds.values())
+        fidelity.missed_blocks = sum(each.splicer.missed_blocks for each in self.replay.rounds.values())
+        links = self.replay.links.values()
+        return fidelity.findings() | {FOLLOWERS: sum(link.anchor is not None for link in links)}
+
+
+FOLLOWERS = "followers"
+"""Among the findings: requests that waited for another one's end."""
+
+
+def slots_of(config: ReplayConfig, shard: Shard) -> int | None:
+    """How many sessions a closed loop of them has open in a shard; null: it is not one."""
+    if not config.closed_loop or not config.replay_sessions or config.parallel is None:
+        return None
+    return len(range(shard.index, config.parallel, shard.count))
+
+
+def sent_to_the_end(replay: Replay, root: Replayed, ended: Mapping[RequestId, bool]) -> list[RequestId]:
+    """Those of a root's tree that were sent, if none of it is still to be; else nothing."""
+    sent: list[RequestId] = []
+    waiting = [root.captured]
+    while waiting:
+        captured = waiting.pop()
+        request_id = root.round.request_id(captured.request_id)
+        well = ended.get(request_id)
+        if well is None:
+            return []
+        sent.append(request_id)
+        if well:
+            waiting += replay.followers.get(captured.request_id, ())
+    return sent

@@ -1,0 +1,165 @@
+"""One captured request on its way: planned, built with its tokens, answered, described."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.bodies import completions_body
+from loadgen.draws import TokenIds
+from loadgen.plan import Answer, Send
+from loadgen.request import PlannedRequest, request_headers
+from replay.capture import Captured
+from replay.expansion import Expansion
+from replay.slots import Slot
+from replay.splicing import Splicer
+from tracefile import BlockHash, Record, RequestId, SessionId
+
+if TYPE_CHECKING:
+    from replay.plan import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass over the trace, with tokens and ids that no other round has."""
+
+    run: "Replay"
+    number: int
+    """From 0."""
+    expansion: Expansion
+    splicer: Splicer
+    ends_ms: dict[RequestId, float] = field(default_factory=dict)
+    """When each request ended, by its captured id."""
+
+    def request_id(self, captured_id: RequestId) -> RequestId:
+        """A request's id in this round: as captured in the first, so that the two can be joined."""
+        return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
+
+    def session_id(self, captured_id: SessionId | None) -> SessionId | None:
+        """A session's id in this round."""
+        if captured_id is None or self.number == 0:
+            return captured_id
+        return SessionId(f"{captured_id}~{self.number + 1}")
+
+    def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
+        """The tokens of a prompt's full blocks."""
+        source = self.expansion if self.run.config.cold_prompts else self.splicer
+        return source.blocks(captured.hashes, captured.request_id)
+
+    def hashes(self, captured: Captured) -> list[BlockHash] | None:
+        """The prompt's hashes as they are true of this round; null: the capture has none."""
+        if not captured.has_hashes:
+            return None
+        if self.run.config.cold_prompts:
+            return [self.expansion.rekeyed(block_hash, captured.request_id) for block_hash in captured.hashes]
+        return self.own(captured.hashes)
+
+    def own(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Hashes as this round shares them: the capture's in the first, in others such as no other round has."""
+        return list(hashes) if self.number == 0 else [self.expansion.renamed(block_hash) for block_hash in hashes]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """One request of one round."""
+
+    round: Round
+    captured: Captured
+    slot: Slot | None = None
+    """Its session's place in a closed loop of sessions; null: there is none."""
+    prompt: TokenIds | None = None
+    output_hashes: list[BlockHash] | None = None
+
+    def due_ms(self) -> float:
+        """When a root is due, by the recorded times."""
+        run = self.round.run
+        return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
+
+    def send(self, due_ms: float | None) -> Send:
+        """The request as the sender takes it; ``due_ms`` null: as soon as there is room for it."""
+        return Send(due_ms, self.build, self.follow_ups, self.describe)
+
+    def build(self) -> PlannedRequest:
+        """The request with its tokens, real ones where they are known by now."""
+        captured, run = self.captured, self.round.run
+        blocks = self.round.blocks(captured).ravel()
+        tail = self.round.expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)
+        self.prompt = np.concatenate([blocks, tail])
+        choices = captured.n or 1
+        per_choice = -(-captured.output_tokens // choices)
+        shape = run.dialect.shape_fields(n=captured.n, priority=captured.priority) | self._model()
+        request_id, session_id = self.round.request_id(captured.request_id), self.round.session_id(captured.session_id)
+        return PlannedRequest(
+            request_id=request_id,
+            path=run.dialect.path,
+            headers=request_headers(request_id, session_id, run.config.session_headers),
+            body=completions_body(
+                run.model, self.prompt, per_choice, stream=captured.stream, extra=shape, dialect=run.dialect
+            ),
+            model=str(shape["model"]),
+            max_tokens=per_choice,
+            prompt_tokens=captured.prompt_tokens,
+            stream=captured.stream,
+            session_id=session_id,
+            parent_id=None if captured.parent_id is None else self.round.request_id(captured.parent_id),
+            turn=captured.turn,
+            n=captured.n,
+            priority=captured.priority,
+        )
+
+    def follow_ups(self, answer: Answer) -> Sequence[Send]:
+        """What waited for this one, nothing after a failure; and what waited for its place."""
+        run, captured = self.round.run, self.captured
+        self.round.ends_ms[captured.request_id] = answer.end_ms
+        self._splice(answer)
+        followers: list[Send] = []
+        if answer.ok:
+            waited = run.followers.get(captured.request_id, ())
+            followers = [Replayed(self.round, each, self.slot).send(run.think_ms(each)) for each in waited]
+        else:
+            behind = sum(1 for _ in run.behind(captured))
+            run.fidelity.leave(behind, answer.record.error or answer.record.status)
+        return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
+
+    def describe(self, answer: Answer) -> Record:
+        """The record under the capture's ids and hashes, as far as they are true of what was sent."""
+        captured = self.captured
+        self.prompt = None
+        self._count(answer)
+        hashes = self.round.hashes(captured)
+        parent_end_ms = None if captured.parent_id is None else self.round.ends_ms.get(captured.parent_id)
+        arrival_ms = answer.record.arrival_ms
+        return msgspec.structs.replace(
+            answer.record,
+            session_source=captured.session_source,
+            lora=captured.lora,
+            block_hashes=hashes,
+            output_block_hashes=self.output_hashes,
+            hash_source=captured.hash_source if hashes is not None else None,
+            think_ms=None if parent_end_ms is None or arrival_ms is None else round(arrival_ms - parent_end_ms, 3),
+        )
+
+    def _model(self) -> dict[str, object]:
+        """The fields that name the model, with its adapter if the capture had one."""
+        run, lora = self.round.run, self.captured.lora
+        adapter = "" if lora is None else run.config.loras.get(lora, lora)
+        return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
+
+    def _splice(self, answer: Answer) -> None:
+        """Let later prompts have the real tokens; the output hashes become those that are true here."""
+        captured, recorded = self.captured, self.captured.output_hashes
+        if not answer.ok or answer.token_ids is None or recorded is None or self.prompt is None:
+            return
+        if self.round.run.config.cold_prompts:
+            self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
+            return
+        true = self.round.splicer.answered(captured.request_id, recorded, self.prompt, answer.token_ids)
+        self.output_hashes = self.round.own(true)
+
+    def _count(self, answer: Answer) -> None:
+        fidelity = self.round.run.fidelity
+        fidelity.add(self.captured, answer.record)
+        fidelity.without_ids += answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)

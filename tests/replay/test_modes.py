@@ -1,0 +1,320 @@
+"""What each mode of a replay keeps and what it changes: times, order, sharing, sessions, rounds, shards."""
+
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadgen.job import Shard, add_shares
+from replay.capture import load_requests, survey_trace
+from replay.config import ReplayConfig, parse_loras
+from replay.partition import group_requests
+from replay.selection import Selection
+from tracefile import BlockHash, InputError, Record
+
+
+def hashes(*values: int) -> list[BlockHash]:
+    return [BlockHash(value) for value in values]
+
+
+@pytest.fixture
+def family(tmp_path: Path, traces: ModuleType) -> Path:
+    """A root with two branches, of which one goes on from the block that the root generated; and one by itself."""
+    root = {"prompt_tokens": 8, "output_tokens": 5, "output_block_hashes": hashes(3)}
+    return Path(
+        traces.written(
+            tmp_path / "family.jsonl",
+            [
+                traces.request("root", session_id="s", turn=1, **root),
+                traces.request("alone", arrival_ms=10.0, block_hashes=hashes(1, 8)),
+                traces.request(
+                    *("left",),
+                    session_id="s",
+                    parent_id="root",
+                    arrival_ms=15.0,
+                    prompt_tokens=13,
+                    block_hashes=hashes(1, 2, 3),
+                ),
+                traces.request("right", session_id="s", parent_id="root", arrival_ms=25.0, e2e_ms=50.0),
+                traces.request("last", session_id="s", parent_id="right", arrival_ms=80.0),
+            ],
+        )
+    )
+
+
+def test_the_open_loop_keeps_every_time(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    played = runner.play(traces.opened(family).plan(), lambda request: runner.Outcome(took_ms=500.0))
+    assert played.started_ms == {"root": 0.0, "alone": 10.0, "left": 15.0, "right": 25.0, "last": 80.0}
+    played = runner.play(traces.opened(family, speedup=2.0).plan())
+    assert played.started_ms == {"root": 0.0, "alone": 5.0, "left": 7.5, "right": 12.5, "last": 40.0}
+
+
+def test_sessions_keep_their_pauses_and_branches_their_shape(
+    family: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    plan = traces.opened(family, replay_sessions=True).plan()
+    played = runner.play(plan, lambda request: runner.Outcome(took_ms=100.0))
+    # Both branches leave the root's end at their own pauses of 10 and 20 ms, the last one 5 ms after the right one's.
+    assert played.started_ms == {"root": 0.0, "alone": 10.0, "left": 110.0, "right": 120.0, "last": 225.0}
+    plan = traces.opened(family, replay_sessions=True, max_think_s=0.012).plan()
+    played = runner.play(plan, lambda request: runner.Outcome(took_ms=100.0))
+    assert played.started_ms["left"] == 110.0
+    assert played.started_ms["right"] == 112.0
+
+
+def test_a_closed_loop_keeps_order_and_its_width(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    plan = traces.opened(family, closed_loop=True, parallel=2).plan()
+    outcome = lambda request: runner.Outcome(took_ms=100.0 if request.request_id == "root" else 10.0)  # noqa: E731
+    played = runner.play(plan, outcome, parallel=2)
+    assert played.ids == ["root", "alone", "left", "right", "last"]
+    assert played.started_ms == {"root": 0.0, "alone": 0.0, "left": 10.0, "right": 20.0, "last": 30.0}
+    assert played.most_in_flight == 2
+
+
+def test_a_closed_loop_of_sessions_gives_a_place_to_each(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    plan = traces.opened(family, closed_loop=True, parallel=1, replay_sessions=True).plan()
+    played = runner.play(plan, lambda request: runner.Outcome(took_ms=10.0))
+    # The one by itself takes the place of a whole session, when the last of its branches has ended.
+    assert played.ids == ["root", "left", "right", "last", "alone"]
+    assert played.started_ms["alone"] == played.ended_ms["last"]
+
+
+def test_a_closed_loop_goes_on_behind_a_failure(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    job = traces.opened(family, closed_loop=True, parallel=1, replay_sessions=True)
+    failing = runner.Outcome(status="timeout")
+    played = runner.play(job.plan(), lambda request: failing if request.request_id == "right" else runner.Outcome())
+    assert played.ids == ["root", "left", "right", "alone"]
+    assert job.findings()["not sent: timeout"] == 1
+
+
+def test_rounds_share_nothing_and_are_told_apart(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    job = traces.opened(family, repeat=3)
+    assert job.planned() == 15
+    played = runner.play(job.plan())
+    assert played.ids[:6] == ["root", "alone", "left", "right", "last", "root~2"]
+    assert played.started_ms["root~2"] == 85.0  # the end of the last one: one round after another
+    assert played.started_ms["last~3"] == 2 * 85.0 + 80.0
+    prompts = [tuple(runner.body(request)["prompt"]) for request in played.sent]
+    firsts = Counter(prompt[:4] for prompt in prompts)
+    # All five of a round share their first block, no two rounds do.
+    assert sorted(firsts.values()) == [5, 5, 5]
+    by_round = [
+        {block for record in played.records if record.request_id.endswith(end) for block in record.block_hashes}
+        for end in ("t", "~2", "~3")
+    ]
+    assert not by_round[1] & by_round[2]
+    assert {request.session_id for request in played.sent} == {None, "s", "s~2", "s~3"}
+
+
+def test_the_first_round_is_what_one_round_is(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    once = runner.play(traces.opened(family).plan())
+    thrice = runner.play(traces.opened(family, repeat=3).plan())
+    assert [request.body for request in thrice.sent[:5]] == [request.body for request in once.sent]
+
+
+def test_a_window_is_of_the_traces_clock(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    job = traces.opened(family, start_s=0.015, end_s=0.080, replay_sessions=True)
+    played = runner.play(job.plan())
+    # Their parent is not sent, so both are roots, at their recorded distance.
+    assert played.started_ms == {"left": 0.0, "right": 10.0}
+    survey = survey_trace(family, Selection(0.015, 0.080))
+    assert survey.left_out == {"before --start": 2, "after --end": 1}
+
+
+def test_a_limit_counts_by_arrival(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    assert runner.play(traces.opened(family, limit=2).plan()).ids == ["root", "alone"]
+    survey = survey_trace(family, Selection(limit=2))
+    assert (survey.kept, survey.left_out) == (2, {"beyond --limit": 3})
+
+
+def test_splicing_can_be_switched_off(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    spliced, made_up = (
+        runner.play((job := traces.opened(family, replay_sessions=True, splice=splice)).plan()) and (job, splice)
+        for splice in (True, False)
+    )
+    assert (spliced[0].findings()["spliced_blocks"], spliced[0].findings()["missed_blocks"]) == (1, 0)
+    assert (made_up[0].findings()["spliced_blocks"], made_up[0].findings()["missed_blocks"]) == (0, 1)
+
+
+def test_without_splicing_the_traces_hashes_say_what_was_sent(
+    family: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    played = runner.play(traces.opened(family, replay_sessions=True, splice=False).plan())
+    records = {record.request_id: record for record in played.records}
+    # What the root generated is not what the left one carries in its place, so it has a hash of its own.
+    assert records["left"].block_hashes == [1, 2, 3]
+    assert records["root"].output_block_hashes not in ([3], None)
+    with_splicing = runner.play(traces.opened(family, replay_sessions=True).plan())
+    assert next(each for each in with_splicing.records if each.request_id == "root").output_block_hashes == [3]
+
+
+def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
+    source = traces.written(
+        tmp_path / "t",
+        [
+            traces.request("whole", stream=False),
+            traces.request("many", n=3, output_tokens=7),
+            traces.request("first", priority=-2, max_tokens=50),
+            traces.request("adapted", lora="law", model="law"),
+        ],
+    )
+    played = runner.play(traces.opened(source, loras={"law": "law-v2"}).plan())
+    bodies = {request.request_id: runner.body(request) for request in played.sent}
+    assert bodies["whole"]["stream"] is False
+    assert "stream_options" not in bodies["whole"]
+    # Seven tokens of three answers are three of each, the last not whole.
+    assert (bodies["many"]["n"], bodies["many"]["max_tokens"], bodies["many"]["min_tokens"]) == (3, 3, 3)
+    assert (bodies["first"]["priority"], bodies["first"]["max_tokens"]) == (-2, 2)
+    assert [body["model"] for body in bodies.values()] == ["m", "m", "m", "law-v2"]
+    assert next(record for record in played.records if record.request_id == "adapted").lora == "law"
+
+
+def test_sessions_travel_under_the_routers_headers(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    job = traces.opened(family, session_headers=("X-Dynamo-Session-ID", "X-SMG-Routing-Key"), limit=2)
+    headers = {request.request_id: dict(request.headers) for request in runner.play(job.plan()).sent}
+    assert headers["root"][b"X-Dynamo-Session-ID"] == headers["root"][b"X-SMG-Routing-Key"] == b"s"
+    assert not {name for name in headers["alone"] if b"Session" in name or b"Routing" in name}
+    assert b"X-Session-ID" not in headers["root"]
+
+
+def test_a_resumed_replay_sends_what_is_not_over(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    job = traces.opened(family, replay_sessions=True)
+    # Of the session, the last turn is missing: it is sent again whole.
+    assert set(job.resume({"root": True, "left": True, "right": True, "alone": True})) == {"alone"}
+    assert job.planned() == 4
+    assert runner.play(job.plan()).ids == ["root", "left", "right", "last"]
+    job = traces.opened(family, replay_sessions=True)
+    # A failed turn ended its session, then as now.
+    assert set(job.resume({"root": True, "left": True, "right": False})) == {"root", "left", "right"}
+    assert job.planned() == 1
+    assert runner.play(job.plan()).ids == ["alone"]
+    assert job.findings()["not sent: a failure in the earlier run"] == 1
+
+
+def test_what_goes_on_from_anothers_answer_goes_with_it(family: Path) -> None:
+    survey = survey_trace(family)
+
+    def members(shard: Shard) -> list[str]:
+        return [request.request_id for request in load_requests(survey, shard=shard)]
+
+    assert members(Shard(0, 2)) == ["root", "left", "right", "last"]
+    assert members(Shard(1, 2)) == ["alone"]
+
+
+def test_a_generated_block_binds_whoever_carries_it(traces: ModuleType) -> None:
+    maker = traces.request("maker", prompt_tokens=8, output_tokens=5, output_block_hashes=hashes(3))
+    carrier = traces.request("carrier", prompt_tokens=12, block_hashes=hashes(1, 2, 3))
+    other = traces.request("other", prompt_tokens=12, block_hashes=hashes(1, 2, 9))
+    for records in ([maker, other, carrier], [carrier, other, maker]):
+        groups = group_requests(records.__iter__, splice=True)
+        assert groups[maker.request_id] == groups[carrier.request_id] != groups[other.request_id]
+        assert len(set(group_requests(records.__iter__, splice=False).values())) == 3
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Requests with parents, sessions and shared blocks, some of them generated."""
+    made: list[dict[str, Any]] = []
+    for index in range(draw(st.integers(1, 8))):
+        parent = draw(st.sampled_from([None, *range(index)]))
+        made.append(
+            {
+                "name": f"r{index}",
+                "arrival_ms": index * 10.0,
+                "parent_id": None if parent is None else f"r{parent}",
+                "session_id": draw(st.sampled_from([None, "s", "t"])),
+                "prompt_tokens": 9,
+                "block_hashes": hashes(draw(st.integers(1, 3)), draw(st.integers(10, 14))),
+                "output_tokens": 5,
+                "output_block_hashes": hashes(draw(st.integers(12, 16))),
+            }
+        )
+    return made
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(forest=forests(), cut=st.tuples(st.integers(2, 4), st.booleans()))
+def test_shards_together_are_the_whole(
+    tmp_path: Path, traces: ModuleType, runner: ModuleType, forest: list[dict[str, Any]], cut: tuple[int, bool]
+) -> None:
+    shards, sessions = cut
+    records = [traces.request(fields["name"], **{k: v for k, v in fields.items() if k != "name"}) for fields in forest]
+    source = tmp_path / "forest.jsonl"
+    source.unlink(missing_ok=True)
+    traces.written(source, records)
+    whole = traces.opened(source, replay_sessions=sessions)
+    parts = [traces.opened(source, Shard(index, shards), replay_sessions=sessions) for index in range(shards)]
+    assert add_shares([part.digest_share() for part in parts]) == add_shares([whole.digest_share()])
+    assert sum(part.planned() for part in parts) == whole.planned()
+    # Real answers included: the generated ids are the request's own, so every process must see the same ones.
+    at_once = runner.play(whole.plan(), generated=ids_of)
+    one_by_one = [runner.play(part.plan(), generated=ids_of) for part in parts]
+    bodies = {request.request_id: request.body for played in one_by_one for request in played.sent}
+    assert bodies == {request.request_id: request.body for request in at_once.sent}
+    described = {record.request_id: record for played in one_by_one for record in played.records}
+    assert described == {record.request_id: record for record in at_once.records}
+
+
+def ids_of(request: Any) -> list[int]:
+    return [2000 + int(request.request_id[1:]) * 100 + place for place in range(request.max_tokens)]
+
+
+def test_the_digest_tells_loads_apart(family: Path, traces: ModuleType) -> None:
+    flags: list[dict[str, Any]] = [
+        {},
+        {"speedup": 2.0},
+        {"cold_prompts": True},
+        {"replay_sessions": True},
+        {"limit": 3},
+        {"repeat": 2},
+        {"splice": False},
+        {"closed_loop": True, "parallel": 2},
+        {"replay_sessions": True, "max_think_s": 0.001},
+    ]
+    shares = [traces.opened(family, **each).digest_share() for each in flags]
+    assert len(set(shares)) == len(flags)
+    # The same three requests, however they were chosen; the same tokens, whatever fields an engine wants with them.
+    assert traces.opened(family, end_s=0.02).digest_share() == traces.opened(family, limit=3).digest_share()
+    assert traces.opened(family).digest_share() == traces.opened(family, dialect="sglang").digest_share()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"closed_loop": True}, "--closed-loop: without --parallel"),
+        ({"parallel": 0}, "--parallel: 0"),
+        ({"repeat": 0}, "--repeat: 0"),
+        ({"repeat": 10**9}, "--repeat: 1000000000; expected at most"),
+        ({"speedup": 0.0}, "--speedup: 0"),
+        ({"speedup": float("nan")}, "--speedup: nan"),
+        ({"max_think_s": -1.0}, "--max-think: -1"),
+        ({"start_s": 5.0, "end_s": 5.0}, "--start, --end: 5 to 5"),
+        ({"end_s": float("inf")}, "--end: inf"),
+        ({"dialect": "tgi"}, "--dialect: 'tgi'; expected one of auto, vllm"),
+        ({"session_headers": ("X Session",)}, "--session-header: 'X Session'"),
+        ({"closed_loop": True, "parallel": 1, "speedup": 2.0}, "--speedup: with --closed-loop"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ReplayConfig(source=tmp_path, url="http://x", trace=tmp_path, nonce="n", **flags)
+    assert message in str(error.value)
+
+
+def test_adapters_are_mapped_by_pairs() -> None:
+    assert parse_loras(["a=b", "c=", "d=e=f"]) == {"a": "b", "c": "", "d": "e=f"}
+    with pytest.raises(InputError, match="--lora-map: 'a'; expected CAPTURED=TARGET"):
+        parse_loras(["a"])
+
+
+def test_a_record_is_kept_small(tmp_path: Path, traces: ModuleType) -> None:
+    """Eight bytes a block: what is read of a trace is held once, without its gaps."""
+    source = traces.written(tmp_path / "t", [traces.request("a", itl_ms=[1.0], itl_tokens=[1])])
+    [captured] = load_requests(survey_trace(source))
+    assert type(captured.hashes).__name__ == "array"
+    assert list(captured.hashes) == [1, 2]
+    assert not isinstance(captured, Record)
