@@ -14,6 +14,8 @@ import numpy as np
 from loadgen.draws import TokenIds
 from tracefile import Record
 
+IDS = "ids"
+"""The tokenizer of prompts that are token ids: nobody has to be asked."""
 FINDINGS = "prefix_truth."
 """Begins the names of these counts among a shard's findings."""
 
@@ -187,6 +189,8 @@ def truth_notes(report: TruthReport) -> list[str]:
 
 
 def _verdict(before: Examination, counts: PrefixTruth) -> str:
+    if before.tokenizer == IDS:
+        return _verdict_of_ids(counts)
     if before.unknown is not None:
         return f"not known ({before.unknown})"
     sampled = f"{before.exact} of {before.prompts} sampled prompts by the tokenizer"
@@ -194,11 +198,20 @@ def _verdict(before: Examination, counts: PrefixTruth) -> str:
         return f"off by up to {before.most_off} tokens ({sampled})"
     if counts.off_tokens:
         return f"off by {counts.off_tokens} tokens in all ({sampled}; {counts.exact} of {counts.planned} by usage)"
+    return f"exact ({sampled}; {_told(counts)})"
+
+
+def _told(counts: PrefixTruth) -> str:
+    """What the engine said of the prompts."""
     if counts.ids_told:
-        return f"exact ({sampled}; the engine told the tokens of {counts.ids_told})"
-    if counts.planned:
-        return f"exact ({sampled}; {counts.exact} of {counts.planned} by usage)"
-    return f"exact ({sampled}; the engine told no prompt's length)"
+        return f"the engine told the tokens of {counts.ids_told}"
+    return f"{counts.exact} of {counts.planned} by usage" if counts.planned else "the engine told no prompt's length"
+
+
+def _verdict_of_ids(counts: PrefixTruth) -> str:
+    if counts.off_tokens:
+        return f"off by {counts.off_tokens} tokens in all ({counts.exact} of {counts.planned} prompts by usage)"
+    return f"exact (token ids are sent; {_told(counts)})"
 
 
 def _distance(planned: TokenIds | None, real: TokenIds) -> int:

@@ -14,10 +14,13 @@ from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
 from loadgen.loadjob import ELSEWHERE, LoadJob, load_name
 from loadgen.outcome import Driven
+from loadgen.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.progress import TargetRate
 from loadgen.recognition import find_dialect
 from loadgen.summary import Summary, summarize, summary_lines
 from loadgen.target import origin_of
+from loadgen.targettext import TargetText
+from loadgen.textpreparation import prepare_load_text
 from loadgen.workload import rate_profile
 from tracefile import InputError, Meta, load_key
 from tracefile import Workload as WorkloadMeta
@@ -38,7 +41,8 @@ def run_load(config: LoadConfig) -> int:
     with ControlClient(str(origin_of(config.url))) as control:
         model = control.resolve_model(config.model)
         before = control.facts()
-        job = load_job(config, control, model, before)
+        text = prepare_load_text(config, control, model)
+        job = load_job(config, control, model, before, text.target)
         driven = drive(
             Drive(
                 job=job,
@@ -57,13 +61,17 @@ def run_load(config: LoadConfig) -> int:
         )
         if driven.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
-        notes = _notes(driven, config)
+        truth = report_truth(text.before, truth_of(driven.findings))
+        notes = [*_notes(driven, config), *truth_notes(truth)]
         summary = summarize_run(driven, config.pattern, (before, control.facts()), notes)
-    finish(summary, summary_lines(summary), config.summary)
+    summary = msgspec.structs.replace(summary, prefix_truth=truth)
+    finish(summary, [*summary_lines(summary), *(f"  {line}" for line in truth_lines(truth))], config.summary)
     return exit_code(driven)
 
 
-def load_job(config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts) -> LoadJob:
+def load_job(
+    config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts, target: TargetText
+) -> LoadJob:
     """The load, for an engine."""
     return LoadJob(
         config=config,
@@ -71,6 +79,8 @@ def load_job(config: LoadConfig, control: ControlClient, model: str, facts: Engi
         load_id=load_name(config),
         key=load_key(),
         block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
+        engine_block_size=facts.engine.block_size or HASHED_BLOCK_SIZE,
+        target=target,
         dialect=find_dialect(control, AUTO).dialect,
     )
 
@@ -146,7 +156,7 @@ def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
     return Meta(
         source="client",
         model=job.model,
-        tokenizer="ids" if config.api == "completions" else None,
+        tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
         block_size=job.block_size,
         hash=job.hasher().info,
         engine=facts.engine,

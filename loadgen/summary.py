@@ -3,6 +3,7 @@
 import msgspec
 
 from loadgen.outcome import Driven
+from loadgen.prefixtruth import TruthReport
 from loadgen.samples import Sample
 from tracefile.enginefacts import PrefixCounters
 
@@ -104,6 +105,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[ProcessUse]
     findings: dict[str, int]
     """What the load's own checks counted, over all processes."""
+    prefix_truth: TruthReport | None = None
+    """Whether prompts were, in the target's tokens, what they were planned to be. Null: not looked at."""
     counters_before: PrefixCounters | None
     counters_after: PrefixCounters | None
     """The engine's own prefix cache counters, in tokens."""

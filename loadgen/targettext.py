@@ -3,6 +3,7 @@
 Found by the run's parent, and plain values, so that it crosses to the shards; ``Speech`` is it at work in a shard.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,11 @@ class TargetText:
     path: Path | None = None
     """Where a shard finds the tokenizer; null: nowhere, the engine was asked."""
     unknown: str | None = None
+
+    def fingerprint(self, *, rendered: bool) -> str:
+        """Names what is sent for the same draws: the words, and with ``rendered`` their ids and the template's."""
+        said: object = (self.words, sorted(self.gaps.items(), key=lambda learnt: learnt[0])) if rendered else self.words.texts
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
 NO_TARGET = TargetText(UNPROVEN, {}, unknown="no tokenizer was asked")

@@ -8,17 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.chattemplate import order_of
+from loadgen.config import LoadConfig
 from loadgen.draws import TokenIds
 from loadgen.engine import ControlClient
 from loadgen.enginetokenizer import EngineTokenizer
 from loadgen.messages import Drawn, Piece
 from loadgen.opening import opening_of, orders_of
-from loadgen.prefixtruth import Examination, examine
+from loadgen.prefixtruth import IDS, Examination, examine
 from loadgen.prompts import said_in
 from loadgen.shapes import SessionShape
 from loadgen.spoken import Spoken, chat_messages
 from loadgen.targettext import NO_TARGET, Speech, TargetText, learn_target
 from loadgen.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
+from loadgen.words import UNPROVEN
+from loadgen.workload import Workload
 from tracefile import InputError
 
 SAMPLED = 4
@@ -49,6 +52,16 @@ def prepare_text(
         return PreparedText(NO_TARGET, Examination(unknown=str(error)))
     target = learn_target(tokenizer, orders_of(first, prefix_tokens), path_of(source))
     return PreparedText(target, examine_sessions(tokenizer, target, first, prefix_tokens))
+
+
+def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
+    """What a load says in words; of one that says token ids, nothing has to be asked."""
+    if config.api == "completions" and not config.chat_template:
+        return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
+    prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
+    if config.chat_template and prepared.before.unknown is not None:
+        raise InputError(f"--chat-template: {prepared.before.unknown}; expected --tokenizer with a chat template")
+    return prepared
 
 
 def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:

@@ -65,24 +65,6 @@ class LocalTokenizer:
         return self.encode(text)
 
 
-class TokenizedLengths:
-    """How long a dataset's texts are to a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def count(self, text: str) -> int:
-        """How many tokens a text is."""
-        return len(self._tokenizer.encode(text))
-
-    def cut(self, text: str, tokens: int) -> str:
-        """The beginning of a text, of at most so many tokens: a cut within a character loses it."""
-        token_ids = self._tokenizer.encode(text)
-        if len(token_ids) <= tokens:
-            return text
-        return self._tokenizer.decode(token_ids[:tokens]).rstrip("\ufffd")
-
-
 def _load(path: Path) -> Any:
     if not path.exists():
         raise InputError(f"--tokenizer: {path}: not there; expected a directory with a tokenizer, or `engine`")
