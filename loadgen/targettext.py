@@ -46,7 +46,7 @@ class TargetText:
 
     def fingerprint(self, *, rendered: bool) -> str:
         """Names what is sent for the same draws: the words, and with ``rendered`` their ids and the template's."""
-        said: object = (self.words, sorted(self.gaps.items(), key=lambda learnt: learnt[0])) if rendered else self.words.texts
+        said: object = (self.words, *self.gaps.items()) if rendered else self.words.texts
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
 
