@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from loadgen.progress import ShardStatus, Status
 
-WIDE, MEDIUM = 88, 56
+WIDE, MEDIUM = 80, 54
 """Columns from which three, or two, groups of numbers stand side by side."""
 
 SHARDS_SHOWN = 8
@@ -18,6 +17,9 @@ LATE_MS = 5.0
 
 SHORTFALL = 0.05
 """Share of the target rate that may be missing before it is shown as a lack."""
+
+STEADY = 7
+"""Columns that a number has at least, so that others stay where they are while it grows."""
 
 Row = tuple[str, Text]
 
@@ -33,7 +35,7 @@ class View:
         status, width = self._status, options.max_width
         yield _headline(status)
         if status.planned:
-            yield ProgressBar(total=status.planned, completed=_ended(status), width=min(width, WIDE))
+            yield _bar(_ended(status) / status.planned, min(width, WIDE))
         counts, rates, waits = _count_rows(status), _rate_rows(status), _wait_rows(status)
         if width >= WIDE:
             yield _side_by_side([counts, rates, waits])
@@ -68,14 +70,20 @@ def clock(seconds: float) -> str:
 
 
 def _headline(status: Status) -> Text:
-    text = Text(clock(status.elapsed_s), style="bold")
+    text = Text(clock(status.elapsed_s), style="bold", no_wrap=True, overflow="ellipsis")
     if status.planned is not None:
-        text.append(f"  {_ended(status):,} of {status.planned:,} requests over", style="default")
+        text.append(f"  {_ended(status):,} of {status.planned:,} over", style="not bold")
     if status.remaining_s is not None:
-        text.append(f", {clock(status.remaining_s)} left")
+        text.append(f"  {clock(status.remaining_s)} left", style="not bold")
     if status.stopping is not None:
-        text.append(f"  {status.stopping}: recording what is in flight; again to leave at once", style="yellow")
+        text.append(f"  {status.stopping}: recording what is in flight; once more leaves at once", style="yellow")
     return text
+
+
+def _bar(share: float, width: int) -> Text:
+    filled = round(min(1.0, share) * width)
+    bar = Text("━" * filled, style="cyan", no_wrap=True)
+    return bar.append("─" * (width - filled), style="dim")
 
 
 def _ended(status: Status) -> int:
@@ -93,7 +101,7 @@ def _count_rows(status: Status) -> list[Row]:
 
 def _rate_rows(status: Status) -> list[Row]:
     short = status.target_rate is not None and status.rate < (1 - SHORTFALL) * status.target_rate
-    cached = "-" if status.hit_rate is None else f"{status.hit_rate:.1%} of prompt tokens"
+    cached = "-" if status.hit_rate is None else f"{status.hit_rate:.1%}"
     return [
         ("rate", Text(_rate_text(status), style="yellow" if short else "")),
         ("output", Text(f"{status.output_tokens_per_s:,.0f} tokens/s")),
@@ -129,10 +137,10 @@ def duration_ms(value_ms: float) -> str:
 
 def _side_by_side(groups: Sequence[Sequence[Row]]) -> Table:
     """Groups of named numbers, a pair of columns each."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in groups:
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for group in groups:
+        grid.add_column(style="dim", no_wrap=True, min_width=max(len(name) for name, _ in group))
+        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=STEADY)
     for line in range(max(map(len, groups))):
         cells = [group[line] if line < len(group) else ("", Text()) for group in groups]
         grid.add_row(*(part for cell in cells for part in cell))
