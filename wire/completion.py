@@ -88,12 +88,13 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
-    events = EventStream()
+    feed = EventStream().feed
     texts: list[str] = []
-    last_token_ns = 0
+    gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
+    last_token_ns: int | None = None
     for at_ns, data in reads:
         tokens = 0
-        for event_bytes in events.feed(data):
+        for event_bytes in feed(data):
             if event_bytes == b"[DONE]":
                 completion.done = True
                 continue
@@ -103,12 +104,12 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
                 completion.error_kind = "unparseable"
         if tokens == 0:
             continue
-        if completion.first_token_ns is None:
+        if last_token_ns is None:
             completion.first_token_ns = at_ns
             completion.first_tokens = tokens
         else:
-            completion.gaps_ns.append(at_ns - last_token_ns)
-            completion.gap_tokens.append(tokens)
+            gaps_ns.append(at_ns - last_token_ns)
+            gap_tokens.append(tokens)
         last_token_ns = at_ns
     completion.text = "".join(texts)
     share_usage(completion)
@@ -157,10 +158,12 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         take_timings(completion, event.timings)
     if event.usage is not None:
         take_usage(completion, event.usage)
-    tokens = 0
-    for choice in event.choices or ():
-        tokens += take_choice(completion, choice, texts)
-    return tokens
+    choices = event.choices
+    if not choices:
+        return 0
+    if len(choices) == 1:
+        return take_choice(completion, choices[0], texts)
+    return sum([take_choice(completion, choice, texts) for choice in choices])
 
 
 def take_usage(completion: Completion, usage: Usage) -> None:
@@ -186,17 +189,20 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
     """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
     message = choice.delta or choice.message
     text = choice.text or (content_text(message) if message else "")
+    token_ids = choice.token_ids
     if not choice.index:
         texts.append(text)
-        completion.finish_reason = choice.finish_reason or completion.finish_reason
+        if choice.finish_reason:
+            completion.finish_reason = choice.finish_reason
         if choice.prompt_token_ids is not None:
             completion.prompt_token_ids = choice.prompt_token_ids
-        if choice.token_ids is not None:
+        if token_ids is not None:
             if completion.token_ids is None:
-                completion.token_ids = []
-            completion.token_ids += choice.token_ids
-    if choice.token_ids is not None:
-        return len(choice.token_ids)
+                completion.token_ids = token_ids
+            else:
+                completion.token_ids += token_ids
+    if token_ids is not None:
+        return len(token_ids)
     return 1 if text or (message is not None and has_unspoken(message)) else 0
 
 

