@@ -100,6 +100,10 @@ class Lookahead:
         self._roots = iter(())
         self._upcoming.clear()
 
+    def no_more_roots(self) -> None:
+        """Take no further roots from the plan: it was too late for one that had no time of its own."""
+        self._roots = iter(())
+
     def _next_root(self) -> None:
         """Keep one root ahead: a plan may be endless."""
         root = next(self._roots, None)

@@ -7,7 +7,7 @@ import struct
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,7 @@ class PlanRun:
         self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
         self._given: dict[int, Given] = {}
         self._ended: deque[Ended] = deque()
+        self._expired = 0
         self._halting = self._halted = False
         self._turning = False
         self._alarm = Alarm(self._turn, clock)
@@ -107,15 +108,21 @@ class PlanRun:
         if isinstance(message, Halted):
             self._halted = True
         else:
-            self._tally.started, self._tally.in_flight = message.started, message.in_flight
+            self._expired += len(message.expired) if isinstance(message, Batch) else 0
+            self._tally.started, self._tally.in_flight = message.started - self._expired, message.in_flight
             self._lookahead.started(message.started)
         if isinstance(message, Batch):
             self._ended += message.ended
-            for number in message.expired:
-                del self._given[number]
+            self._forget(message.expired)
         elif isinstance(message, Pulse):
             self._feel(message)
         self._turn_soon()
+
+    def _forget(self, expired: Sequence[int]) -> None:
+        """Let go of requests that it was too late for; of a root without a time of its own, all that come behind it."""
+        for number in expired:
+            if self._given.pop(number).planned.send.due_ms is None:
+                self._lookahead.no_more_roots()
 
     def sender_lost(self) -> None:
         """The sender has died: what it had begun is recorded as far as is known, and the run ends with an error."""
