@@ -3,10 +3,16 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args, overload
 
-from loadgen.config import LoadConfig, parse_span
+from loadgen.config import RANDOM, Api, LoadConfig, Pattern, Spacing
+from loadgen.datasets import DATASETS
 from loadgen.draws import Vocabulary
+from loadgen.rateseries import read_rate_series
+from loadgen.runflags import add_run_arguments, run_flags
 from loadgen.running import run_load
+from loadgen.spans import FORMS, Span, parse_span
+from tracefile import InputError
 from tracefile.commandline import run_command
 
 EPILOG = """\
@@ -28,28 +34,98 @@ def main(argv: Sequence[str]) -> int:
 def parse_config(argv: Sequence[str]) -> LoadConfig:
     """The config of a command line; raises InputError naming the flag."""
     args = _parser().parse_args(argv)
+    dataset, dataset_path = parse_dataset(args.dataset)
+    rate, rate_to = parse_rate(args.rate)
+    turns, min_turns, max_turns = _turns(args, dataset_path)
     return LoadConfig(
         url=args.url,
         trace=args.trace,
         model=args.model,
         api=args.api,
+        tokenizer=args.tokenizer,
+        chat_template=args.chat_template,
         pattern=args.pattern,
-        rate=args.rate,
+        rate=rate,
+        rate_to=rate_to,
+        burstiness=args.burstiness,
+        spacing=args.spacing,
+        burst_size=args.burst_size,
+        burst_every_s=args.burst_every_s,
+        steps=args.steps,
+        step_s=args.step_s,
+        rate_series=() if args.rate_series is None else read_rate_series(args.rate_series),
+        rate_between=args.rate_between,
         duration_s=args.duration,
         number=args.number,
         parallel=args.parallel,
+        parallel_sessions=args.parallel_sessions,
         seed=args.seed,
-        prompt_tokens=parse_span("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True),
-        output_tokens=parse_span("--output-tokens", args.output_tokens, minimum=1, whole=True),
+        dataset=dataset,
+        dataset_path=dataset_path,
+        dataset_offset=args.dataset_offset,
+        first_turn_tokens=_lengths("--first-turn-length", args.first_turn_length),
+        subsequent_turn_tokens=_lengths("--subsequent-turn-length", args.subsequent_turn_length),
+        prompt_tokens=_lengths("--prompt-tokens", args.prompt_tokens),
+        output_tokens=_lengths("--output-tokens", args.output_tokens),
         prefix_count=args.prefix_count,
         prefix_tokens=args.prefix_tokens,
-        turns=args.turns,
-        think_s=parse_span("--think-s", args.think_s, minimum=0, whole=False),
+        turns=turns,
+        min_turns=min_turns,
+        max_turns=max_turns,
+        think_s=None if args.think_s is None else parse_span("--think-s", args.think_s, minimum=0, whole=False),
+        tool_role=args.tool_role,
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
         timeout_s=args.timeout_s,
         overwrite=args.overwrite,
         summary=args.json,
+        run=run_flags(args),
     )
+
+
+def parse_dataset(text: str) -> tuple[str, Path | None]:
+    """``random``, or ``NAME:PATH``; raises InputError."""
+    name, _, path = text.partition(":")
+    if name == RANDOM and not path:
+        return RANDOM, None
+    if name not in DATASETS:
+        raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
+    if not path:
+        raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
+    return name, Path(path)
+
+
+def parse_rate(text: str | None) -> tuple[float | None, float | None]:
+    """``R``, or ``A:B``; raises InputError."""
+    if text is None:
+        return None, None
+    try:
+        rate, *to = (float(part) for part in text.split(":", 1))
+    except ValueError:
+        raise InputError(f"--rate: {text!r}; expected a number R, or A:B") from None
+    return rate, to[0] if to else None
+
+
+@overload
+def _lengths(flag: str, text: str) -> Span: ...
+@overload
+def _lengths(flag: str, text: None) -> None: ...
+def _lengths(flag: str, text: str | None) -> Span | None:
+    return None if text is None else parse_span(flag, text, minimum=1, whole=True)
+
+
+def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[Span, int | None, int | None]:
+    """How many turns random sessions have, and the bounds of a dataset's; raises InputError."""
+    if args.turns is not None and (args.min_turns, args.max_turns) != (None, None):
+        raise InputError("--turns: with --min-turns or --max-turns; expected one way to say it")
+    if dataset_path is not None:
+        if args.turns is not None:
+            raise InputError("--turns: with a dataset's file; expected --min-turns and --max-turns")
+        return Span(1, 1), args.min_turns, args.max_turns
+    if args.turns is not None:
+        return _lengths("--turns", args.turns), None, None
+    fewest = args.min_turns or 1
+    text = f"{fewest}:{args.max_turns or fewest}"
+    return parse_span("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +135,13 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="auto", help="model to name (auto: the first of /v1/models)")
     parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send (1000)")
     parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="ids stay below this (100000)")
+    parser.add_argument(
+        "--tokenizer", default="auto", metavar="PATH", help="the model's, for words: a directory, engine, none (auto)"
+    )
     parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest request (600)")
     parser.add_argument("--overwrite", action="store_true", help="replace the trace if there is one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here as JSON too")
+    add_run_arguments(parser)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,31 +150,68 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_target_arguments(parser)
     _add_timing(parser)
+    _add_bounds(parser)
     _add_shape(parser)
+    _add_dataset(parser)
     return parser
 
 
 def _add_timing(parser: argparse.ArgumentParser) -> None:
-    when = parser.add_argument_group("when")
-    when.add_argument("--pattern", choices=["constant", "poisson", "multiturn"], default="poisson")
+    when = parser.add_argument_group("when", "a session is one request, unless it has turns")
+    when.add_argument("--pattern", choices=get_args(Pattern), default="poisson", help="how sessions arrive (poisson)")
     when.add_argument(
-        "--rate", type=float, metavar="R", help="requests (multiturn: sessions) a second; left out: closed loop"
+        "--rate", metavar="R", help="sessions a second; staircase, ramp: A:B, from A to B; left out: closed loop"
     )
-    when.add_argument("--duration", type=float, metavar="S", help="start nothing new after S seconds; sessions finish")
-    when.add_argument("--number", type=int, metavar="N", help="requests (multiturn: sessions) in all")
-    when.add_argument("--parallel", type=int, metavar="P", help="most requests in flight")
-    when.add_argument("--seed", type=int, default=0, metavar="K")
+    when.add_argument(
+        "--burstiness", type=float, metavar="B", help="gamma: below 1 burstier than poisson, above evener"
+    )
+    when.add_argument("--burst-size", type=int, metavar="K", help="burst: so many at once")
+    when.add_argument("--burst-every-s", type=float, metavar="S", help="burst: and again after so long")
+    when.add_argument("--steps", type=int, metavar="N", help="staircase: so many, from A to B")
+    when.add_argument("--step-s", type=float, metavar="S", help="staircase: how long each is")
+    when.add_argument("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL of t_s and rate")
+    when.add_argument(
+        "--rate-between", choices=["steps", "lines"], default="steps", help="series: hold each rate, or go to the next"
+    )
+    when.add_argument("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps (poisson)")
+    when.add_argument("--seed", type=int, default=0, metavar="K", help="of arrivals, lengths and tokens (0)")
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    bounds = parser.add_argument_group("how much")
+    bounds.add_argument(
+        "--duration", type=float, metavar="S", help="start nothing new after S seconds; sessions finish"
+    )
+    bounds.add_argument("--number", type=int, metavar="N", help="sessions in all; a dataset is begun again if need be")
+    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight")
+    bounds.add_argument("--parallel-sessions", type=int, metavar="P", help="most sessions open, pauses included")
 
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what", "N or MIN:MAX, uniform, both included")
-    what.add_argument("--api", choices=["completions", "chat"], default="completions")
+    what = parser.add_argument_group("what", f"lengths: {FORMS}")
+    what.add_argument("--api", choices=get_args(Api), default="completions", help="what is sent to (completions)")
+    what.add_argument("--chat-template", action="store_true", help="apply it here, send the chat's ids as completions")
     what.add_argument("--prompt-tokens", default="256", metavar="N", help="new tokens of a turn, prefix apart (256)")
-    what.add_argument("--output-tokens", default="16", metavar="N", help="generated, exactly (16)")
+    what.add_argument("--output-tokens", metavar="N", help="generated, exactly (as the dataset says, else 16)")
     what.add_argument("--prefix-count", type=int, default=0, metavar="K", help="shared prefixes to choose from (0)")
     what.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="their length (0)")
-    what.add_argument("--turns", type=int, default=1, metavar="T", help="of a session, with --pattern multiturn (1)")
-    what.add_argument("--think-s", default="0", metavar="X", help="from an answer's end to the next turn (0)")
+    what.add_argument("--turns", metavar="T", help="of a random session (1)")
+    what.add_argument(
+        "--think-s", metavar="X", help="from an answer's end to the next turn (as the dataset says, else 0)"
+    )
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("datasets", f"NAME is one of {', '.join(DATASETS)}")
+    data.add_argument("--dataset", default=RANDOM, metavar="NAME:PATH", help="sessions from a file (random)")
+    data.add_argument("--dataset-offset", type=int, default=0, metavar="N", help="leave out its first N sessions (0)")
+    data.add_argument("--min-turns", type=int, metavar="N", help="only sessions of so many turns (random: at least)")
+    data.add_argument("--max-turns", type=int, metavar="N", help="cut longer sessions (random: at most)")
+    data.add_argument("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
+    data.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
+    data.add_argument(
+        "--tool-role", choices=["user", "tool"], default="user", help="whose messages tool outputs are, on --api chat"
+    )
 
 
 def command() -> None:

@@ -1,21 +1,21 @@
-"""The synthetic load as a plan: each session's turns follow one another, closed loop; sessions arrive as drawn."""
+"""A load as a plan: each session's turns follow one another; sessions arrive as drawn, or as others end."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from loadgen.plan import Answer, Send
 from loadgen.prompts import Prompt
 from loadgen.request import PlannedRequest, request_headers
-from loadgen.workload import SessionShape, Workload
+from loadgen.shapes import SessionShape
+from loadgen.workload import Workload
 from tracefile import BlockHasher, HashKey, Record, RequestId, SessionId, keyed_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Conversations:
-    """What all sessions of a run have in common."""
+    """What all sessions of a shard have in common."""
 
     workload: Workload
     model: str
@@ -24,19 +24,60 @@ class Conversations:
     key: HashKey
     load_id: str
     """Names the workload in every id, so that only runs of equal loads have equal request ids."""
+    width: int | None
+    """Most of the shard's sessions open at once; null: any number."""
+    over: Collection[int] = ()
+    """Sessions that an earlier part of the run has brought to their end, by index."""
+    not_started: int = field(default=0, init=False)
+    """Sessions that had arrived but found no room before the run's time was over."""
 
     def plan(self) -> Iterator[Send]:
-        """Every session's first turn; in a closed loop only as many as may run at once, each followed by another."""
-        sessions = iter(self.workload)
-        width = self.workload.config.parallel if self.workload.config.rate is None else None
+        """Every session's first turn; of a limited number open at once only so many, each followed by another."""
+        sessions = (session for session in self.workload if session.index not in self.over)
         for started, session in enumerate(sessions, start=1):
-            yield self.first_turn(session, sessions if width else iter(()))
-            if started == width:
+            yield self.root(session, sessions if self.width else iter(()))
+            if started == self.width:
                 return
 
-    def first_turn(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
-        """A session's first turn; ``queue`` holds the sessions that wait for others to end."""
-        return Turn(self, session, 0, None, queue).send(session.due_ms or 0.0, lambda: self.open_prompt(session))
+    def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
+        """A session's first turn in the plan; ``queue`` holds the sessions that wait for others to end."""
+        first = Turn(self, session, 0, None, queue)
+        if session.due_ms is not None:
+            return first.send(session.due_ms, lambda: self.open_prompt(session))
+        # Without a width each of these waits for a slot of its own, and there may be one when the time is over.
+        due_ms = 0.0 if self.width else None
+        return first.send(due_ms, lambda: self.open_prompt(session), until_ms=self.ends_ms)
+
+    def session_name(self, index: int) -> str:
+        """What session ``index`` is called before its id is hashed."""
+        return f"{self.load_id}-{index}"
+
+    def request_id(self, session: int, turn: int) -> RequestId:
+        """A turn's id as a tap with the same key file would record it."""
+        return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
+
+    def next_session(self, queue: Iterator[SessionShape], answer: Answer) -> Sequence[Send]:
+        """The session that begins because one has ended: at its own time, or late, if that is over by now."""
+        if self.ends_ms is not None and answer.end_ms >= self.ends_ms:
+            if self.open_loop:
+                self.not_started += sum(1 for _ in queue)
+            return []
+        session = next(queue, None)
+        if session is None:
+            return []
+        first = Turn(self, session, 0, None, queue)
+        return [first.send(session.due_ms or 0.0, lambda: self.open_prompt(session), arrived=self.open_loop)]
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether sessions have times of their own."""
+        return self.workload.config.open_loop
+
+    @property
+    def ends_ms(self) -> float | None:
+        """When no session starts any more; null: there is no such time."""
+        ends_s = self.workload.config.ends_s
+        return None if ends_s is None else ends_s * 1000
 
 
 @dataclass(slots=True)
@@ -50,23 +91,33 @@ class Turn:
     queue: Iterator[SessionShape]
     prompt: Prompt | None = None
 
-    def send(self, due_ms: float, prompt: Callable[[], Prompt]) -> Send:
-        """The turn as the sender takes it; ``prompt`` is called shortly before it is due."""
+    def send(
+        self,
+        due_ms: float | None,
+        prompt: Callable[[], Prompt],
+        *,
+        until_ms: float | None = None,
+        arrived: bool = False,
+    ) -> Send:
+        """The turn as the sender takes it; ``prompt`` is called shortly before it is due.
+
+        ``arrived``: it follows an answer, yet is due at a time of its own.
+        """
 
         def build() -> PlannedRequest:
             self.prompt = prompt()
             return self.request(self.prompt)
 
-        return Send(due_ms, build, self.follow_ups, self.describe)
+        return Send(due_ms, build, self.follow_ups, self.describe, until_ms, arrived)
 
     def request(self, prompt: Prompt) -> PlannedRequest:
         """The request that says ``prompt``."""
         shape = self.session.turns[self.index]
-        session_name = f"{self.load.load_id}-{self.session.index}"
+        session_name = self.load.session_name(self.session.index)
         name = f"{session_name}-{self.index + 1}"
         many = len(self.session.turns) > 1
         return PlannedRequest(
-            request_id=self.keyed("request", name),
+            request_id=self.load.request_id(self.session.index, self.index),
             path=prompt.path,
             headers=request_headers(name, session_name if many else None),
             body=prompt.body(self.load.model, shape.output_tokens),
@@ -78,18 +129,11 @@ class Turn:
             turn=self.index + 1 if many else None,
         )
 
-    def keyed(self, kind: str, name: str) -> RequestId:
-        """The id as a tap with the same key file would record it."""
-        return RequestId(keyed_id(self.load.key, kind, name))
-
     def follow_ups(self, answer: Answer) -> Sequence[Send]:
-        """The next turn; after the last one, or a failed one, the next session of a closed loop."""
+        """The next turn; after the last one, or a failed one, the next session that waited for one to end."""
         if answer.ok and self.index + 1 < len(self.session.turns):
             return [self.next_turn(answer)]
-        duration_s = self.load.workload.config.duration_s
-        if duration_s is not None and answer.end_ms >= duration_s * 1000:
-            return []
-        return [self.load.first_turn(following, self.queue) for following in islice(self.queue, 1)]
+        return self.load.next_session(self.queue, answer)
 
     def next_turn(self, answer: Answer) -> Send:
         """The turn that goes on from this one's answer."""
@@ -103,11 +147,14 @@ class Turn:
         """The record with its block hashes."""
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
+        record = answer.record
+        if self.index == 0:  # it may follow another session's end, but thinks of nothing
+            record = msgspec.structs.replace(record, think_ms=None)
         chain = prompt.chain(self.load.hasher, answer)
         if chain is None:
-            return answer.record
+            return record
         return msgspec.structs.replace(
-            answer.record,
+            record,
             block_hashes=chain.prompt,
             output_block_hashes=chain.output,
             hash_source="engine",

@@ -44,6 +44,9 @@ class Stream(IntEnum):
     OUTPUT_LENGTH = 6
     THINK_TIME = 7
     STAND_IN_TOKENS = 8
+    TURN_COUNT = 9
+    ARRIVAL_BOOST = 10
+    ARRIVAL_ACCEPTANCE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,14 @@ def draw(seed: int, stream: Stream, *counters: int) -> int:
     value = mix64(seed * GOLDEN + stream)
     for counter in counters:
         value = mix64(value + (counter + 1) * GOLDEN)
+    return value
+
+
+def draw_each(seed: int, stream: Stream, *counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """``draw`` at every position of arrays that broadcast against each other."""
+    value = np.full(1, mix64(seed * GOLDEN + stream), dtype=np.uint64)
+    for counter in counters:
+        value = mix64_array(value + (counter + np.uint64(1)) * np.uint64(GOLDEN))
     return value
 
 

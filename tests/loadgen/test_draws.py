@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.arrivals import bounded_us, constant_us, poisson_us
-from loadgen.config import Span
 from loadgen.draws import (
     GOLDEN,
     MASK64,
@@ -15,13 +13,13 @@ from loadgen.draws import (
     Vocabulary,
     below,
     draw,
+    draw_each,
     expand_tokens,
     mix64,
     mix64_array,
     text_key,
     tokens_of,
 )
-from loadgen.workload import _in_span
 from tracefile import InputError
 
 U64 = st.integers(0, MASK64)
@@ -62,28 +60,14 @@ def test_arrays_mix_as_integers_do(values: list[int]) -> None:
     assert mix64_array(np.array(values, dtype=np.uint64)).tolist() == [mix64(value) for value in values]
 
 
-def test_a_span_holds_both_its_ends() -> None:
-    drawn = {_in_span(draw(0, Stream.PROMPT_LENGTH, index), Span(3, 5)) for index in range(100)}
-    assert drawn == {3, 4, 5}
-    assert {_in_span(draw(0, Stream.THINK_TIME, index), Span(0.5, 0.5), 1000) for index in range(9)} == {500}
-
-
-def test_constant_arrivals_do_not_drift() -> None:
-    assert bounded_us(constant_us(3), 4, None) == [0, 333_333, 666_667, 1_000_000]
-    # 5.0 s is no longer within 5 s.
-    assert len(bounded_us(constant_us(3), None, 5.0)) == 15
-
-
-def test_poisson_arrivals_are_these() -> None:
-    assert bounded_us(poisson_us(2, seed=7), 4, None) == [21696, 417982, 996372, 1012243]
-
-
-def test_poisson_gaps_have_their_mean_and_spread() -> None:
-    arrivals = bounded_us(poisson_us(10, seed=1), 20_000, None)
-    gaps = np.diff([0, *arrivals])
-    # Exponential: mean and deviation are equal; the standard error of both is under 1 % here.
-    assert gaps.mean() == pytest.approx(100_000, rel=0.03)
-    assert gaps.std() == pytest.approx(100_000, rel=0.03)
+@given(st.integers(0, 1 << 32), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(0, 1 << 20))
+def test_many_draws_are_single_ones(seed: int, firsts: list[int], second: int) -> None:
+    at = np.array(firsts, dtype=np.uint64)[:, np.newaxis]
+    drawn = draw_each(seed, Stream.PROMPT_LENGTH, at, np.array([second, 0], dtype=np.uint64))
+    assert drawn.tolist() == [
+        [draw(seed, Stream.PROMPT_LENGTH, first, second), draw(seed, Stream.PROMPT_LENGTH, first, 0)]
+        for first in firsts
+    ]
 
 
 def test_a_vocabulary_has_ids() -> None:

@@ -1,0 +1,72 @@
+"""A dataset's rows, each with where it stands: the lines of JSON Lines, or the items of one JSON array."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tracefile import InputError
+from tracefile.lines import LineReader
+
+T = TypeVar("T")
+
+
+def rows(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each row as JSON text and where it is: ``file:line``, or ``file: item 3`` of an array.
+
+    A file whose first line is no row by itself is one array of rows, or one row, over several lines.
+    """
+    with LineReader(path) as lines:
+        first = next(lines, None)
+        if first is None:
+            raise InputError(f"{path}: empty; expected a dataset")
+        if _is_row(first):
+            yield f"{path}:{lines.number}", first
+            for line in lines:
+                yield f"{path}:{lines.number}", line
+            return
+        whole = b"\n".join([first, *lines])
+    if not whole.lstrip().startswith(b"["):
+        yield str(path), whole
+        return
+    for number, item in enumerate(_items(path, whole), start=1):
+        yield f"{path}: item {number}", bytes(item)
+
+
+def decode(row: bytes, kind: type[T], where: str, expected: str) -> T:
+    """A row as ``kind``; raises InputError naming where it is, the field, and what was expected."""
+    try:
+        return msgspec.json.decode(row, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: {_field_first(str(error))}; expected {expected}") from None
+
+
+def convert(value: Any, kind: type[T], where: str, expected: str) -> T:
+    """A decoded value as ``kind``; raises InputError likewise."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {_field_first(str(error))}; expected {expected}") from None
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line is an object, or an array of messages: a conversation, and not the one array of a file."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(found, dict) or (bool(found) and isinstance(found[0], dict) and "role" in found[0])
+
+
+def _items(path: Path, whole: bytes) -> list[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(whole, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not JSON ({error}); expected one array, or one object a line") from None
+
+
+def _field_first(message: str) -> str:
+    """msgspec's message with the field before what is wrong with it."""
+    what, _, field = message.partition(" - at `$")
+    return f"{field.rstrip('`').lstrip('.')}: {what}" if field else what

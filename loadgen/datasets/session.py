@@ -1,0 +1,55 @@
+"""What a dataset is to a load: sessions of turns, as far as the dataset says what is in them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from loadgen.datasets.lengths import TextLengths
+from loadgen.messages import Quoted
+from loadgen.spans import Span
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetTurn:
+    """One request of a session. What is null, the load's flags say."""
+
+    new_tokens: int | None = None
+    """How long the prompt's new part is, all before it not counted; null: ``quoted`` is what is said."""
+    quoted: Sequence[Quoted] = ()
+    """Messages before the answer is asked for; empty: only their length is known."""
+    from_tool: bool = False
+    """Whether the new tokens are a tool's output, not a user's message."""
+    output_tokens: int | None = None
+    think_ms: float | None = None
+    """From the answer before to this request."""
+
+
+DatasetSession = Sequence[DatasetTurn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOptions:
+    """What of a load's flags a dataset needs to make its sessions."""
+
+    lengths: TextLengths
+    counts_answers: bool = True
+    """Whether answers' lengths are wanted; else no time is spent on them."""
+    seed: int = 0
+    min_turns: int | None = None
+    max_turns: int | None = None
+    first_turn_tokens: Span | None = None
+    subsequent_turn_tokens: Span | None = None
+    tool_role: Literal["user", "tool"] = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A format that loads can be made from."""
+
+    read: Callable[[Path, DatasetOptions], Iterator[DatasetSession]]
+    """The sessions of a file, in its order, as they are needed. Raises InputError naming file, line and field."""
+    has_texts: bool
+    """Whether it says what is said, or lengths alone."""
+    cuts_turns: bool = False
+    """Whether it makes turns of the lengths and the number that the flags say, instead of having its own."""

@@ -1,0 +1,113 @@
+"""SWE-smith style builds: conversations of given lengths, cut out of the user and tool texts of agents' trajectories.
+
+Two kinds of file, as in evalscope's ``swe_smith`` (evalscope/perf/plugin/datasets/swe_smith.py): trajectories, JSON
+Lines or an array of ``{"messages": [...]}`` (an array, or one as JSON in a string, as SWE-bench/SWE-smith-trajectories
+has it), of which turns are built; or one object ``{"conversations": [[{"messages": [...]}, …], …]}`` built already.
+
+A turn takes messages as long as they fit into its length, then the beginning of the next one; of that one the rest is
+left out. A trajectory that ends before its turns are full is passed over.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.datasets.lengths import TextLengths
+from loadgen.datasets.openaimessages import messages_of
+from loadgen.datasets.rows import decode, rows
+from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
+from loadgen.draws import Stream, draw_each
+from loadgen.messages import Quoted
+from loadgen.spans import Span, quantities
+from tracefile import InputError
+
+FIRST_TURN = Span(65_000, 65_000)
+SUBSEQUENT_TURN = Span(500, 500)
+"""Where no flag says: evalscope's."""
+
+EXPECTED = "a trajectory with messages, or an object with conversations"
+
+
+class BuiltTurn(msgspec.Struct):
+    """A turn of a conversation that is built already."""
+
+    messages: list[dict[str, Any]]
+
+
+def read_swe_smith(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
+    """A session for each trajectory that is long enough, or for each conversation built already."""
+    for index, (where, row) in enumerate(rows(path)):
+        found = decode(row, dict[str, msgspec.Raw], where, EXPECTED)
+        if "conversations" in found:
+            yield from _built(bytes(found["conversations"]), where, options.max_turns)
+            continue
+        texts = [text for text in _texts(found, where) if text]
+        if session := _cut(texts, options, index):
+            yield session
+
+
+def _built(conversations: bytes, where: str, most: int | None) -> Iterator[DatasetSession]:
+    found = decode(conversations, list[list[BuiltTurn]], f"{where}: conversations", EXPECTED)
+    for turns in found:
+        yield [DatasetTurn(quoted=[Quoted(message) for message in turn.messages]) for turn in turns[:most]]
+
+
+def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
+    """What users and tools said; the tools' results are the users' words to a model that has made no call."""
+    if "messages" not in found:
+        raise InputError(f"{where}: messages: missing; expected {EXPECTED}")
+    messages = decode(bytes(found["messages"]), object, f"{where}: messages", EXPECTED)
+    if isinstance(messages, str):
+        messages = decode(messages.encode(), object, f"{where}: messages", EXPECTED)
+    for message in messages_of(messages, where):
+        if message["role"] in ("user", "tool"):
+            yield Quoted(message).text
+
+
+def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSession | None:
+    """As many turns as are drawn for trajectory ``index``; null: the texts are not enough for them."""
+    first, subsequent = _drawn_lengths(options, index)
+    wanted = _drawn_turns(options, index)
+    turns: list[DatasetTurn] = []
+    at = 0
+    while wanted is None or len(turns) < wanted:
+        taken, at = take(texts, at, subsequent if turns else first, options.lengths)
+        if not taken:
+            break
+        turns.append(DatasetTurn(quoted=[Quoted({"role": "user", "content": text}) for text in taken]))
+    return None if wanted is not None and len(turns) < wanted else turns or None
+
+
+def take(texts: Sequence[str], at: int, tokens: int, lengths: TextLengths) -> tuple[list[str], int]:
+    """Texts from number ``at`` on, of ``tokens`` in all as far as there are so many, and the first one not used."""
+    taken: list[str] = []
+    left = tokens
+    while at < len(texts) and left > 0:
+        length = lengths.count(texts[at])
+        taken.append(texts[at] if length <= left else lengths.cut(texts[at], left))
+        left -= length
+        at += 1
+    return [text for text in taken if text], at
+
+
+def _drawn_lengths(options: DatasetOptions, index: int) -> tuple[int, int]:
+    spans = (options.first_turn_tokens or FIRST_TURN, options.subsequent_turn_tokens or SUBSEQUENT_TURN)
+    first, subsequent = (
+        _draw(span, options.seed, Stream.PROMPT_LENGTH, index, turn) for turn, span in enumerate(spans)
+    )
+    return first, subsequent
+
+
+def _drawn_turns(options: DatasetOptions, index: int) -> int | None:
+    """Between the fewest and the most turns that flags say; null: as many as the texts make."""
+    if options.max_turns is None:
+        return options.min_turns
+    return _draw(Span(options.min_turns or 1, options.max_turns), options.seed, Stream.TURN_COUNT, index)
+
+
+def _draw(span: Span, seed: int, stream: Stream, *counters: int) -> int:
+    positions = (np.array([counter], dtype=np.uint64) for counter in counters)
+    return int(quantities(span, draw_each(seed, stream, *positions))[0])

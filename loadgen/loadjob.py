@@ -1,0 +1,171 @@
+"""A synthetic load as a job: what its shards are told, and what each makes of its part."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+from loadgen.config import LoadConfig
+from loadgen.conversation import Conversations
+from loadgen.datasets import DATASETS
+from loadgen.datasets.lengths import ESTIMATED, TextLengths, TokenizerLengths
+from loadgen.dialects import VLLM, Dialect
+from loadgen.job import Shard
+from loadgen.opening import ChatOpening, TokenOpening
+from loadgen.plan import Plan
+from loadgen.prompts import Prompt, TextForm, TokenForm
+from loadgen.shapes import SessionShape
+from loadgen.targettext import NO_TARGET, Speech, TargetText, open_speech
+from loadgen.tokenizer import LocalTokenizer
+from loadgen.workload import Survey, Workload
+from tracefile import BlockHasher, HashKey, InputError, RequestId
+
+ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path"})
+"""Of a config, what says nothing of the load itself."""
+NAME_BYTES = 6
+FAR_ENOUGH = 10_000
+"""So many sessions in a row of which an earlier part of the run knows nothing: it had not begun any later one."""
+
+
+def load_name(config: LoadConfig) -> str:
+    """A name for the load that equal loads have too: of its flags and, if it has one, of its dataset's bytes."""
+    digest = hashlib.sha256()
+    for each in fields(config):
+        if each.name not in ELSEWHERE:
+            digest.update(f"{each.name}={getattr(config, each.name)!r}\n".encode())
+    if config.dataset_path is not None:
+        digest.update(file_digest(config.dataset_path))
+    return f"load-{digest.hexdigest()[: 2 * NAME_BYTES]}"
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file's bytes; raises InputError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; expected a dataset") from None
+
+
+def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
+    """A shard's part of a cap on the whole run; raises InputError where nothing is left for it."""
+    if cap is None:
+        return None
+    part = cap // shard.count + (shard.index < cap % shard.count)
+    if part == 0:
+        raise InputError(f"--procs: {shard.count} with at most {cap} at once; expected at most {cap} processes")
+    return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadJob:
+    """A load for one engine."""
+
+    config: LoadConfig
+    model: str
+    load_id: str
+    """As ``load_name`` has it."""
+    key: HashKey
+    """Of the hashes and ids in the trace."""
+    block_size: int
+    """In which the trace's hashes are."""
+    engine_block_size: int = 16
+    """In which the engine caches, as far as it says."""
+    dialect: Dialect = VLLM
+    target: TargetText = NO_TARGET
+
+    def open(self, shard: Shard) -> "OpenLoad":
+        """The load cut to a shard. Raises InputError."""
+        return OpenLoad(self, shard)
+
+    def hasher(self) -> BlockHasher:
+        """Makes the trace's hashes."""
+        return BlockHasher(self.key, block_size=self.block_size, model=self.model)
+
+    def lengths(self) -> TextLengths:
+        """How long texts are: as the model's tokenizer says, where it is on a disk and there are texts."""
+        has_texts = self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts
+        path = self.target.path if has_texts else None
+        return ESTIMATED if path is None else TokenizerLengths(LocalTokenizer(path))
+
+    def text(self) -> str:
+        """Names what words are in what is sent; empty: token ids are sent as drawn."""
+        if self.config.api == "completions" and not self.config.chat_template:
+            return ""
+        return self.target.fingerprint(rendered=self.config.chat_template)
+
+    def opening(self, speech: Speech, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
+        """What makes a session's first prompt."""
+        config = self.config
+        if config.api == "completions" and not config.chat_template:
+            form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, speech, speech.truth)
+            return TokenOpening(form, config.prefix_tokens, hasher)
+        api = "chat" if config.api == "completions" else config.api
+        form_of_text = TextForm(api, speech, self.dialect, self.engine_block_size, config.chat_template)
+        return ChatOpening(form_of_text, config.prefix_tokens)
+
+
+class OpenLoad:
+    """One shard's part of a load."""
+
+    def __init__(self, job: LoadJob, shard: Shard) -> None:
+        config, hasher = job.config, job.hasher()
+        self._speech = open_speech(job.target)
+        alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
+        width = None if alone else shard_of_cap(config.sessions_at_once, shard)
+        self._load = Conversations(
+            workload=Workload(config, shard, job.lengths(), job.text()),
+            model=job.model,
+            open_prompt=job.opening(self._speech, hasher),
+            hasher=hasher,
+            key=job.key,
+            load_id=job.load_id,
+            width=width,
+        )
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The sessions looked through once."""
+        return self._load.workload.survey()
+
+    def plan(self) -> Plan:
+        """The shard's sends, roots in order of time."""
+        return self._load.plan()
+
+    def planned(self) -> int | None:
+        """How many requests there will be if every turn is answered; null: unknown."""
+        planned = self.survey.planned
+        return None if planned is None else planned - self._over
+
+    def digest_share(self) -> int:
+        """The sum of its sessions' digests."""
+        return self.survey.digest_share
+
+    _over = 0
+
+    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
+        """Leave out sessions that are over; returns their requests."""
+        over: dict[int, list[RequestId]] = {}
+        for session, requests in self._begun(ended):
+            whole = len(requests) == len(session.turns)
+            if whole or not ended[requests[-1]]:
+                over[session.index] = requests
+                self._over += len(session.turns)
+        self._load.over = over.keys()
+        return [request for requests in over.values() for request in requests]
+
+    def _begun(self, ended: Mapping[RequestId, bool]) -> Iterator[tuple[SessionShape, list[RequestId]]]:
+        """Sessions of which some requests are known, with these; they were begun in order of their numbers."""
+        unknown = 0
+        for session in self._load.workload:
+            ids = (self._load.request_id(session.index, turn) for turn in range(len(session.turns)))
+            if known := [request for request in ids if request in ended]:
+                unknown = 0
+                yield session, known
+            elif (unknown := unknown + 1) > FAR_ENOUGH:
+                return
+
+    def findings(self) -> dict[str, int]:
+        """What its prompts' truth comes to, and the sessions that found no room in time."""
+        return self._speech.truth.findings() | {"sessions_not_started": self._load.not_started}

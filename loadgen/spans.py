@@ -1,0 +1,137 @@
+"""How long things are: a number, a range, or a distribution, said in a few characters and drawn by position.
+
+Every draw ends as a whole number (of tokens, turns, microseconds), which hides the last digit in which machines'
+logarithms and sines differ.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tracefile import InputError
+
+Bits = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+SpanShape = Literal["uniform", "normal", "lognormal", "zipf"]
+
+UNBOUNDED = float(1 << 31)
+"""What a distribution without MAX is cut at: far beyond any context."""
+
+NUMBER = r"\d+(?:\.\d+)?"
+FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zipf:S,MIN,MAX"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which values there are, both ends included, and how often each: uniform, unless another shape is named.
+
+    ``normal`` and ``lognormal`` have the mean and deviation of the values themselves before they are cut: what falls
+    outside counts as the nearer end. ``zipf`` is a power law: density falls as value to the −S, rounded down.
+    """
+
+    low: float
+    high: float
+    shape: SpanShape = "uniform"
+    mean: float = 0.0
+    sd: float = 0.0
+    exponent: float = 0.0
+
+    def __str__(self) -> str:
+        if self.shape == "uniform":
+            return f"{self.low:g}" if self.low == self.high else f"{self.low:g}:{self.high:g}"
+        ends = f"{self.low:g},{self.high:g}"
+        if self.shape == "zipf":
+            return f"zipf:{self.exponent:g},{ends}"
+        cut = "" if self.high == UNBOUNDED else f",{ends}"
+        return f"{self.shape}:{self.mean:g},{self.sd:g}{cut}"
+
+
+def parse_span(flag: str, text: str, *, minimum: float, whole: bool) -> Span:
+    """A span as a flag says it (``FORMS``); raises InputError naming the flag."""
+    text = text.strip()
+    expected = f"expected {'whole numbers' if whole else 'numbers'} of {minimum:g} or more as {FORMS}"
+    named = re.fullmatch(rf"(normal|lognormal|zipf):({NUMBER}(?:,{NUMBER})*)", text)
+    if named is not None:
+        span = _distribution(named[1], [float(value) for value in named[2].split(",")], minimum)
+    else:
+        number = r"\d+" if whole else NUMBER
+        found = re.fullmatch(rf"({number})(?::({number}))?", text)
+        span = None if found is None else Span(float(found[1]), float(found[2] or found[1]))
+    if span is None or (whole and (span.low % 1 or span.high % 1)):
+        raise InputError(f"{flag}: {text!r}; {expected}")
+    if span.low < minimum or span.high < span.low:
+        raise InputError(f"{flag}: {text!r}; {expected}, MIN not above MAX")
+    return span
+
+
+def _distribution(name: str, values: list[float], minimum: float) -> Span | None:
+    """The distribution of that name; null: these are not its parameters."""
+    if name == "zipf":
+        return Span(values[1], values[2], "zipf", exponent=values[0]) if len(values) == 3 and values[1] > 0 else None
+    if len(values) not in (2, 4) or values[0] <= 0:
+        return None
+    low, high = values[2:] or (minimum, UNBOUNDED)
+    return Span(low, high, "normal" if name == "normal" else "lognormal", mean=values[0], sd=values[1])
+
+
+def quantities(span: Span, bits: Bits, units: int = 1) -> Counts:
+    """A whole quantity of the span for each 64 random bits, in parts of which ``units`` make 1 of the span's."""
+    low, high = round(span.low * units), round(span.high * units)
+    if span.shape == "uniform":
+        if low == high:
+            return np.full(bits.shape, low, dtype=np.int64)
+        steps = (bits >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
+        return low + steps.astype(np.int64)
+    drawn = np.floor(DISTRIBUTIONS[span.shape](span, bits) * units + (span.shape != "zipf") * 0.5)
+    return np.clip(drawn, low, high).astype(np.int64)
+
+
+def uniform(bits: Bits) -> Floats:
+    """Draws as numbers between 0 and 1, neither of which they are."""
+    drawn: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
+    return drawn
+
+
+def standard_normal(bits: Bits) -> Floats:
+    """Draws as standard normal numbers (Box and Muller): one half of the bits is the radius, the other the angle."""
+    half = float(1 << 32)
+    radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 0.5) / half))
+    angle = (bits & np.uint64((1 << 32) - 1)).astype(np.float64) * (2.0 * np.pi / half)
+    drawn: Floats = radius * np.cos(angle)
+    return drawn
+
+
+def _normal(span: Span, bits: Bits) -> Floats:
+    drawn: Floats = span.mean + span.sd * standard_normal(bits)
+    return drawn
+
+
+def _lognormal(span: Span, bits: Bits) -> Floats:
+    """With this mean and deviation of the values: those of their logarithms follow."""
+    variance = np.log1p((span.sd / span.mean) ** 2)
+    drawn: Floats = np.exp(np.log(span.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
+    return drawn
+
+
+def _zipf(span: Span, bits: Bits) -> Floats:
+    """A power law over [low, high + 1), to be rounded down, by its inverse distribution function."""
+    low, high, drawn = span.low, span.high + 1, uniform(bits)
+    power = 1.0 - span.exponent
+    if power == 0:
+        values: Floats = low * np.power(high / low, drawn)
+    else:
+        values = np.power(low**power + drawn * (high**power - low**power), 1.0 / power)
+    return values
+
+
+DISTRIBUTIONS: dict[SpanShape, Callable[[Span, Bits], Floats]] = {
+    "normal": _normal,
+    "lognormal": _lognormal,
+    "zipf": _zipf,
+}
