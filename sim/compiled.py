@@ -1,6 +1,7 @@
 """The engine compiled: what ``sim.engine.Engine`` gives for the same arrivals, settings, model and seed, to the bit.
 
-``build_world`` lays a workload out for the kernels, ``run_world`` runs it, ``read_simulation`` makes flights of it.
+``build_world`` lays a workload out for the kernels, ``run_world`` runs it, ``read_simulation`` makes flights of it;
+``sim.parts`` does the same for arrivals that come in parts.
 """
 
 from array import array
@@ -13,10 +14,10 @@ import numpy.typing as npt
 
 from sim.config import EngineConfig
 from sim.engine import Flight, Simulation
-from sim.interning import Int64Array, intern_chains
+from sim.interning import Int64Array, InternedChains, intern_chains
 from sim.kernels import layout
 from sim.kernels.layout import Draws, Pool, Records, Scheduler, Timeline, World
-from sim.kernels.loop import NONE, NUM_STEP_TERMS, run
+from sim.kernels.loop import FULL, NONE, NUM_STEP_TERMS, run
 from sim.latency import FrontendModel
 from sim.model import Model
 from sim.noise import draw_run
@@ -42,8 +43,9 @@ def is_compiled() -> bool:
 
 
 def run_world(world: World) -> World:
-    """Run to the end; the world returned has the timeline that the one given may have outgrown."""
-    while not run(world):
+    """Run until more arrivals are wanted or to the end; the world returned has the timeline that the one given may have
+    outgrown."""
+    while run(world) == FULL:
         world = world._replace(timeline=Timeline(*(_twice_as_long(part) for part in world.timeline)))
     return world
 
@@ -56,6 +58,19 @@ def build_world(
     first_steps: int = FIRST_STEPS,
 ) -> World:
     """Everything in its place before the first arrival."""
+    return lay_out(arrivals, config, model, seed, first_steps=first_steps)[0]
+
+
+def lay_out(
+    arrivals: Sequence[Arrival],
+    config: EngineConfig,
+    model: Model,
+    seed: int | None,
+    *,
+    cached: Sequence[int] = (),
+    first_steps: int = FIRST_STEPS,
+) -> tuple[World, InternedChains]:
+    """A world, and which hashes its keys stand for; ``cached``: hashes to number beside those of ``arrivals``."""
     settings = _settings(config, model.frontend)
     requests, chains = _requests(arrivals, config, settings)
     flights, num_tokens = _flights(arrivals, requests, settings)
@@ -72,16 +87,18 @@ def build_world(
     roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
     size = int(requests["first_block"][-1])
     width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
-    interned = intern_chains(chains, requests["first_block"][:-1], size)
+    starts = np.append(requests["first_block"][:-1], size)
+    interned = intern_chains([*chains, cached], starts, size + len(cached))
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
-    return World(
+    clock["lookahead"] = -1
+    world = World(
         scheduler=Scheduler(
             settings=settings,
             pool=_pool(config, settings, interned.distinct),
             requests=requests,
-            keys=interned.keys,
+            keys=interned.keys[:size],
             held=np.zeros(size, np.int32),
             running=np.zeros(most_running, np.int64),
             shares=np.zeros((2, most_running), layout.SHARE),
@@ -93,7 +110,7 @@ def build_world(
         costs=_record(layout.COSTS, model.step, model.frontend),
         clock=clock,
         flights=flights,
-        arrivals=_first_arrivals(flights, roots),
+        arrivals=arrival_heap(flights, np.array(roots, np.int64)),
         events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
@@ -102,6 +119,7 @@ def build_world(
         token_steps=np.zeros(int(num_tokens.sum()), np.int32),
         itl_ms=np.zeros(int(num_tokens.sum())),
     )
+    return world, interned
 
 
 def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:
@@ -112,7 +130,8 @@ def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:
     # Whole records turned into Python's numbers at once, which is faster than one by one.
     each = zip(arrivals, world.flights.tolist(), world.scheduler.requests[:-1].tolist(), strict=True)
     flights = [_flight(world, place, *parts) for place, parts in enumerate(each)]
-    return Simulation(flights, steps, stats, int(clock["preemptions"]))
+    block_size = int(world.scheduler.settings["block_size"][0])
+    return Simulation(flights, steps, stats, int(clock["preemptions"]), block_size)
 
 
 def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -129,6 +148,7 @@ def _flight(world: World, place: int, arrival: Arrival, flight: Sequence[float],
         arrival_ms=seen_of["arrival_ms"],
         request=_request(arrival, place, seen_of["arrival_ms"], request),
         entry_ms=_known(seen_of["entry_ms"]),
+        admitted_ms=_known(seen_of["admitted_ms"]),
         token_steps=array("i", world.token_steps[first : first + seen].tobytes()),
         outcome=layout.OUTCOMES[int(seen_of["outcome"])],
         ttft_ms=_known(seen_of["ttft_ms"]),
@@ -220,7 +240,7 @@ def _requests(
 def _flights(arrivals: Sequence[Arrival], requests: Records, settings: Records) -> tuple[Records, Int64Array]:
     """The client's side, and how many tokens each could get."""
     flights = np.zeros(len(arrivals), layout.FLIGHT)
-    for name in ("entry_ms", "ttft_ms", "e2e_ms"):
+    for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
         flights[name] = np.nan
     flights["arrival_ms"] = [arrival.arrival_ms for arrival in arrivals]
     flights["think_ms"] = [arrival.think_ms for arrival in arrivals]
@@ -244,13 +264,13 @@ def _link_children(flights: Records, arrivals: Sequence[Arrival]) -> None:
             flights["parent"][place] = parent
 
 
-def _first_arrivals(flights: Records, roots: list[int]) -> Records:
-    """A heap of those that wait for nobody: sorted, which is one."""
+def arrival_heap(flights: Records, places: Int64Array) -> Records:
+    """A heap of the arrivals at ``places``: sorted, which is one."""
     heap = np.zeros(len(flights) + 1, layout.EVENT)
-    times_ms = flights["arrival_ms"][roots]
+    times_ms = flights["arrival_ms"][places]
     order = np.argsort(times_ms, kind="stable")
-    heap["time_ms"][: len(roots)] = times_ms[order]
-    heap["code"][: len(roots)] = np.asarray(roots, np.int64)[order]
+    heap["time_ms"][: len(places)] = times_ms[order]
+    heap["code"][: len(places)] = places[order]
     return heap
 
 

@@ -37,6 +37,8 @@ class Flight:
     """None until it arrives; stays None where the engine never gets it."""
     entry_ms: float | None = None
     """When the scheduler got it."""
+    admitted_ms: float | None = None
+    """When the step was composed that first served it."""
     token_steps: MutableSequence[int] = field(default_factory=list)
     """The step at whose end each token appeared, as a place in the timeline."""
     outcome: str | None = None
@@ -55,6 +57,8 @@ class Simulation:
     timeline: Timeline
     prefix: PrefixStats
     preemptions: int
+    block_size: int
+    """Tokens in a block of the engine's."""
 
 
 class Engine:
@@ -115,7 +119,9 @@ class Engine:
             self._run_step(step)
             if self._skips:
                 self._skip_decodes(step)
-        return Simulation(self._flights, self.timeline, self.scheduler.stats, self._preemptions)
+        return Simulation(
+            self._flights, self.timeline, self.scheduler.stats, self._preemptions, self.scheduler.config.block_size
+        )
 
     def _compose(self) -> Step | None:
         """The next step, or None if there is nothing to compute."""
@@ -123,6 +129,9 @@ class Engine:
             return None
         step = self.scheduler.schedule()
         self._preemptions += len(step.preempted)
+        for request in step.admitted:
+            flight = self._flights[request.index]
+            flight.admitted_ms = self.now_ms if flight.admitted_ms is None else flight.admitted_ms
         return step if step.scheduled else None
 
     def _run_step(self, step: Step) -> None:

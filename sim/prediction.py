@@ -1,81 +1,119 @@
 """A simulated run as a trace: the same requests under the same ids, with predicted times and cached tokens."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 import numpy as np
 
-from sim.engine import Flight, Simulation
+from sim.ending import DECIMALS, Ending, ending_of
+from sim.engine import Simulation
 from tracefile.schema import Record, Status
 
-_DECIMALS = 4  # 0.1 µs: finer than any clock that a prediction will be compared with
 _FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed"}
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per flight, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
-    flights = [flight for flight in simulation.flights if flight.outcome is not None]
-    concurrency = _concurrency(flights)
-    records = [_record(flight, concurrency[place], keep_hashes=keep_hashes) for place, flight in enumerate(flights)]
-    return sorted(records, key=lambda record: record.end_ms() or record.arrival_ms or 0.0)
+    order = FinishOrder()
+    for flight in simulation.flights:
+        if flight.outcome is not None:
+            order.add(ending_of(flight), simulation.block_size, keep_hashes=keep_hashes)
+    return order.release()
 
 
-def _record(flight: Flight, concurrency: int, *, keep_hashes: bool) -> Record:
-    recorded = flight.arrival.record
-    shape = msgspec.structs.replace(
-        recorded,
-        arrival_ms=round(flight.arrival_ms, _DECIMALS),
-        scheduled_ms=None,
-        first_byte_ms=None,
-        ttft_ms=None,
-        itl_ms=[],
-        itl_tokens=[],
-        e2e_ms=None if flight.e2e_ms is None else round(flight.e2e_ms, _DECIMALS),
-        output_tokens=None,
-        cached_tokens=None,
-        concurrency=concurrency,
-        think_ms=recorded.think_ms if flight.arrival.parent is None else flight.arrival.think_ms,
-        extra={},
-    )
+class FinishOrder:
+    """Puts records in the order of their ends, as they become certain, and counts who was in flight at each arrival."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[float, float, Record]] = []
+        """End and exact arrival of records that are not released."""
+        self._spans_ms: list[tuple[float, float]] = []
+        """Exact arrival and end of those that may have been in flight at the arrival of one yet to be released."""
+
+    def add(self, ending: Ending, block_size: int, *, keep_hashes: bool = True) -> None:
+        """Take the next in order of arrival, or of places in the trace."""
+        record = _record(ending, block_size, keep_hashes=keep_hashes)
+        end_ms = record.end_ms() or record.arrival_ms or 0.0
+        self._held.append((end_ms, ending.arrival_ms, record))
+        self._spans_ms.append((ending.arrival_ms, ending.arrival_ms + (ending.e2e_ms or 0.0)))
+
+    def release(self, before_ms: float = float("inf")) -> list[Record]:
+        """Those that ended before ``before_ms``, at which or later everything else arrives or ends."""
+        ready = sorted((held for held in self._held if held[0] < before_ms), key=lambda held: held[0])
+        self._held = [held for held in self._held if held[0] >= before_ms]
+        spans_ms = np.array(self._spans_ms).reshape(-1, 2)
+        arrivals_ms = np.array([arrival_ms for _, arrival_ms, _ in ready])
+        arrived = np.searchsorted(np.sort(spans_ms[:, 0]), arrivals_ms, side="right")
+        gone = np.searchsorted(np.sort(spans_ms[:, 1]), arrivals_ms, side="right")
+        for (_, _, record), count in zip(ready, (arrived - gone).tolist(), strict=True):
+            record.concurrency = max(1, count)
+        oldest_ms = min((arrival_ms for _, arrival_ms, _ in self._held), default=before_ms)
+        self._spans_ms = [span for span in self._spans_ms if span[1] > min(oldest_ms, before_ms)]
+        return [record for _, _, record in ready]
+
+
+def _record(ending: Ending, block_size: int, *, keep_hashes: bool) -> Record:
+    recorded = ending.arrival.record
+    changes: dict[str, object] = {
+        "arrival_ms": round(ending.arrival_ms, DECIMALS),
+        "scheduled_ms": None,
+        "first_byte_ms": None,
+        "ttft_ms": None,
+        "itl_ms": [],
+        "itl_tokens": [],
+        "e2e_ms": None if ending.e2e_ms is None else round(ending.e2e_ms, DECIMALS),
+        "output_tokens": None,
+        "cached_tokens": None,
+        "think_ms": recorded.think_ms if ending.arrival.parent is None else ending.arrival.think_ms,
+        "extra": {},
+    }
     if not keep_hashes:
-        shape = msgspec.structs.replace(shape, block_hashes=None, output_block_hashes=None, hash_source=None)
-    if flight.outcome == "as_recorded":
-        return shape
-    if flight.request is None:
-        return msgspec.structs.replace(
-            shape, status="error", error=_FAILURES[flight.outcome or ""], http_status=None, finish_reason=None
-        )
-    return _ran(flight, shape)
+        changes |= {"block_hashes": None, "output_block_hashes": None, "hash_source": None}
+    if ending.outcome != "as_recorded":
+        if ending.reached:
+            changes |= _ran(ending, block_size)
+        else:
+            changes |= {
+                "status": "error",
+                "error": _FAILURES[ending.outcome],
+                "http_status": None,
+                "finish_reason": None,
+            }
+    return msgspec.structs.replace(recorded, **changes)
 
 
-def _ran(flight: Flight, shape: Record) -> Record:
-    assert flight.request is not None
-    recorded = flight.arrival.record
-    aborted = flight.outcome == "aborted"
+def _ran(ending: Ending, block_size: int) -> dict[str, object]:
+    recorded, tokens = ending.arrival.record, ending.output_tokens
+    aborted = ending.outcome == "aborted"
     status: Status = recorded.status if aborted else "ok"
-    streamed = recorded.stream is not False and flight.ttft_ms is not None
-    return msgspec.structs.replace(
-        shape,
-        status=status,
-        http_status=recorded.http_status if aborted else 200,
-        error=recorded.error if aborted else None,
-        finish_reason=None if aborted else (recorded.finish_reason or "length"),
-        ttft_ms=round(flight.ttft_ms, _DECIMALS) if streamed and flight.ttft_ms is not None else None,
-        itl_ms=np.round(flight.itl_ms, _DECIMALS).tolist() if streamed else [],
-        itl_tokens=[1] * len(flight.itl_ms) if streamed else [],
-        output_tokens=len(flight.token_steps),
-        cached_tokens=flight.request.cached_tokens,
-    )
+    streamed = recorded.stream is not False and ending.ttft_ms is not None
+    return {
+        "status": status,
+        "http_status": recorded.http_status if aborted else 200,
+        "error": recorded.error if aborted else None,
+        "finish_reason": None if aborted else (recorded.finish_reason or "length"),
+        "ttft_ms": round(ending.ttft_ms, DECIMALS) if streamed and ending.ttft_ms is not None else None,
+        "itl_ms": ending.itl_ms if streamed and tokens > 1 else [],
+        "itl_tokens": _ones(ending.itl_ms, tokens - 1) if streamed and tokens > 1 else [],
+        "output_tokens": tokens,
+        "cached_tokens": ending.cached_tokens,
+        "queue_ms": None if ending.queue_ms is None else round(ending.queue_ms, DECIMALS),
+        "preemptions": ending.preemptions,
+        "kv_blocks": None if aborted else -(-(ending.arrival.prompt_tokens + tokens - 1) // block_size),
+    }
 
 
-def _concurrency(flights: Sequence[Flight]) -> list[int]:
-    """Requests in flight at each one's arrival, itself included."""
-    arrivals = np.array([flight.arrival_ms for flight in flights])
-    ends = arrivals + np.array([flight.e2e_ms or 0.0 for flight in flights])
-    arrived = np.searchsorted(np.sort(arrivals), arrivals, side="right")
-    gone = np.searchsorted(np.sort(ends), arrivals, side="right")
-    return [max(1, int(count)) for count in arrived - gone]
+def _ones(gaps: list[float] | msgspec.Raw, count: int) -> list[int] | msgspec.Raw:
+    """A token a read, in the form that the gaps are in."""
+    return [1] * count if isinstance(gaps, list) else _ones_text(count)
+
+
+@cache
+def _ones_text(count: int) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +145,39 @@ class Summary:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def summarize(simulation: Simulation, records: Sequence[Record]) -> Summary:
-    """Count ``records``, and their TTFT for all, for turn 1 and for later turns."""
-    ran = [record for record in records if record.cached_tokens is not None]
-    cohorts = {
-        "all": records,
-        "turn 1": [record for record in records if record.turn == 1],
-        "turns 2+": [record for record in records if record.turn is not None and record.turn > 1],
-    }
-    return Summary(
-        requests=len(records),
-        not_ok=sum(record.status != "ok" for record in records),
-        prompt_tokens=sum(record.prompt_tokens or 0 for record in ran),
-        cached_tokens=sum(record.cached_tokens or 0 for record in ran),
-        preemptions=simulation.preemptions,
-        steps=simulation.timeline.engine_steps,
-        cohorts=[summary for name, members in cohorts.items() if (summary := _cohort(name, members)) is not None],
-    )
+class Tally:
+    """Counts predicted records as they are written."""
+
+    def __init__(self) -> None:
+        self._requests = self._not_ok = self._prompt_tokens = self._cached_tokens = 0
+        self._ttfts_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Count ``records``."""
+        for record in records:
+            self._requests += 1
+            self._not_ok += record.status != "ok"
+            if record.cached_tokens is not None:
+                self._prompt_tokens += record.prompt_tokens or 0
+                self._cached_tokens += record.cached_tokens
+            if record.ttft_ms is not None:
+                self._ttfts_ms["all"].append(record.ttft_ms)
+                if record.turn is not None:
+                    self._ttfts_ms["turn 1" if record.turn == 1 else "turns 2+"].append(record.ttft_ms)
+
+    def summary(self, preemptions: int, steps: int) -> Summary:
+        """What was counted, and TTFT for all, for turn 1 and for later turns."""
+        return Summary(
+            requests=self._requests,
+            not_ok=self._not_ok,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            preemptions=preemptions,
+            steps=steps,
+            cohorts=[_cohort(name, ttfts_ms) for name, ttfts_ms in self._ttfts_ms.items() if ttfts_ms],
+        )
 
 
-def _cohort(name: str, records: Sequence[Record]) -> CohortSummary | None:
-    ttfts = [record.ttft_ms for record in records if record.ttft_ms is not None]
-    if not ttfts:
-        return None
-    p50, p90, p99 = (float(value) for value in np.quantile(ttfts, [0.5, 0.9, 0.99]))
-    return CohortSummary(name, len(ttfts), p50, p90, p99)
+def _cohort(name: str, ttfts_ms: Sequence[float]) -> CohortSummary:
+    p50, p90, p99 = (float(value) for value in np.quantile(ttfts_ms, [0.5, 0.9, 0.99]))
+    return CohortSummary(name, len(ttfts_ms), p50, p90, p99)

@@ -1,24 +1,32 @@
 """``sim run``: predict what an engine would do with a trace, as a trace."""
 
 import argparse
+import gc
 import json
+import math
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sim.compiled import is_compiled, simulate
+from sim.arrivalorder import records_in_parts
+from sim.compiled import is_compiled
 from sim.config import EngineConfig
-from sim.engine import Simulation
 from sim.flags import add_engine_flags, engine_overrides
 from sim.model import Model, engine_with, load_model, model_digest
-from sim.prediction import Summary, predicted_records, summarize
-from sim.workload import plan_arrivals
+from sim.parts import PartialRun
+from sim.prediction import FinishOrder, Summary, Tally
+from sim.workload import Arrival, plan_arrivals
 from tracefile import Engine as EngineInfo
-from tracefile import InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
+from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
 from tracefile.sessions import infer_sessions
+
+ROUNDING_MS = 0.001
+"""More than what rounding can do to a record's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         json=arguments.json,
         overwrite=arguments.overwrite,
     )
-    summary = predict_trace(config)
+    gc.disable()  # a short process that makes millions of objects and no cycles: looking for them takes a quarter of it
+    try:
+        summary = predict_trace(config)
+    finally:
+        gc.enable()
     print(json.dumps(_as_json(summary)) if config.json else _as_text(summary, config.output))
     return 0
 
@@ -77,34 +89,68 @@ def predict_trace(config: RunConfig) -> Summary:
     model = load_model(config.model)
     digest = trace_digest(config.trace)
     model.refuse_fit_traces(digest, config.trace)
-    meta, records = load_trace(config.trace)
-    if not records:
-        raise InputError(f"{config.trace}: no records; expected at least one request")
     engine = engine_with(model.engine, config.overrides)
     if not is_compiled():
         print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
-    simulation = predict(meta, records, model, engine, config)
-    predicted = predicted_records(simulation, keep_hashes=not config.cold_prompts)
-    header = predicted_meta(meta, model, engine, config, digest)
-    with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
-        for record in predicted:
+    with open_trace(config.trace) as reader:
+        header = predicted_meta(reader.meta, model, engine, config, digest)
+        parts = arrivals_in_parts(reader, engine, model, config)
+        first = next(parts)  # what is wrong with the trace is said before there is an output
+        with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
+            return write_prediction(chain([first], parts), engine, model, config, writer)
+
+
+def write_prediction(
+    parts: Iterable[Sequence[Arrival]], engine: EngineConfig, model: Model, config: RunConfig, writer: TraceWriter
+) -> Summary:
+    """Simulate arrivals that come in parts, and write each record as soon as nothing can come before it."""
+    simulation, order, tally = PartialRun(engine, model, config.seed), FinishOrder(), Tally()
+    for part, last in with_last(parts):
+        for ending in simulation.feed(part, last=last):
+            order.add(ending, engine.block_size, keep_hashes=not config.cold_prompts)
+        released = order.release(math.inf if last else simulation.certain_until_ms - ROUNDING_MS)
+        for record in released:
             writer.write(record)
-    return summarize(simulation, predicted)
+        tally.add(released)
+    return tally.summary(simulation.preemptions, simulation.engine_steps)
 
 
-def predict(meta: Meta, records: list[Record], model: Model, engine: EngineConfig, config: RunConfig) -> Simulation:
-    """Simulate ``records`` on ``engine``."""
-    if config.replay_sessions:
-        records = linked_records(meta, records, config.trace)
-    arrivals = plan_arrivals(
-        meta,
-        records,
-        engine.block_size,
-        path=str(config.trace),
-        cold_prompts=config.cold_prompts,
-        replay_sessions=config.replay_sessions,
-    )
-    return simulate(arrivals, engine, model, seed=config.seed)
+def with_last(parts: Iterable[Sequence[Arrival]]) -> Iterator[tuple[Sequence[Arrival], bool]]:
+    """Each part, and whether it is the last."""
+    before: Sequence[Arrival] | None = None
+    for part in parts:
+        if before is not None:
+            yield before, False
+        before = part
+    if before is not None:
+        yield before, True
+
+
+def arrivals_in_parts(
+    reader: TraceReader, engine: EngineConfig, model: Model, config: RunConfig
+) -> Iterator[list[Arrival]]:
+    """The trace's requests by their arrival. All at once where they wait for each other, or for the engine's core."""
+    if config.replay_sessions or model.frontend.placement == "shared_core":
+        records = list(reader)
+        if config.replay_sessions:
+            records = linked_records(reader.meta, records, config.trace)
+        parts = iter([records])
+    else:
+        parts = records_in_parts(reader, config.trace)
+    for number, part in enumerate(parts):
+        if not part:
+            raise InputError(f"{config.trace}: no records; expected at least one request")
+        yield plan_arrivals(
+            reader.meta,
+            part,
+            engine.block_size,
+            path=str(config.trace),
+            cold_prompts=config.cold_prompts,
+            replay_sessions=config.replay_sessions,
+            needs_hashes=number == 0,
+        )
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:

@@ -41,6 +41,7 @@ def plan_arrivals(
     path: str = "trace",
     cold_prompts: bool = False,
     replay_sessions: bool = False,
+    needs_hashes: bool = True,
 ) -> list[Arrival]:
     """Turn a trace into arrivals, in file order. Raises InputError naming the record that cannot be simulated.
 
@@ -48,7 +49,7 @@ def plan_arrivals(
     after its arrival as it was. One that ended in an error before a response began never reached the engine.
     """
     chains = Chains(meta, block_size)
-    if all(record.block_hashes is None for record in records) and not cold_prompts:
+    if needs_hashes and not cold_prompts and all(record.block_hashes is None for record in records):
         raise InputError(f"{path}: block_hashes: no record has any; expected a trace with them, or --cold-prompts")
     parents = _parents(records) if replay_sessions else {}
     arrivals = []

@@ -159,6 +159,12 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     has. Null: the same, or one of the two is unknown."""
     cached_tokens: int | None = None
     """Prompt tokens the engine took from its prefix cache. Null: not reported; 0: a miss."""
+    queue_ms: float | None = None
+    """In the engine's queue, before the first step that served it. Null: not known."""
+    preemptions: int | None = None
+    """How often the engine took its blocks away, to begin again later. Null: not known."""
+    kv_blocks: int | None = None
+    """KV blocks it held at its end, of the engine's size. Null: not known, or it was aborted."""
     tokens_source: TokensSource | None = None
     """Where the counts come from. Null: there are none."""
     concurrency: int | None = None

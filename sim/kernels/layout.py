@@ -42,7 +42,7 @@ REQUEST = record(
 """``first_block``: where the request's part of the arenas of keys and of block ids begins."""
 FLIGHT = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
-    times="arrival_ms entry_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
+    times="arrival_ms entry_ms admitted_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins; ``left_ms``: of its work on a shared core."""
 SHARE = record("place num_tokens depth samples")
@@ -51,10 +51,12 @@ EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    f"composed num_arrivals num_events first_job last_job num_done num_steps preemptions sources_{sources_digest()}",
+    "composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions "
+    f"sources_{sources_digest()}",
     times="now_ms frontend_free_ms",
 )
-"""The last field names the kernels' version and holds nothing."""
+"""``lookahead``: arrivals to leave for when more are there; −1: there are no more. The last field names the kernels'
+version and holds nothing."""
 COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "

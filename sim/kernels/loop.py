@@ -1,5 +1,7 @@
 """The step loop, as in ``sim.engine.Engine``: deliver, compose, run, skip what would be the same again."""
 
+import math
+
 import numpy as np
 
 from sim.kernels.compiling import entry, kernel
@@ -10,18 +12,22 @@ from sim.kernels.scheduler import finish_step, schedule
 
 NONE = -1
 NUM_STEP_TERMS = 9
+DONE, FULL, MORE = range(3)
+"""Why a run stopped: nothing is left to arrive or to compute; the timeline is full; the next arrivals are wanted."""
 
 
 @entry
-def run(world: World) -> bool:
-    """Until nothing is left to arrive or to compute. False: the timeline is full; call again with a longer one."""
+def run(world: World) -> int:
+    """Run until one of DONE, FULL and MORE; after the last two, call again with what is wanted."""
     clock, ahead = world.clock[0], world.scheduler.settings[0].composes_ahead
     while clock.num_steps + 1 < len(world.timeline.ends_ms):
         deliver_events(world)
+        if clock.num_arrivals <= clock.lookahead:
+            return MORE
         slot = max(clock.composed, 0)
         if clock.composed == NONE and not _compose(world, slot):
             if not _idle(world):
-                return True
+                return DONE
             continue
         clock.composed = NONE
         if ahead and _compose(world, 1 - slot):
@@ -32,7 +38,7 @@ def run(world: World) -> bool:
                 _skip_decodes(world, clock.composed)
         else:
             _skip_decodes(world, slot)
-    return False
+    return FULL
 
 
 @kernel
@@ -42,8 +48,13 @@ def _compose(world: World, slot: int) -> bool:
     if scheduler.state[0].num_running + scheduler.state[0].num_waiting == 0:
         return False
     schedule(scheduler, slot)
-    world.clock[0].preemptions += scheduler.steps[slot].preempted
-    return bool(scheduler.steps[slot].count > 0)
+    step, now_ms = scheduler.steps[slot], world.clock[0].now_ms
+    world.clock[0].preemptions += step.preempted
+    for number in range(step.count - step.admitted, step.count):
+        flight = world.flights[scheduler.shares[slot, number].place]
+        if math.isnan(flight.admitted_ms):
+            flight.admitted_ms = now_ms
+    return bool(step.count > 0)
 
 
 @kernel

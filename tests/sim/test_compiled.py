@@ -79,6 +79,7 @@ def outcome(simulation: Simulation) -> list[object]:
             flight.outcome,
             flight.arrival_ms,
             flight.entry_ms,
+            flight.admitted_ms,
             list(flight.token_steps),
             flight.ttft_ms,
             flight.itl_ms.tolist(),
