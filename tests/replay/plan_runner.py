@@ -1,4 +1,7 @@
-"""A plan carried out without a clock or a socket: an event queue in which a request takes as long as a test says."""
+"""A plan carried out without a clock: an event queue in which a request takes as long as a test says.
+
+Requests go nowhere, or, with ``posted``, over HTTP to an engine, one after another.
+"""
 
 import heapq
 from collections import deque
@@ -7,12 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+import httpx
 import msgspec
 
 from loadgen.plan import Answer, Plan, Send
 from loadgen.request import PlannedRequest
 from tracefile import Record
 from tracefile.schema import Status
+from wire.answer import parse_answer
+from wire.completion import Completion
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class Outcome:
     took_ms: float = 1.0
     status: Status = "ok"
     error: str | None = None
+    completion: Completion | None = None
+    """What an engine answered; null: nobody was asked."""
 
 
 @dataclass
@@ -92,6 +100,7 @@ class Player:
     def _end(self, send: Send, request: PlannedRequest, became: Outcome, now_ms: float) -> None:
         self._in_flight -= 1
         self.played.ended_ms[request.request_id] = now_ms
+        told = became.completion
         record = Record(
             request_id=request.request_id,
             session_id=request.session_id,
@@ -100,10 +109,12 @@ class Player:
             e2e_ms=became.took_ms,
             status=became.status,
             error=became.error,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.max_tokens * (request.n or 1),
+            prompt_tokens=told.prompt_tokens if told else request.prompt_tokens,
+            output_tokens=told.output_tokens if told else request.max_tokens * (request.n or 1),
+            cached_tokens=told.cached_tokens if told else None,
         )
-        answer = Answer(record, now_ms, self._generated(request) if became.status == "ok" else None, None, "")
+        token_ids = None if became.status != "ok" else told.token_ids if told else self._generated(request)
+        answer = Answer(record, now_ms, token_ids, None, "")
         for following in send.then(answer):
             self._push(now_ms + (following.due_ms or 0.0), 1, partial(self._start, following))
         self.played.records.append(send.describe(answer))
@@ -119,6 +130,22 @@ def play(
 ) -> Played:
     """Carry the plan out to its end; ``parallel`` holds back sends that are due as soon as there is room."""
     return Player(plan, outcome, generated, parallel).run()
+
+
+def posted(url: str) -> Outcomes:
+    """Every request posted as the sender would, its answer read as the sender's are."""
+
+    def post(request: PlannedRequest) -> Outcome:
+        headers = {name.decode(): value.decode() for name, value in request.headers}
+        response = httpx.post(url + request.path, content=request.body, headers=headers, trust_env=False)
+        if not response.is_success:
+            return Outcome(status="error", error=f"http_{response.status_code}")
+        completion = parse_answer(request.path, [(1, response.content)], stream=request.stream)
+        assert completion.done
+        assert completion.error_kind is None
+        return Outcome(completion=completion)
+
+    return post
 
 
 def body(request: PlannedRequest) -> dict[str, object]:

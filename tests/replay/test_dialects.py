@@ -1,0 +1,276 @@
+"""Each engine is told in its own words, over real sockets, and refuses any other; its answers are understood."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from loadgen.dialects import DIALECTS, LLAMA_CPP, SGLANG, TENSORRT_LLM, VLLM, DialectName
+from loadgen.draws import ORDINARY
+from loadgen.engine import ControlClient
+from loadgen.recognition import Recognised, find_dialect
+from replay.__main__ import main
+from replay.cachereset import reset_prefix_cache
+from replay.capture import survey_trace
+from replay.running import require_adapters
+from tracefile import BlockHash, InputError, load_trace
+from wire.answer import parse_answer
+
+WITH_IDS: list[DialectName] = ["vllm", "sglang", "llama.cpp", "tensorrt-llm"]
+BLOCK = 16
+
+
+@pytest.fixture
+def start(strict_engines: ModuleType) -> Iterator[Callable[[str], Any]]:
+    """Starts engines by their dialect's name, stopped when the test is over."""
+    with contextlib.ExitStack() as engines:
+        yield lambda name: engines.enter_context(strict_engines.ENGINES[name]().serving())
+
+
+def hashes(*values: int) -> list[BlockHash]:
+    return [BlockHash(value) for value in values]
+
+
+@pytest.fixture
+def session(tmp_path: Path, traces: ModuleType) -> Path:
+    """Three turns in blocks of 16: 40 tokens and 30 of answer, 80 and 17, 100 and 3."""
+    turns = [
+        ("one", 40, 30, hashes(1, 2), hashes(3, 4)),
+        ("two", 80, 17, hashes(1, 2, 3, 4, 5), hashes(6)),
+        ("three", 100, 3, hashes(1, 2, 3, 4, 5, 6), []),
+    ]
+    parents = [None, "one", "two"]
+    records = [
+        traces.request(
+            name,
+            parent_id=parent,
+            arrival_ms=10.0 * place,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            block_hashes=blocks,
+            output_block_hashes=generated,
+        )
+        for place, (parent, (name, prompt, output, blocks, generated)) in enumerate(zip(parents, turns, strict=True))
+    ]
+    return Path(traces.written(tmp_path / "session.jsonl", records, BLOCK))
+
+
+@pytest.mark.parametrize("name", WITH_IDS)
+def test_a_session_hits_what_it_hit_on_any_engine_that_tells_ids(
+    name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    engine = start(name)
+    job = traces.opened(session, dialect=name, replay_sessions=True)
+    played = runner.play(job.plan(), runner.posted(engine.url))
+    assert engine.refusals == []
+    # 40 + 29 tokens have their KV when the first turn has ended: four blocks. Then 80 + 16: six.
+    assert [record.cached_tokens for record in played.records] == [0, 64, 96]
+    findings = job.findings()
+    assert findings["answered"] == findings["prompt_exact"] == findings["output_exact"] == 3
+    assert (findings["spliced_blocks"], findings["missed_blocks"], findings["without_ids"]) == (5, 0, 0)
+    assert [record.output_block_hashes for record in played.records] == [[3, 4], [6], []]
+
+
+def test_the_plain_api_makes_no_promises(
+    start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    engine = start("openai")
+    job = traces.opened(session, dialect="openai", replay_sessions=True)
+    played = runner.play(job.plan(), runner.posted(engine.url))
+    assert engine.refusals == []
+    # Answers end early and their ids are not told: only the prompt's own blocks are found again.
+    assert [record.cached_tokens for record in played.records] == [0, 32, 80]
+    findings = job.findings()
+    assert (findings["output_exact"], findings["without_ids"]) == (0, 2)
+
+
+@pytest.mark.parametrize("name", WITH_IDS)
+def test_the_shape_of_requests_is_told_as_each_engine_takes_it(
+    name: DialectName, start: Callable[[str], Any], traces: ModuleType, runner: ModuleType, tmp_path: Path
+) -> None:
+    source = traces.written(
+        tmp_path / "shapes.jsonl",
+        [
+            traces.request("whole", stream=False),
+            traces.request("two", n=2, output_tokens=6),
+            traces.request("two-whole", n=2, output_tokens=6, stream=False),
+            traces.request("soon", priority=1),
+        ],
+    )
+    engine = start(name)
+    job = traces.opened(source, dialect=name)
+    runner.play(job.plan(), runner.posted(engine.url))
+    assert (engine.refusals, job.findings()["output_exact"]) == ([], 4)
+    choices = [body.get(DIALECTS[name].choices) for body in engine.seen]
+    assert choices == [None, 2, 2, None]
+    assert [body["stream"] for body in engine.seen] == [False, True, False, True]
+    # Their scales are others': a number of vLLM's says nothing to llama.cpp or TensorRT-LLM.
+    priorities = [body.get("priority") for body in engine.seen]
+    assert priorities == [None, None, None, 1 if name in {"vllm", "sglang"} else None]
+
+
+ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm": ("law-v2", {"model": "law-v2"}),
+    "sglang": ("law-v2", {"model": "m:law-v2"}),
+    "llama.cpp": ("7", {"model": "m", "lora": [{"id": 7, "scale": 1.0}]}),
+    "tensorrt-llm": (
+        "law:7:/adapters/law",
+        {"model": "m", "lora_request": {"lora_name": "law", "lora_int_id": 7, "lora_path": "/adapters/law"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_IDS)
+def test_adapters_are_named_as_each_engine_knows_them(
+    name: DialectName, start: Callable[[str], Any], traces: ModuleType, runner: ModuleType, tmp_path: Path
+) -> None:
+    engine = start(name)
+    records = [traces.request("a", lora="law"), traces.request("b", lora="bare"), traces.request("c")]
+    source = traces.written(tmp_path / "lora.jsonl", records)
+    adapter, fields = ADAPTED[name]
+    played = runner.play(
+        traces.opened(source, dialect=name, loras={"law": adapter, "bare": ""}).plan(), runner.posted(engine.url)
+    )
+    assert engine.refusals == []
+    told = [{key: body[key] for key in ("model", "lora", "lora_request") if key in body} for body in engine.seen]
+    assert told == [fields, {"model": "m"}, {"model": "m"}]
+    assert [record.lora for record in played.records] == ["law", "bare", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "loras", "message"),
+    [
+        ("llama.cpp", {}, "--lora-map: nothing for 'law'; expected law=… as llama.cpp knows it"),
+        ("llama.cpp", {"law": "x"}, "--lora-map: 'x'; expected NAME=NUMBER for llama.cpp"),
+        ("tensorrt-llm", {"law": "x"}, "expected NAME=ADAPTER:NUMBER:PATH for TensorRT-LLM"),
+        ("vllm", {"tax": "x"}, "--lora-map: 'tax' is not in the trace; expected one of ['law']"),
+    ],
+)
+def test_an_adapter_that_cannot_be_named_is_refused(
+    name: DialectName, loras: dict[str, str], message: str, traces: ModuleType, tmp_path: Path
+) -> None:
+    source = traces.written(tmp_path / "lora.jsonl", [traces.request("a", lora="law")])
+    config = traces.config(source, loras=loras)
+    with pytest.raises(InputError) as error:
+        require_adapters(survey_trace(source), Recognised(DIALECTS[name], ""), config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp"])
+def test_the_cache_is_reset_as_each_engine_does_it(
+    name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    engine = start(name)
+    runner.play(traces.opened(session, dialect=name).plan(), runner.posted(engine.url))
+    assert engine.cache
+    with ControlClient(engine.url) as control:
+        assert reset_prefix_cache(control, DIALECTS[name], "m", ORDINARY, BLOCK) is None
+    assert engine.refusals == []
+    assert not engine.cache
+
+
+@pytest.mark.parametrize(
+    ("name", "set_up", "message"),
+    [
+        ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
+        ("tensorrt-llm", {}, "gave HTTP 404; expected a TensorRT-LLM built with it: start the server anew"),
+        ("llama.cpp", {"remembers": True}, "32 tokens still cached after llama.cpp's reset; expected none (it keeps"),
+        ("openai", {}, "--reset-cache: not known how with --dialect openai; expected vllm, sglang"),
+    ],
+)
+def test_a_reset_that_did_not_work_is_an_error(
+    name: DialectName, set_up: dict[str, bool], message: str, start: Callable[[str], Any]
+) -> None:
+    engine = start(name)
+    for attribute, value in set_up.items():
+        setattr(engine, attribute, value)
+    with ControlClient(engine.url) as control, pytest.raises(InputError) as error:
+        reset_prefix_cache(control, DIALECTS[name], "m", ORDINARY, BLOCK)
+    assert message in str(error.value)
+
+
+def test_what_an_engine_does_not_report_is_said(start: Callable[[str], Any]) -> None:
+    engine = start("sglang")
+    engine.cache_report = False
+    with ControlClient(engine.url) as control:
+        note = reset_prefix_cache(control, SGLANG, "m", ORDINARY, BLOCK)
+    assert note is not None
+    assert "the engine reports no cached tokens" in note
+
+
+def test_ids_that_were_held_back_are_not_taken_for_the_answer(
+    start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
+) -> None:
+    engine = start("llama.cpp")
+    engine.splits_characters = True
+    job = traces.opened(session, dialect="llama.cpp", replay_sessions=True)
+    runner.play(job.plan(), runner.posted(engine.url))
+    findings = job.findings()
+    assert (findings["output_exact"], findings["without_ids"]) == (3, 2)
+
+
+def test_a_whole_replay_finds_out_whom_it_talks_to(start: Callable[[str], Any], session: Path, tmp_path: Path) -> None:
+    engine, out, summary = start("tensorrt-llm"), tmp_path / "out.jsonl", tmp_path / "summary.json"
+    assert main([str(session), "--url", engine.url, "--trace", str(out), "--json", str(summary)]) == 0
+    assert engine.refusals == []
+    found = json.loads(summary.read_text())
+    assert found["dialect"] == "tensorrt-llm"
+    assert "--dialect auto: tensorrt-llm, as /v1/models says" in found["run"]["notes"]
+    meta, records = load_trace(out)
+    assert meta.engine is not None
+    assert meta.engine.name == "tensorrt-llm"
+    assert {record.endpoint for record in records} == {"/v1/completions"}
+
+
+@pytest.mark.parametrize("name", [*WITH_IDS, "openai"])
+def test_a_given_dialect_is_not_asked_for(name: DialectName, start: Callable[[str], Any]) -> None:
+    with ControlClient(start("vllm").url) as control:
+        assert find_dialect(control, name).dialect.name == name
+        assert find_dialect(control, "auto").dialect is VLLM
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected", "evidence"),
+    [
+        ({"/metrics": '# HELP x\nsglang:num_running_reqs{a="b"} 1.0\n'}, SGLANG, "its metrics are sglang:…"),
+        ({"/metrics": "llamacpp:prompt_tokens_total 1\n"}, LLAMA_CPP, "its metrics are llamacpp:…"),
+        ({"/props": '{"build_info": "b1"}'}, LLAMA_CPP, "it has llama.cpp's /props"),
+        ({"/get_server_info": '{"internal_states": []}'}, SGLANG, "it has SGLang's /get_server_info"),
+        ({"/v1/models": '{"data": [{"owned_by": "tensorrt_llm"}]}'}, TENSORRT_LLM, "as /v1/models says"),
+        ({"/v1/models": '{"data": [{"owned_by": 7}]}', "/metrics": "vllm:x 1"}, VLLM, "its metrics are vllm:…"),
+        ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "nothing says which engine it is"),
+    ],
+)
+def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: Any, evidence: str) -> None:
+    class Control(ControlClient):
+        def __init__(self) -> None:
+            """No connection."""
+
+        def text(self, path: str) -> str:
+            return answers.get(path, "")
+
+    found = find_dialect(Control(), "auto")
+    assert (found.certain, found.evidence) == (expected is not None, evidence)
+    assert expected is None or found.dialect is expected
+
+
+def test_llama_cpps_stream_says_its_end_itself() -> None:
+    events = [
+        {"index": 0, "content": "a", "tokens": [5], "stop": False, "tokens_predicted": 1},
+        {"index": 0, "content": "b", "tokens": [6], "stop": False},
+        {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "tokens_predicted": 2, "tokens_evaluated": 9},
+    ]
+    reads = [(at, b"data: " + json.dumps(event).encode() + b"\n\n") for at, event in enumerate(events, start=1)]
+    whole = parse_answer("/completion", reads, stream=True)
+    assert (whole.done, whole.finish_reason, whole.token_ids, whole.text) == (True, "stop", [5, 6], "ab")
+    assert (whole.prompt_tokens, whole.output_tokens, whole.cached_tokens) == (9, 2, None)
+    assert (whole.first_token_ns, whole.gaps_ns, whole.gap_tokens) == (1, [1], [1])
+    torn = parse_answer("/completion", reads[:2], stream=True)
+    assert (torn.done, torn.token_ids) == (False, [5, 6])
+    assert parse_answer("/completion", [(1, b'data: {"error": {"code": 500}}\n\n')], stream=True).error_kind
+    assert parse_answer("/completion", [(1, b"[]")], stream=False).done
+    assert parse_answer("/completion", [(1, b"7")], stream=False).error_kind == "unparseable"
