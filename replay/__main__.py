@@ -4,8 +4,10 @@ import argparse
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from loadgen.__main__ import add_target_arguments
+from loadgen.config import Api
 from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
 from loadgen.request import SESSION_HEADER
@@ -37,6 +39,8 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         nonce=nonce_of(args),
         run=run_flags(args),
         model=args.model,
+        api=args.api,
+        tokenizer=args.tokenizer,
         dialect=args.dialect,
         replay_sessions=args.replay_sessions,
         closed_loop=args.closed_loop,
@@ -109,6 +113,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 def _add_content(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is sent")
+    what.add_argument(
+        "--api", choices=get_args(Api), default="completions", help="token ids, or words of a token each (completions)"
+    )
     what.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
     what.add_argument(
         "--no-splice", action="store_true", help="made-up tokens where a prompt repeats an answer, not the real ones"

@@ -64,6 +64,10 @@ class Captured:
     priority: int | None
     lora: str | None
 
+    def as_long(self, record: Record) -> bool:
+        """Whether a replay's prompt and answer were as long as these."""
+        return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:

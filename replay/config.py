@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from loadgen.config import Api
 from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import ORDINARY, Vocabulary
 from loadgen.request import SESSION_HEADER
@@ -28,6 +29,10 @@ class ReplayConfig:
     """What keeps this run's tokens apart from any other run's."""
     run: RunFlags = ONE_PROCESS
     model: str = "auto"
+    api: Api = "completions"
+    """Completions take the tokens themselves; the others take words of the target's tokenizer."""
+    tokenizer: str = "auto"
+    """Whose tokens words are made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""
     dialect: str = AUTO
     replay_sessions: bool = False
     """Follow-ups wait for their parent's end instead of their recorded time."""

@@ -11,6 +11,7 @@ from replay.config import ReplayConfig
 from replay.links import link_requests
 from replay.plan import Replay, make_replay
 from replay.sending import Replayed
+from replay.text import TextTarget, open_text
 from tracefile import RequestId
 
 
@@ -22,6 +23,8 @@ class ReplayJob:
     survey: Survey
     model: str
     dialect: DialectName
+    text: TextTarget | None = None
+    """What is known of the target's text; null: token ids are sent."""
 
     def open(self, shard: Shard) -> "OpenReplay":
         """The shard's sessions, read from the trace. Raises InputError."""
@@ -42,6 +45,7 @@ class ReplayJob:
             dialect=DIALECTS[self.dialect],
             width=slots_of(config, shard),
             period_ms=self.survey.span_ms,
+            text=None if self.text is None else open_text(self.text, DIALECTS[self.dialect], self.survey.block_size),
         )
         return OpenReplay(replay)
 
@@ -90,7 +94,8 @@ class OpenReplay:
         fidelity.spliced_blocks = sum(each.splicer.spliced_blocks for each in self.replay.rounds.values())
         fidelity.missed_blocks = sum(each.splicer.missed_blocks for each in self.replay.rounds.values())
         links = self.replay.links.values()
-        return fidelity.findings() | {FOLLOWERS: sum(link.anchor is not None for link in links)}
+        text = {} if self.replay.text is None else self.replay.text.findings()
+        return fidelity.findings() | text | {FOLLOWERS: sum(link.anchor is not None for link in links)}
 
 
 FOLLOWERS = "followers"

@@ -23,6 +23,7 @@ from replay.links import ROOT, Link
 from replay.sending import Replayed, Round
 from replay.slots import Slot
 from replay.splicing import Splicer
+from replay.text import TextReplay
 from tracefile import BlockHash, RequestId
 
 
@@ -45,6 +46,8 @@ class Replay:
     followers: Mapping[RequestId, Sequence[Captured]]
     reused: AbstractSet[BlockHash]
     """Generated blocks that some prompt carries."""
+    text: TextReplay | None = None
+    """Makes words of tokens; null: the tokens are sent."""
     over: set[tuple[int, RequestId]] = field(default_factory=set)
     """Rounds and roots that an earlier part of the run has sent to their end."""
     fidelity: Fidelity = field(default_factory=Fidelity)
@@ -75,7 +78,7 @@ class Replay:
             expansion = Expansion(
                 self.block_size,
                 round_nonce(self.config.nonce, number),
-                self.config.vocabulary,
+                self.config.vocabulary if self.text is None else self.text.vocabulary(),
                 self.config.cold_prompts,
             )
             splicer = Splicer(expansion, self.reused, enabled=self.config.splice)
@@ -109,7 +112,7 @@ class Replay:
         head = hashlib.sha256(
             f"{GENERATOR} replay {config.cold_prompts} {config.splice} {config.max_think_s} {config.speedup} "
             f"{config.parallel if config.closed_loop else None} {self.block_size} "
-            f"{config.vocabulary.low} {config.vocabulary.high}".encode()
+            f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}".encode()
         )
         total = 0
         for number in range(config.repeat):
@@ -140,6 +143,7 @@ def make_replay(
     dialect: Dialect = VLLM,
     width: int | None = None,
     period_ms: float = 0.0,
+    text: TextReplay | None = None,
 ) -> Replay:
     """A replay ready to be sent; ``links`` empty: no request waits for another."""
     generated = {block_hash for request in requests for block_hash in request.output_hashes or ()}
@@ -160,6 +164,7 @@ def make_replay(
         period_ms=period_ms,
         followers=dict(followers),
         reused=frozenset(carried),
+        text=text,
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
 from loadgen.outcome import Driven
+from loadgen.prefixtruth import Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.recognition import Recognised, find_dialect
 from loadgen.resumption import HISTORY
 from loadgen.running import exit_code, finish, refusal, summarize_run
@@ -18,6 +19,8 @@ from replay.capture import Survey, survey_trace
 from replay.config import ReplayConfig
 from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes, fidelity_of
 from replay.job import FOLLOWERS, ReplayJob
+from replay.text import text_counts, text_lines, text_notes
+from replay.textpreparation import prepare_replay_text
 from tracefile import HashInfo, InputError, Meta, Workload, open_trace
 
 
@@ -44,12 +47,15 @@ def run_replay(config: ReplayConfig) -> int:
             note = reset_prefix_cache(control, found.dialect, model, config.vocabulary, facts.engine.block_size)
             notes += [note] if note else []
             facts = control.facts()
+        text = prepare_replay_text(config, control, model, survey)
         driven = drive(
             Drive(
-                job=ReplayJob(config, survey, model, found.dialect.name),
+                job=ReplayJob(config, survey, model, found.dialect.name, text.target),
                 url=config.url,
                 trace=config.trace,
-                meta=replay_meta(config, survey, model, facts, found),
+                meta=msgspec.structs.replace(
+                    replay_meta(config, survey, model, facts, found), tokenizer=text.before.tokenizer
+                ),
                 run=config.run,
                 sessions=survey.kept,
                 parallel=config.parallel,
@@ -60,7 +66,8 @@ def run_replay(config: ReplayConfig) -> int:
         if driven.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
         after = control.facts()
-    return report(config, survey, driven, dialect=found.dialect.name, facts=(facts, after), notes=notes)
+    dialect = found.dialect.name
+    return report(config, survey, driven, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
 
 
 def report(
@@ -71,6 +78,7 @@ def report(
     dialect: str,
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
+    before: Examination,
 ) -> int:
     """Say what came of it; gives the exit code."""
     fidelity = fidelity_of(driven.findings)
@@ -84,9 +92,17 @@ def report(
     )
     notes = [*notes, *session_notes(driven.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, splice=config.splice)
-    summary = summarize_run(driven, pattern_of(config), facts, notes)
+    truth, counts = report_truth(before, truth_of(driven.findings)), text_counts(driven.findings)
+    notes += [*truth_notes(truth), *text_notes(counts)]
+    summary = msgspec.structs.replace(
+        summarize_run(driven, pattern_of(config), facts, notes),
+        prefix_truth=None if config.api == "completions" else truth,
+    )
     lines = summary_lines(summary)
-    lines[1:1] = [f"  {line}" for line in [*account_lines(account), *fidelity_lines(fidelity)]]
+    told = [*account_lines(account), *fidelity_lines(fidelity)]
+    if config.api != "completions":
+        told += [*truth_lines(truth), *text_lines(counts)]
+    lines[1:1] = [f"  {line}" for line in told]
     finish(ReplaySummary(summary, dialect, account, fidelity), lines, config.summary)
     return exit_code(driven)
 
@@ -186,6 +202,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
 def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
     """The flags that made the load what it is, where they are not left as they were, to be read by people."""
     told = {
+        "api": None if config.api == "completions" else config.api,
         "dialect": found.dialect.name,
         "closed_loop": config.closed_loop or None,
         "parallel": config.parallel,

@@ -1,6 +1,6 @@
 """One captured request on its way: planned, built with its tokens, answered, described."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,13 @@ import numpy.typing as npt
 from loadgen.bodies import completions_body
 from loadgen.draws import TokenIds
 from loadgen.plan import Answer, Send
+from loadgen.prompts import ChatPrompt
 from loadgen.request import PlannedRequest, request_headers
 from replay.capture import Captured
 from replay.expansion import Expansion
 from replay.slots import Slot
 from replay.splicing import Splicer
+from replay.text import Exchange, goes_on
 from tracefile import BlockHash, Record, RequestId, SessionId
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Round:
 
     def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
         """The tokens of a prompt's full blocks."""
-        source = self.expansion if self.run.config.cold_prompts else self.splicer
+        source = self.expansion if self.run.config.cold_prompts or self.run.text is not None else self.splicer
         return source.blocks(captured.hashes, captured.request_id)
 
     def hashes(self, captured: Captured) -> list[BlockHash] | None:
@@ -70,7 +72,11 @@ class Replayed:
     captured: Captured
     slot: Slot | None = None
     """Its session's place in a closed loop of sessions; null: there is none."""
+    before: Exchange | None = None
+    """Of words: what it waited for, with the answer; null: it goes on from nothing."""
     prompt: TokenIds | None = None
+    chat: ChatPrompt | None = None
+    """The prompt in words; null: token ids are sent."""
     output_hashes: list[BlockHash] | None = None
 
     def due_ms(self) -> float:
@@ -92,13 +98,12 @@ class Replayed:
         per_choice = -(-captured.output_tokens // choices)
         shape = run.dialect.shape_fields(n=captured.n, priority=captured.priority) | self._model()
         request_id, session_id = self.round.request_id(captured.request_id), self.round.session_id(captured.session_id)
+        path, body = self._body(self.prompt, per_choice, shape)
         return PlannedRequest(
             request_id=request_id,
-            path=run.dialect.path,
+            path=path,
             headers=request_headers(request_id, session_id, run.config.session_headers),
-            body=completions_body(
-                run.model, self.prompt, per_choice, stream=captured.stream, extra=shape, dialect=run.dialect
-            ),
+            body=body,
             model=str(shape["model"]),
             max_tokens=per_choice,
             prompt_tokens=captured.prompt_tokens,
@@ -114,11 +119,12 @@ class Replayed:
         """What waited for this one, nothing after a failure; and what waited for its place."""
         run, captured = self.round.run, self.captured
         self.round.ends_ms[captured.request_id] = answer.end_ms
+        exchange = self._exchange(answer)
         self._splice(answer)
         followers: list[Send] = []
         if answer.ok:
             waited = run.followers.get(captured.request_id, ())
-            followers = [Replayed(self.round, each, self.slot).send(run.think_ms(each)) for each in waited]
+            followers = [Replayed(self.round, each, self.slot, exchange).send(run.think_ms(each)) for each in waited]
         else:
             behind = sum(1 for _ in run.behind(captured))
             run.fidelity.leave(behind, answer.record.error or answer.record.status)
@@ -127,7 +133,7 @@ class Replayed:
     def describe(self, answer: Answer) -> Record:
         """The record under the capture's ids and hashes, as far as they are true of what was sent."""
         captured = self.captured
-        self.prompt = None
+        self.prompt = self.chat = None
         self._count(answer)
         hashes = self.round.hashes(captured)
         parent_end_ms = None if captured.parent_id is None else self.round.ends_ms.get(captured.parent_id)
@@ -148,12 +154,38 @@ class Replayed:
         adapter = "" if lora is None else run.config.loras.get(lora, lora)
         return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
 
+    def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
+        """Where the request goes, and what it says: the prompt's tokens, or words in their places."""
+        run, stream = self.round.run, self.captured.stream
+        if run.text is None:
+            body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)
+            return run.dialect.path, body
+        self.chat = run.text.prompt(self.captured, prompt, self.before)
+        return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
+
+    def _exchange(self, answer: Answer) -> Exchange | None:
+        """For the prompts that go on from this one's real answer; null: none may."""
+        config = self.round.run.config
+        if self.chat is None:
+            return None
+        self.chat.settle(answer)
+        spliced = config.splice and not config.cold_prompts and answer.ok
+        return Exchange(self.captured, self.chat, answer) if spliced else None
+
     def _splice(self, answer: Answer) -> None:
         """Let later prompts have the real tokens; the output hashes become those that are true here."""
         captured, recorded = self.captured, self.captured.output_hashes
         if not answer.ok or answer.token_ids is None or recorded is None or self.prompt is None:
             return
-        if self.round.run.config.cold_prompts:
+        if self.chat is not None:
+            # Only those that waited for this answer go on from it; whoever else carries its hashes has words there.
+            waiting = self.round.run.followers.get(captured.request_id, ())
+            if not captured.as_long(answer.record):
+                return
+            if self.round.run.config.splice and any(goes_on(each, captured) for each in waiting):
+                self.output_hashes = self.round.own(recorded)
+                return
+        if self.chat is not None or self.round.run.config.cold_prompts:
             self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
             return
         true = self.round.splicer.answered(captured.request_id, recorded, self.prompt, answer.token_ids)
@@ -162,4 +194,6 @@ class Replayed:
     def _count(self, answer: Answer) -> None:
         fidelity = self.round.run.fidelity
         fidelity.add(self.captured, answer.record)
-        fidelity.without_ids += answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)
+        fidelity.without_ids += (
+            self.round.run.text is None and answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)
+        )

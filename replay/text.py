@@ -1,0 +1,210 @@
+"""A captured prompt as words: for the APIs that take conversations, in the target's own tokens.
+
+A hash stands for ``block_size`` words of one token each, and a word keeps the place in the prompt that its token had.
+The chat template's tokens take the first places and the last ones, so that the prompt is as long as it was and its
+blocks end where they did:
+
+    captured   | block 1 | block 2 | … | block k | tail        |
+    sent       template  | words of block 1 … k  | tail | template
+
+Prompts that shared k blocks share k blocks, and those that shared less share less; only blocks that lie within the
+template's beginning are shared by all. Where the tail has no room for the template's end, the prompt is longer by what
+is missing: a block that others share is never cut. In a session a prompt goes on from the one before and its real
+answer, as messages, and only what comes behind them is words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from loadgen.chatbodies import TextApi, conversation_body
+from loadgen.chattemplate import Order, order_of
+from loadgen.dialects import Dialect
+from loadgen.draws import TokenIds, Vocabulary
+from loadgen.plan import Answer
+from loadgen.prompts import ChatPrompt, TextForm
+from loadgen.spoken import Spoken
+from loadgen.targettext import Speech, TargetText, open_speech
+from replay.capture import Captured
+from replay.expansion import Expansion
+
+UNSAID = Spoken("user", "", length=0)
+"""Where the words will be."""
+FINDINGS = "text."
+UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
+    "chat": frozenset(),
+    "responses": frozenset({"n", "n_cmpl"}),
+    "messages": frozenset({"n", "n_cmpl", "priority"}),
+}
+"""What an API has no field for, among what is told of a captured request's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTarget:
+    """What a shard needs to send words; plain values."""
+
+    api: TextApi
+    text: TargetText
+    engine_block_size: int | None = None
+    """In which the engine caches; null: it does not say."""
+
+
+@dataclass(slots=True)
+class TextCounts:
+    """What became of the captured blocks."""
+
+    longer: int = 0
+    """Prompts with no room for the template's end in their tail."""
+    longer_tokens: int = 0
+    template_blocks: int = 0
+    """Leading blocks that lie wholly within the template, of all prompts: shared by all of them."""
+    continued: int = 0
+    """Prompts that went on from the real answer of the one before."""
+    made_up: int = 0
+    """Prompts that could not, though the capture did: the blocks that the answer filled are words there."""
+
+    def findings(self) -> dict[str, int]:
+        """The counts under their names among a shard's findings."""
+        return {FINDINGS + name: count for name, count in asdict(self).items()}
+
+
+def text_counts(findings: Mapping[str, int]) -> TextCounts:
+    """The counts of all shards out of their merged findings."""
+    found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
+    return TextCounts(**found)
+
+
+def text_lines(counts: TextCounts) -> list[str]:
+    """For a terminal."""
+    if not counts.continued and not counts.made_up:
+        return []
+    return [f"answers in place    {counts.continued} prompts went on from a real answer, {counts.made_up} could not"]
+
+
+def text_notes(counts: TextCounts) -> list[str]:
+    """What was not kept of the capture."""
+    notes = []
+    if counts.longer:
+        notes.append(
+            f"{counts.longer} prompts are {counts.longer_tokens} tokens longer in all: behind their last block was no "
+            "room for the chat template's end"
+        )
+    if counts.template_blocks:
+        notes.append(
+            f"{counts.template_blocks} leading blocks in all lie within the chat template: every prompt shares them"
+        )
+    return notes
+
+
+@dataclass(slots=True)
+class TextReplay:
+    """Makes one shard's prompts of words, all rounds; counts as it goes."""
+
+    speech: Speech
+    form: TextForm
+    block_size: int
+    counts: TextCounts = field(default_factory=TextCounts)
+
+    @property
+    def name(self) -> str:
+        """Names what is sent for the same hashes."""
+        return f"{self.form.api} {self.speech.target.fingerprint(rendered=True)}"
+
+    def findings(self) -> dict[str, int]:
+        """What is counted of it, and of the truth of its prompts."""
+        return self.counts.findings() | self.speech.truth.findings()
+
+    def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
+        """A request body; of the captured shape what the API knows."""
+        api = self.form.api
+        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]}
+        return conversation_body(
+            api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=self.form.dialect
+        )
+
+    def vocabulary(self) -> Vocabulary:
+        """Words by number, for an expansion to draw from."""
+        return Vocabulary(0, len(self.speech.target.words.texts))
+
+    def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
+        """A captured prompt, ``numbers`` the words in its tokens' places; ``before``: what it waited for, answered."""
+        if before is not None:
+            prompt = self._going_on(captured, numbers, before)
+            self.counts.continued += prompt is not None
+            self.counts.made_up += prompt is None
+            if prompt is not None:
+                return prompt
+        fitted = self._fit(captured, numbers, [UNSAID])
+        if fitted is None:
+            # Nobody knows the template: as many words as there were tokens, and nothing is promised.
+            return ChatPrompt(self.form, [self._user(numbers)])
+        self.counts.template_blocks += min(fitted.start // self.block_size, len(captured.hashes))
+        return ChatPrompt(self.form, [self._user(fitted.numbers)])
+
+    def _going_on(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
+        """Behind a real answer; null: the capture did not go on from it, or its length is not known."""
+        if not goes_on(captured, before.captured):
+            return None
+        spoken = before.prompt.answered(before.answer, 0)
+        fitted = self._fit(captured, numbers, [*before.prompt.conversation, spoken, UNSAID])
+        return None if fitted is None else before.prompt.going_on(before.answer, [self._user(fitted.numbers)], 0)
+
+    def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[Spoken]) -> "Fitted | None":
+        """Which of the words are said in the last message, so that each keeps its place; null: not known."""
+        gaps = self.speech.gaps(order_of(conversation))
+        start = self.speech.head_length(conversation, len(conversation) - 1)
+        if gaps is None or start is None:
+            return None
+        ending = len(gaps.ids[-1])
+        whole_blocks = len(captured.hashes) * self.block_size
+        said = numbers[start : max(len(numbers) - ending, min(whole_blocks, len(numbers)))]
+        if not len(said):  # the template alone is as long as the prompt was
+            said = numbers[-1:]
+        longer = start + len(said) + ending - len(numbers)
+        self.counts.longer += longer > 0
+        self.counts.longer_tokens += longer
+        return Fitted(start, said)
+
+    def _user(self, numbers: TokenIds) -> Spoken:
+        return Spoken("user", self.speech.target.words.text(numbers), numbers, length=len(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a message says, and how many tokens are before it."""
+
+    start: int
+    numbers: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A prompt with its answer, for the prompts that go on from it."""
+
+    captured: Captured
+    prompt: ChatPrompt
+    answer: Answer
+
+
+def words_for(captured: Captured, expansion: Expansion) -> TokenIds:
+    """A word in the place of each token of a captured prompt."""
+    blocks = expansion.blocks(captured.hashes, captured.request_id).ravel()
+    return np.concatenate([blocks, expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)])
+
+
+def goes_on(captured: Captured, before: Captured) -> bool:
+    """Whether a captured prompt begins with all that was cached of the one before, its answer included."""
+    known = [*before.hashes, *(before.output_hashes or ())]
+    return len(captured.hashes) >= len(known) > 0 and list(captured.hashes[: len(known)]) == known
+
+
+def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:
+    """A shard's side of it; ``block_size`` is the capture's."""
+    speech = open_speech(target.text)
+    return TextReplay(speech, TextForm(target.api, speech, dialect, target.engine_block_size or block_size), block_size)
+
+
+def orders(turns: int) -> list[Order]:
+    """Who speaks in a session's prompts, up to so many turns: what is to be learnt of the template."""
+    return [(("user", 0), *([("assistant", 0), ("user", 0)] * before)) for before in range(turns)]
