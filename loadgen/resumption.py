@@ -19,7 +19,9 @@ from loadgen.merging import merge_parts, record_lines
 from tracefile import InputError, Meta, RequestId
 from tracefile import Workload as WorkloadMeta
 from tracefile.appending import new_trace_file
+from tracefile.decoding import decode_meta, is_header, parse_object
 from tracefile.durable import rename_durably
+from tracefile.lines import LineReader
 from tracefile.mending import mend
 from tracefile.schema import Status
 from tracefile.writing import encode_meta
@@ -61,14 +63,14 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
     its clock. Raises InputError if the trace is another workload's, or cannot be read and written.
     """
     left = [path for path in (trace, *parts) if path.exists() and path.stat().st_size]
-    headers = {path: header for path in left if (header := mend(path).meta) is not None}
+    headers = {path: last_header(path) for path in left if mend(path).meta is not None}
     if not headers:
         return None
     opened = job.open(WHOLE)
     digest = add_shares([opened.digest_share()])
     for path, header in headers.items():
         _check_same(path, header, digest)
-    earlier = min(headers.values(), key=lambda header: header.epoch_unix_ns or 0)
+    earlier = max(headers.values(), key=lambda header: len(_history(header)))
     if parts:
         merge_parts(trace, list(headers), earlier)
     ended, until_ms = _outcomes(trace)
@@ -76,10 +78,10 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
     total = sum(1 for _ in record_lines(trace))
     if total > len(over):
         _keep(trace, over, earlier)
-    history: list[dict[str, Any]] = _workload(earlier).extra.get(HISTORY, [])
+    history = _history(earlier)
     shift_ms = history[-1]["shift_ms"] if history else 0.0
     from_ms = max(0.0, until_ms - shift_ms)
-    return Resumed(_with_history(meta, earlier, history), len(over), total - len(over), from_ms)
+    return Resumed(_continued(meta, earlier, digest), len(over), total - len(over), from_ms)
 
 
 def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
@@ -92,8 +94,8 @@ def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
         "kept": resumed.kept,
         "dropped": resumed.dropped,
     }
-    history = [*workload.extra.get(HISTORY, []), this]
-    workload = msgspec.structs.replace(workload, extra=workload.extra | {HISTORY: history})
+    extra = workload.extra | {HISTORY: [*_history(resumed.meta), this]}
+    workload = msgspec.structs.replace(workload, extra=extra)
     return msgspec.structs.replace(resumed.meta, workload=workload)
 
 
@@ -146,11 +148,24 @@ def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
     return (line for line in record_lines(trace) if _outline.decode(line).request_id in over)
 
 
-def _with_history(meta: Meta, earlier: Meta, history: list[dict[str, Any]]) -> Meta:
-    workload = _workload(meta)
-    if history:
-        workload = msgspec.structs.replace(workload, extra=workload.extra | {HISTORY: history})
+def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:
+    """The header with the earlier one's zero, its history and the load's digest."""
+    history = _history(earlier)
+    extra = _workload(meta).extra | ({HISTORY: history} if history else {})
+    workload = msgspec.structs.replace(_workload(meta), digest=digest, extra=extra)
     return msgspec.structs.replace(meta, epoch_unix_ns=earlier.epoch_unix_ns, workload=workload)
+
+
+def last_header(path: Path) -> Meta:
+    """The header that the last records of a whole trace are under."""
+    with LineReader(path) as lines:
+        *_, last = (line for line in lines if is_header(line))
+    return decode_meta(parse_object(last, str(path))["meta"], str(path))
+
+
+def _history(meta: Meta) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = _workload(meta).extra.get(HISTORY, [])
+    return history
 
 
 def _workload(meta: Meta) -> WorkloadMeta:

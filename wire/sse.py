@@ -22,9 +22,8 @@ class EventStream:
         """Data of the events that end within ``data``, in order; what is left waits for the next read."""
         if self._swallow_lf or data.find(b"\r") >= 0:
             data = self._with_lf(data)
-        elif self._started and not self._rest and data[:6] == b"data: " and data.find(b"\n") == len(data) - 2:
-            if data[-1:] == b"\n":  # one event of one line, as nearly every read of a stream is
-                return [data[6:-2]]
+        elif self._started and not self._rest and is_one_line(data):
+            return [data[6:-2]]
         buffered = self._rest + data if self._rest else data
         if not self._started:
             if len(buffered) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(buffered):
@@ -43,6 +42,11 @@ class EventStream:
         if data:
             self._swallow_lf = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def is_one_line(data: bytes) -> bool:
+    """Whether ``data``, without CR, is exactly one event of one data line, as nearly every read of a stream is."""
+    return data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2
 
 
 def event_data(block: bytes) -> bytes | None:
