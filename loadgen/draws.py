@@ -126,17 +126,21 @@ def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabula
     """
     ids = np.empty((len(keys), count), dtype=np.uint32)
     rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
-    span, low = np.uint64(vocabulary.high - vocabulary.low), np.uint64(vocabulary.low)
     for left in range(0, count, columns):
         counters = _counters(left, min(left + columns, count))
         for top in range(0, len(keys), rows):
             bits = mix64_array(keys[top : top + rows, np.newaxis] + counters)
-            bits >>= _HALF
-            bits *= span
-            bits >>= _HALF
-            bits += low
-            ids[top : top + rows, left : left + columns] = bits
+            ids[top : top + rows, left : left + columns] = _into(vocabulary, bits)
     return ids
+
+
+def _into(vocabulary: Vocabulary, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Random bits as token ids, in place."""
+    bits >>= _HALF
+    bits *= np.uint64(vocabulary.high - vocabulary.low)
+    bits >>= _HALF
+    bits += np.uint64(vocabulary.low)
+    return bits
 
 
 @lru_cache(maxsize=64)
@@ -149,4 +153,6 @@ def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
 
 def tokens_of(key: int, count: int, vocabulary: Vocabulary) -> TokenIds:
     """``count`` token ids for one key."""
+    if count <= PIECE:  # as a piece would be made, with nothing around it: a short prompt takes half as long
+        return _into(vocabulary, mix64_array(_counters(0, count) + np.uint64(key))).astype(np.uint32)
     return expand_tokens(np.array([key], dtype=np.uint64), count, vocabulary).ravel()

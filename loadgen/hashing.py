@@ -38,8 +38,9 @@ def hash_request(
 
     The last generated token has no KV yet when its request ends, so no block holds it.
     """
-    prompt_chain = continue_chain(hasher, known, prompt)
     if output is None:
-        return Chain(prompt_chain, None)
-    computed = np.concatenate([prompt, np.asarray(output[:-1], dtype=np.uint32)])
-    return Chain(prompt_chain, continue_chain(hasher, prompt_chain, computed)[len(prompt_chain) :])
+        return Chain(continue_chain(hasher, known, prompt), None)
+    computed = np.concatenate([prompt, np.array(output[:-1], dtype=np.uint32)])
+    chain = continue_chain(hasher, known, computed)
+    full = len(prompt) // hasher.block_size
+    return Chain(chain[:full], chain[full:])
