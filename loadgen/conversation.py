@@ -157,5 +157,6 @@ class Turn:
             record,
             block_hashes=chain.prompt,
             output_block_hashes=chain.output,
-            hash_source="engine",
+            hash_source=chain.source,
+            output_hash_source=None if chain.output is None else "engine",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from loadgen.config import LoadConfig
 from loadgen.conversation import Conversations
 from loadgen.datasets import DATASETS
-from loadgen.datasets.lengths import ESTIMATED, TextLengths, TokenizerLengths
+from loadgen.datasets.lengths import ESTIMATED, TokenizerLengths
 from loadgen.dialects import VLLM, Dialect
 from loadgen.job import Shard
 from loadgen.opening import ChatOpening, TokenOpening
@@ -17,13 +17,16 @@ from loadgen.plan import Plan
 from loadgen.prompts import Prompt, TextForm, TokenForm
 from loadgen.shapes import SessionShape
 from loadgen.targettext import NO_TARGET, Speech, TargetText, open_speech
-from loadgen.tokenizer import LocalTokenizer
 from loadgen.workload import Survey, Workload
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 
 ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path"})
 """Of a config, what says nothing of the load itself."""
 NAME_BYTES = 6
+NOT_STARTED = "sessions_not_started"
+"""The finding that counts sessions for which there was no room in time."""
+ESTIMATED_LENGTHS = "estimated_lengths"
+"""The finding that counts shards in which nobody could say how long a dataset's texts are."""
 FAR_ENOUGH = 10_000
 """So many sessions in a row of which an earlier part of the run knows nothing: it had not begun any later one."""
 
@@ -58,6 +61,13 @@ def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
     return part
 
 
+def needs_lengths(config: LoadConfig) -> bool:
+    """Whether it matters how long a dataset's texts are: its answers', or those that turns are cut out of."""
+    if config.dataset_path is None or not DATASETS[config.dataset].has_texts:
+        return False
+    return config.output_tokens is None or DATASETS[config.dataset].cuts_turns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadJob:
     """A load for one engine."""
@@ -83,11 +93,13 @@ class LoadJob:
         """Makes the trace's hashes."""
         return BlockHasher(self.key, block_size=self.block_size, model=self.model)
 
-    def lengths(self) -> TextLengths:
-        """How long texts are: as the model's tokenizer says, where it is on a disk and there are texts."""
-        has_texts = self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts
-        path = self.target.path if has_texts else None
-        return ESTIMATED if path is None else TokenizerLengths(LocalTokenizer(path))
+    def encodes(self) -> bool:
+        """Whether texts have to be encoded in the run: a dataset's, or answers whose ids the engine does not tell."""
+        if self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts:
+            return True
+        if self.config.api == "completions":
+            return self.config.chat_template and not self.dialect.returns_ids
+        return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_constant
 
     def text(self) -> str:
         """Names what words are in what is sent; empty: token ids are sent as drawn."""
@@ -111,11 +123,14 @@ class OpenLoad:
 
     def __init__(self, job: LoadJob, shard: Shard) -> None:
         config, hasher = job.config, job.hasher()
-        self._speech = open_speech(job.target)
+        self._speech = open_speech(job.target, encodes=job.encodes())
+        tokenizer = self._speech.tokenizer
+        lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
+        self._estimated = int(tokenizer is None and needs_lengths(config))
         alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
         width = None if alone else shard_of_cap(config.sessions_at_once, shard)
         self._load = Conversations(
-            workload=Workload(config, shard, job.lengths(), job.text()),
+            workload=Workload(config, shard, lengths, job.text()),
             model=job.model,
             open_prompt=job.opening(self._speech, hasher),
             hasher=hasher,
@@ -168,4 +183,5 @@ class OpenLoad:
 
     def findings(self) -> dict[str, int]:
         """What its prompts' truth comes to, and the sessions that found no room in time."""
-        return self._speech.truth.findings() | {"sessions_not_started": self._load.not_started}
+        counts = {NOT_STARTED: self._load.not_started, ESTIMATED_LENGTHS: self._estimated}
+        return self._speech.truth.findings() | counts

@@ -16,6 +16,8 @@ from tracefile import Record
 
 IDS = "ids"
 """The tokenizer of prompts that are token ids: nobody has to be asked."""
+GIVEN = "texts as they are given; what they share is theirs"
+"""Why nothing is to be proved of a dataset's texts."""
 FINDINGS = "prefix_truth."
 """Begins the names of these counts among a shard's findings."""
 
@@ -177,8 +179,10 @@ def truth_lines(report: TruthReport) -> list[str]:
 def truth_notes(report: TruthReport) -> list[str]:
     """What a reader must know before trusting the run's hits."""
     notes = []
-    if not report.verdict.startswith("exact"):
-        notes.append(f"prefix truth {report.verdict}: how much of a prompt is shared is not as it was asked for")
+    if report.verdict.startswith("off"):
+        notes.append(f"prefix truth {report.verdict}: how much prompts share is not what was asked for")
+    elif report.before.unknown is not None and report.before.unknown != GIVEN:
+        notes.append(f"prefix truth {report.verdict}: prompts may share more or less than was asked for")
     counts = report.counts
     if counts.answers_changed:
         notes.append(

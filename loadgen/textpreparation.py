@@ -12,9 +12,9 @@ from loadgen.config import LoadConfig
 from loadgen.draws import TokenIds
 from loadgen.engine import ControlClient
 from loadgen.enginetokenizer import EngineTokenizer
-from loadgen.messages import Drawn, Piece
+from loadgen.messages import Drawn, Piece, Quoted
 from loadgen.opening import opening_of, orders_of
-from loadgen.prefixtruth import IDS, Examination, examine
+from loadgen.prefixtruth import GIVEN, IDS, Examination, examine
 from loadgen.prompts import said_in
 from loadgen.shapes import SessionShape
 from loadgen.spoken import Spoken, chat_messages
@@ -59,9 +59,17 @@ def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) ->
     if config.api == "completions" and not config.chat_template:
         return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
     prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
-    if config.chat_template and prepared.before.unknown is not None:
-        raise InputError(f"--chat-template: {prepared.before.unknown}; expected --tokenizer with a chat template")
+    unknown = prepared.before.unknown
+    if config.chat_template and unknown == GIVEN and prepared.target.path is None:
+        raise InputError("--chat-template: of a dataset's texts; expected the model's tokenizer, --tokenizer PATH")
+    if config.chat_template and unknown not in (None, GIVEN):
+        raise InputError(f"--chat-template: {unknown}; expected --tokenizer with a chat template")
     return prepared
+
+
+def _has_texts(sessions: Iterable[SessionShape]) -> bool:
+    """Whether something is said word by word."""
+    return any(isinstance(said, Quoted) for session in sessions for turn in session.turns for said in turn.said)
 
 
 def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
@@ -89,6 +97,8 @@ def examine_sessions(
     """Prove the first prompts of a few sessions, and a later turn of each behind a made-up answer."""
     if target.unknown is not None:
         return Examination(tokenizer=target.tokenizer, unknown=target.unknown)
+    if _has_texts(sessions):
+        return Examination(tokenizer=target.tokenizer, unknown=GIVEN)
     speech = Speech(target, tokenizer=tokenizer)
     sample, pair = _sample(sessions)
     conversations = [[speech.say(said) for said in opening_of(session, prefix_tokens)] for session in sample]

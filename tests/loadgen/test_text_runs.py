@@ -1,0 +1,87 @@
+"""Loads of text on the embedded engine, over real sockets: every prompt as planned, to the token, on every API."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main
+from tracefile import InputError, load_trace
+
+SESSIONS = shlex.split(
+    "--turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50 --output-tokens 8:20"
+)
+
+
+def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
+    """A run's summary."""
+    trace, summary = folder / "t.jsonl", folder / "s.json"
+    arguments = ["--url", url, "--trace", str(trace), "--json", str(summary), "--overwrite"]
+    assert main([*arguments, *SESSIONS, *flags]) == 0
+    found: dict[str, Any] = json.loads(summary.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize(("api", "hashed"), [("chat", "engine"), ("responses", "tokenizer"), ("messages", "tokenizer")])
+def test_every_prompt_is_as_planned(sim_server: str, tmp_path: Path, api: str, hashed: str) -> None:
+    summary = run(sim_server, tmp_path, "--api", api)
+    truth = summary["prefix_truth"]
+    assert truth["verdict"].startswith("exact (8 of 8 sampled prompts by the tokenizer; ")
+    # 70 words of the prefix, and what the template writes before them and before the user's.
+    assert truth["before"]["shared_planned"] == truth["before"]["shared_measured"] >= 70
+    counts = truth["counts"]
+    assert (counts["planned"], counts["exact"], counts["off_tokens"]) == (18, 18, 0)
+    assert (counts["answers"], counts["answers_changed"]) == (12, 0)
+    assert counts["shared_tokens"] == counts["shared_cached"] > 0
+    meta, records = load_trace(tmp_path / "t.jsonl")
+    assert meta.tokenizer == "engine"
+    # Chats are hashed over the ids that the engine says it saw, other first turns over those of words and template.
+    assert {record.hash_source for record in records if record.turn == 1} == {hashed}
+
+
+def test_a_block_that_an_answer_filled_is_the_next_prompts_under_one_hash(sim_server: str, tmp_path: Path) -> None:
+    run(sim_server, tmp_path, "--api", "chat", "--seed", "5")
+    _, records = load_trace(tmp_path / "t.jsonl")
+    by_id = {record.request_id: record for record in records}
+    followed = [(by_id[record.parent_id], record) for record in records if record.parent_id is not None]
+    assert len(followed) == 12
+    for parent, child in followed:
+        chain = [*(parent.block_hashes or ()), *(parent.output_block_hashes or ())]
+        assert (child.block_hashes or [])[: len(chain)] == chain
+
+
+def test_a_rendered_chat_is_the_same_prompts_as_ids(sim_server: str, tmp_path: Path) -> None:
+    chat = run(sim_server, tmp_path, "--api", "chat", "--turns", "1", "--seed", "7")
+    lengths = sorted(record.prompt_tokens or 0 for record in load_trace(tmp_path / "t.jsonl")[1])
+    rendered = run(sim_server, tmp_path, "--chat-template", "--turns", "1", "--seed", "7")
+    _, records = load_trace(tmp_path / "t.jsonl")
+    assert sorted(record.prompt_tokens or 0 for record in records) == lengths
+    assert {record.endpoint for record in records} == {"/v1/completions"}
+    assert rendered["prefix_truth"]["verdict"].startswith("exact")
+    assert rendered["digest"] != chat["digest"]
+    # The same words in the same places: what the chat put into the cache is there for them, to the last whole block.
+    assert all(record.cached_tokens == ((record.prompt_tokens or 0) - 1) // 16 * 16 for record in records)
+
+
+def test_without_a_tokenizer_the_run_says_so(
+    sim_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = run(sim_server, tmp_path, "--api", "chat", "--tokenizer", "none", "--seed", "8")["prefix_truth"]
+    assert truth["verdict"] == "not known (no tokenizer was asked: --tokenizer none)"
+    assert truth["counts"]["planned"] == 0
+    assert truth["counts"]["unplanned"] == 18
+    assert "may share more or less than was asked for" in capsys.readouterr().out
+
+
+def test_what_cannot_be_had_is_named(sim_server: str, engine: Any, tmp_path: Path) -> None:
+    """The scripted engine has no /tokenize."""
+    with pytest.raises(InputError, match=r"--tokenizer: engine: .*HTTP 404; expected a path"):
+        run(engine.url, tmp_path, "--api", "chat", "--tokenizer", "engine")
+    with pytest.raises(InputError, match=r"--tokenizer: .*nowhere: not there"):
+        run(sim_server, tmp_path, "--api", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match=r"--chat-template: .*; expected --tokenizer"):
+        run(engine.url, tmp_path, "--chat-template")
+    with pytest.raises(InputError, match="--chat-template: with --api chat"):
+        run(sim_server, tmp_path, "--chat-template", "--api", "chat")
