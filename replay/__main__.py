@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 from loadgen.__main__ import add_target_arguments
-from loadgen.config import Api
 from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
 from loadgen.request import SESSION_HEADER
 from loadgen.runflags import run_flags
-from replay.config import ReplayConfig, parse_loras
+from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.running import run_replay
 from tracefile import open_trace
 from tracefile.commandline import run_command
@@ -114,7 +113,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 def _add_content(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is sent")
     what.add_argument(
-        "--api", choices=get_args(Api), default="completions", help="token ids, or words of a token each (completions)"
+        "--api",
+        choices=get_args(ReplayApi),
+        default="completions",
+        help="token ids, or words of a token each; auto: each request as it was captured (completions)",
     )
     what.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
     what.add_argument(

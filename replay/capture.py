@@ -93,6 +93,8 @@ class Survey:
     links_known: bool
     """Whether the trace itself says who continued whom."""
     loras: frozenset[str]
+    endpoints: frozenset[str]
+    """Of what is sent."""
     beyond_limit: int
     """Requests whose answers were longer than their own limit."""
 
@@ -134,6 +136,7 @@ class _Seen:
         self._hashed = False
         self._linked = False
         self._loras: set[str] = set()
+        self._endpoints: set[str] = set()
         self._beyond_limit = 0
 
     def add(self, record: Record, reader: TraceReader, selection: Selection) -> None:
@@ -157,6 +160,8 @@ class _Seen:
         self._linked = self._linked or record.parent_id is not None
         if record.lora is not None:
             self._loras.add(record.lora)
+        if record.endpoint is not None:
+            self._endpoints.add(record.endpoint)
         if record.max_tokens is not None and (record.output_tokens or 0) > record.max_tokens * (record.n or 1):
             self._beyond_limit += 1
 
@@ -198,6 +203,7 @@ class _Seen:
             has_hashes=self._hashed,
             links_known=self._linked,
             loras=frozenset(self._loras),
+            endpoints=frozenset(self._endpoints),
             beyond_limit=self._beyond_limit,
         )
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from loadgen.config import Api
 from loadgen.dialects import AUTO, CHOICES
@@ -14,6 +15,7 @@ from loadgen.runflags import ONE_PROCESS, RunFlags
 from replay.selection import Selection
 from tracefile import InputError
 
+ReplayApi = Literal[Api, "auto"]
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 MOST_ROUNDS = 10_000
 
@@ -29,8 +31,9 @@ class ReplayConfig:
     """What keeps this run's tokens apart from any other run's."""
     run: RunFlags = ONE_PROCESS
     model: str = "auto"
-    api: Api = "completions"
-    """Completions take the tokens themselves; the others take words of the target's tokenizer."""
+    api: ReplayApi = "completions"
+    """Completions take the tokens themselves; the others take words of the target's tokenizer. ``auto``: each request
+    goes to the API that it was captured on."""
     tokenizer: str = "auto"
     """Whose tokens words are made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""
     dialect: str = AUTO

@@ -75,14 +75,11 @@ class Replay:
     def round(self, number: int) -> Round:
         """Round ``number`` from 0, begun when first asked for."""
         if number not in self.rounds:
-            expansion = Expansion(
-                self.block_size,
-                round_nonce(self.config.nonce, number),
-                self.config.vocabulary if self.text is None else self.text.vocabulary(),
-                self.config.cold_prompts,
-            )
+            nonce, cold = round_nonce(self.config.nonce, number), self.config.cold_prompts
+            expansion = Expansion(self.block_size, nonce, self.config.vocabulary, cold)
             splicer = Splicer(expansion, self.reused, enabled=self.config.splice)
-            self.rounds[number] = Round(self, number, expansion, splicer)
+            words = None if self.text is None else Expansion(self.block_size, nonce, self.text.vocabulary(), cold)
+            self.rounds[number] = Round(self, number, expansion, splicer, words)
         return self.rounds[number]
 
     def link(self, captured: Captured) -> Link:

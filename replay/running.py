@@ -7,7 +7,7 @@ import msgspec
 from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
 from loadgen.outcome import Driven
-from loadgen.prefixtruth import Examination, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.recognition import Recognised, find_dialect
 from loadgen.resumption import HISTORY
 from loadgen.running import exit_code, finish, refusal, summarize_run
@@ -92,15 +92,16 @@ def report(
     )
     notes = [*notes, *session_notes(driven.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, splice=config.splice)
+    in_words = before.tokenizer != IDS
     truth, counts = report_truth(before, truth_of(driven.findings)), text_counts(driven.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
     summary = msgspec.structs.replace(
         summarize_run(driven, pattern_of(config), facts, notes),
-        prefix_truth=None if config.api == "completions" else truth,
+        prefix_truth=truth if in_words else None,
     )
     lines = summary_lines(summary)
     told = [*account_lines(account), *fidelity_lines(fidelity)]
-    if config.api != "completions":
+    if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
     lines[1:1] = [f"  {line}" for line in told]
     finish(ReplaySummary(summary, dialect, account, fidelity), lines, config.summary)

@@ -32,7 +32,10 @@ class Round:
     number: int
     """From 0."""
     expansion: Expansion
+    """Of token ids."""
     splicer: Splicer
+    words: Expansion | None = None
+    """Of words, by number; null: none are sent."""
     ends_ms: dict[RequestId, float] = field(default_factory=dict)
     """When each request ended, by its captured id."""
 
@@ -47,9 +50,15 @@ class Round:
         return SessionId(f"{captured_id}~{self.number + 1}")
 
     def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
-        """The tokens of a prompt's full blocks."""
-        source = self.expansion if self.run.config.cold_prompts or self.run.text is not None else self.splicer
+        """The tokens of a prompt's full blocks, or the words in their places."""
+        words = self.words_for(captured)
+        source = words or (self.expansion if self.run.config.cold_prompts else self.splicer)
         return source.blocks(captured.hashes, captured.request_id)
+
+    def words_for(self, captured: Captured) -> Expansion | None:
+        """What makes a request's words; null: it is sent in token ids."""
+        text = self.run.text
+        return None if text is None or text.form_of(captured) is None else self.words
 
     def hashes(self, captured: Captured) -> list[BlockHash] | None:
         """The prompt's hashes as they are true of this round; null: the capture has none."""
@@ -92,7 +101,8 @@ class Replayed:
         """The request with its tokens, real ones where they are known by now."""
         captured, run = self.captured, self.round.run
         blocks = self.round.blocks(captured).ravel()
-        tail = self.round.expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)
+        expansion = self.round.words_for(captured) or self.round.expansion
+        tail = expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)
         self.prompt = np.concatenate([blocks, tail])
         choices = captured.n or 1
         per_choice = -(-captured.output_tokens // choices)
@@ -157,7 +167,7 @@ class Replayed:
     def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
         """Where the request goes, and what it says: the prompt's tokens, or words in their places."""
         run, stream = self.round.run, self.captured.stream
-        if run.text is None:
+        if run.text is None or run.text.form_of(self.captured) is None:
             body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)
             return run.dialect.path, body
         self.chat = run.text.prompt(self.captured, prompt, self.before)
@@ -194,6 +204,5 @@ class Replayed:
     def _count(self, answer: Answer) -> None:
         fidelity = self.round.run.fidelity
         fidelity.add(self.captured, answer.record)
-        fidelity.without_ids += (
-            self.round.run.text is None and answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)
-        )
+        in_ids = self.round.words_for(self.captured) is None
+        fidelity.without_ids += in_ids and answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)

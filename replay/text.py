@@ -15,10 +15,11 @@ answer, as messages, and only what comes behind them is words.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from loadgen.chatbodies import TextApi, conversation_body
+from loadgen.chatbodies import PATHS, TextApi, conversation_body
 from loadgen.chattemplate import Order, order_of
 from loadgen.dialects import Dialect
 from loadgen.draws import TokenIds, Vocabulary
@@ -44,7 +45,8 @@ UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
 class TextTarget:
     """What a shard needs to send words; plain values."""
 
-    api: TextApi
+    api: TextApi | Literal["auto"]
+    """``auto``: each request's own, where that takes conversations."""
     text: TargetText
     engine_block_size: int | None = None
     """In which the engine caches; null: it does not say."""
@@ -101,15 +103,21 @@ def text_notes(counts: TextCounts) -> list[str]:
 class TextReplay:
     """Makes one shard's prompts of words, all rounds; counts as it goes."""
 
+    api: TextApi | Literal["auto"]
     speech: Speech
-    form: TextForm
+    forms: Mapping[TextApi, TextForm]
     block_size: int
     counts: TextCounts = field(default_factory=TextCounts)
 
     @property
     def name(self) -> str:
         """Names what is sent for the same hashes."""
-        return f"{self.form.api} {self.speech.target.fingerprint(rendered=True)}"
+        return f"{self.api} {self.speech.target.fingerprint(rendered=True)}"
+
+    def form_of(self, captured: Captured) -> TextForm | None:
+        """How a request is sent in words; null: it is sent in token ids."""
+        api = text_api_of(captured.endpoint) if self.api == "auto" else self.api
+        return None if api is None else self.forms[api]
 
     def findings(self) -> dict[str, int]:
         """What is counted of it, and of the truth of its prompts."""
@@ -117,10 +125,10 @@ class TextReplay:
 
     def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
         """A request body; of the captured shape what the API knows."""
-        api = self.form.api
+        api = prompt.form.api
         known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]}
         return conversation_body(
-            api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=self.form.dialect
+            api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=prompt.form.dialect
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -129,8 +137,10 @@ class TextReplay:
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
         """A captured prompt, ``numbers`` the words in its tokens' places; ``before``: what it waited for, answered."""
+        form = self.form_of(captured)
+        assert form is not None  # it is sent in words
         if before is not None:
-            prompt = self._going_on(captured, numbers, before)
+            prompt = self._going_on(captured, numbers, before) if before.prompt.form is form else None
             self.counts.continued += prompt is not None
             self.counts.made_up += prompt is None
             if prompt is not None:
@@ -138,9 +148,9 @@ class TextReplay:
         fitted = self._fit(captured, numbers, [UNSAID])
         if fitted is None:
             # Nobody knows the template: as many words as there were tokens, and nothing is promised.
-            return ChatPrompt(self.form, [self._user(numbers)])
+            return ChatPrompt(form, [self._user(numbers)])
         self.counts.template_blocks += min(fitted.start // self.block_size, len(captured.hashes))
-        return ChatPrompt(self.form, [self._user(fitted.numbers)])
+        return ChatPrompt(form, [self._user(fitted.numbers)])
 
     def _going_on(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
         """Behind a real answer; null: the capture did not go on from it, or its length is not known."""
@@ -202,7 +212,14 @@ def goes_on(captured: Captured, before: Captured) -> bool:
 def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:
     """A shard's side of it; ``block_size`` is the capture's."""
     speech = open_speech(target.text)
-    return TextReplay(speech, TextForm(target.api, speech, dialect, target.engine_block_size or block_size), block_size)
+    engine_block = target.engine_block_size or block_size
+    forms = {api: TextForm(api, speech, dialect, engine_block) for api in PATHS}
+    return TextReplay(target.api, speech, forms, block_size)
+
+
+def text_api_of(endpoint: str | None) -> TextApi | None:
+    """The API of a captured endpoint, if it takes conversations."""
+    return next((api for api, path in PATHS.items() if path == endpoint), None)
 
 
 def orders(turns: int) -> list[Order]:

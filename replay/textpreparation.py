@@ -16,7 +16,7 @@ from loadgen.tokenizer import Tokenizer, TokenizerError
 from replay.capture import Survey, captured_of, read_kept
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
-from replay.text import TextTarget, open_text, orders, words_for
+from replay.text import TextTarget, open_text, orders, text_api_of, words_for
 
 SAMPLED = 4
 MOST_TURNS = 32
@@ -34,7 +34,7 @@ class PreparedReplayText:
 
 def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str, survey: Survey) -> PreparedReplayText:
     """Ask the tokenizer that ``--tokenizer`` names; of a replay in token ids, nothing has to be asked."""
-    if config.api == "completions":
+    if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
         return PreparedReplayText(None, Examination(tokenizer=IDS))
     block_size = control.facts().engine.block_size
     try:
@@ -55,8 +55,8 @@ def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConf
         return Examination(tokenizer=text.tokenizer, unknown=text.unknown)
     maker = open_text(TextTarget(target.api, TargetText(text.words, text.gaps)), VLLM, survey.block_size)
     expansion = Expansion(survey.block_size, config.nonce, maker.vocabulary(), config.cold_prompts)
-    kept = islice(read_kept(survey, config.selection), SAMPLED)
-    sample = [captured_of(record, 0.0, survey.block_size) for record in kept]
+    kept = (captured_of(record, 0.0, survey.block_size) for record in read_kept(survey, config.selection))
+    sample = list(islice((each for each in kept if maker.form_of(each) is not None), SAMPLED))
     conversations = [maker.prompt(each, words_for(each, expansion)).conversation for each in sample]
     try:
         encoded = [np.asarray(tokenizer.encode_chat(chat_messages(each)), dtype=np.uint32) for each in conversations]

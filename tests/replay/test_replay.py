@@ -262,3 +262,22 @@ def test_bad_input_is_one_line_and_2(tmp_path: Path, source: str) -> None:
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("replay: error: ")
     assert source in err
+
+
+def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_path: Path) -> None:
+    endpoints = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", None)
+    shape: dict[str, Any] = {"prompt_tokens": 90, "output_tokens": 4, "block_hashes": [1, 2, 3, 4, 5]}
+    records = [request(f"r{at}", endpoint=endpoint, **shape) for at, endpoint in enumerate(endpoints)]
+    source = written(tmp_path / "s", records, block_size=16)
+    with start_sim_server("--speed", "max", "--block-size", "16") as url:
+        flags = ["--api", "auto", "--closed-loop", "--parallel", "1"]
+        assert main([str(source), "--url", url, "--trace", str(tmp_path / "t"), *flags]) == 0
+    after = [by_id(tmp_path / "t")[RequestId(f"r{at}")] for at in range(len(endpoints))]
+    assert [record.endpoint for record in after] == [endpoint or "/v1/completions" for endpoint in endpoints]
+    assert {record.status for record in after} == {"ok"}
+    # Words keep their tokens' places, so that a prompt is as long in each of them, and shares what it shared.
+    assert {record.prompt_tokens for record in after} == {90}
+    cached = [record.cached_tokens for record in after]
+    assert cached[:2] == [0, 0]
+    assert cached[4] == 80
+    assert cached[2] == cached[3] == 80
