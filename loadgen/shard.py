@@ -181,17 +181,21 @@ def collector_off() -> Iterator[None]:
 async def _serve_socket(fd: int) -> None:
     """Serve the parent at the other end, until it has the last word or is gone."""
     inbox: asyncio.Queue[FromParent | None] = asyncio.Queue()
+    ended = asyncio.Event()
 
     def take(payload: bytes) -> None:
         message = decode(payload)
         assert isinstance(message, FromParent)
         inbox.put_nowait(message)
 
-    link = await FrameSocket.over(socket.socket(fileno=fd), take, lambda: inbox.put_nowait(None))
+    def end() -> None:
+        inbox.put_nowait(None)
+        ended.set()
+
+    link = await FrameSocket.over(socket.socket(fileno=fd), take, end)
     await serve(inbox.get, lambda message: link.send(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
     link.close()
-    while await inbox.get() is not None:  # what was said has left once the socket is closed
-        pass
+    await ended.wait()  # what was said has left by then
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from loadgen.child import start_child
 from loadgen.job import OpenJob, Shard
 from loadgen.plan import Answer, Send
 from loadgen.request import PlannedRequest, request_headers
@@ -241,3 +242,9 @@ def test_a_closed_loop_keeps_every_slot_busy_and_no_more(engine: Any, tmp_path: 
     records = parent.records()
     assert sorted(outcomes(records)) == sorted(names)
     assert max(record.concurrency or 0 for record in records) == 3
+
+
+def test_a_process_whose_parent_is_gone_leaves(engine: Any, tmp_path: Path) -> None:
+    process, sock = start_child("loadgen.shard")
+    sock.close()
+    assert process.wait(timeout=20) == 0
