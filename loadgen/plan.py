@@ -5,14 +5,14 @@ several. The sender knows nothing else about a load.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from loadgen.request import PlannedRequest
 from tracefile import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What came of a request."""
 
     record: Record
@@ -41,8 +41,7 @@ def as_it_is(answer: Answer) -> Record:
     return answer.record
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """One request at its time."""
 
     due_ms: float | None

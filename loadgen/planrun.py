@@ -1,15 +1,15 @@
 """A plan on its way through the sender: built ahead of need, handed over; what ended read, followed and recorded."""
 
 import asyncio
-import dataclasses
 import hashlib
 import struct
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from loadgen.crossing import Batch, Ended, Halted, Order, Pulse
 from loadgen.lookahead import Clocks, Lookahead, Planned
@@ -45,8 +45,7 @@ class SenderLink(Protocol):
         """Have it send nothing more and abort what is in flight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """A request that the sender has."""
 
     planned: Planned
@@ -182,7 +181,7 @@ class PlanRun:
         data = serialise_request(request, self._origin)
         share = sent_share(send.due_ms, request)
         if len(data) > LARGE_BODY_BYTES:  # the sender has it; here it is not needed any more
-            request = dataclasses.replace(request, body=b"")
+            request = msgspec.structs.replace(request, body=b"")
         self._given[planned.number] = Given(planned, request, share)
         self._lookahead.gave(len(data))
         until_ns = None if send.until_ms is None else self._clocks.t0_ns + round(send.until_ms * 1e6)

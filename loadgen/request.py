@@ -1,7 +1,8 @@
 """One request, ready to be written to a socket."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tracefile import RequestId, SessionId
 from wire.url import Origin
@@ -11,8 +12,7 @@ SESSION_HEADER = "X-Session-ID"
 """What engines and routers mostly look for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRequest:
+class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A serialised request and what its record will say of it besides what happened."""
 
     request_id: RequestId
