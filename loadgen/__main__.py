@@ -91,6 +91,8 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
         raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
     if not path:
         raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
+    if not Path(path).exists():
+        raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
     return name, Path(path)
 
 

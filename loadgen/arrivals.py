@@ -62,8 +62,9 @@ def bursts(size: int, every_s: float) -> Chunks:
 def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:
     """The first ``number`` arrivals before ``seconds``; null: no such bound."""
     left = number
+    end_us = None if seconds is None else round(seconds * SECOND_US)
     for chunk in chunks:
-        kept = chunk[:left] if seconds is None else chunk[:left][chunk[:left] < seconds * SECOND_US]
+        kept = chunk[:left] if end_us is None else chunk[:left][chunk[:left] < end_us]
         yield kept
         left = None if left is None else left - len(kept)
         if len(kept) < len(chunk) or left == 0:

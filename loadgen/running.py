@@ -12,7 +12,7 @@ from loadgen.dialects import AUTO
 from loadgen.draws import Vocabulary
 from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
-from loadgen.loadjob import ELSEWHERE, LoadJob, load_name
+from loadgen.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
 from loadgen.outcome import Driven
 from loadgen.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.progress import TargetRate
@@ -69,9 +69,7 @@ def run_load(config: LoadConfig) -> int:
     return exit_code(driven)
 
 
-def load_job(
-    config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts, target: TargetText
-) -> LoadJob:
+def load_job(config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
     """The load, for an engine."""
     return LoadJob(
         config=config,
@@ -178,10 +176,19 @@ def _shape(config: LoadConfig) -> dict[str, object]:
 
 
 def _notes(driven: Driven, config: LoadConfig) -> list[str]:
+    """What a reader must know of the load: what was not as planned."""
+    notes = []
+    if late := driven.findings.get(NOT_STARTED):
+        notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
+    if driven.findings.get(ESTIMATED_LENGTHS):
+        notes.append(
+            "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
+            "exact, --output-tokens says them"
+        )
     unknown = driven.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and unknown:
-        return [
+        notes.append(
             f"the engine returned no token ids for {unknown} answers: the turns after them went on from stand-ins, "
             "whose blocks cannot be in its cache"
-        ]
-    return []
+        )
+    return notes

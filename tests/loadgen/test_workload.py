@@ -65,7 +65,7 @@ def test_turns_may_differ_from_session_to_session() -> None:
 
 
 def test_the_digest_is_this_on_every_machine() -> None:
-    assert digest(SESSIONS) == "0330556882eb77ad7c70defd9e96f2d35e1a2a8d6b95943bf72fd5c4118e2d36"
+    assert digest(SESSIONS) == "05f3206a60cb2914ab13a3696e2498e930c0dfe4cac3cbf8349eb830d665a781"
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,24 @@ OPEN = ["--rate", "1", "--number", "1"]
         ([*CLOSED, "--pattern", "constant"], "--pattern: constant without --rate"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),
         ([*CLOSED, "--dataset", "trie"], "--dataset: trie without a file; expected trie:PATH"),
-        ([*CLOSED, "--dataset", "trie:f", "--turns", "2"], "--turns: with a dataset's file"),
-        ([*CLOSED, "--dataset", "trie:f", "--dataset-offset=-1"], "--dataset-offset: -1"),
-        ([*CLOSED, "--dataset", "trie:f", "--first-turn-length", "9"], "--first-turn-length"),
+        ([*CLOSED, "--dataset", f"trie:{__file__}", "--turns", "2"], "--turns: with a dataset's file"),
+        ([*CLOSED, "--dataset", f"trie:{__file__}", "--dataset-offset=-1"], "--dataset-offset: -1"),
+        ([*CLOSED, "--dataset", f"trie:{__file__}", "--first-turn-length", "9"], "--first-turn-length"),
         (
-            [*CLOSED, "--dataset", "sharegpt:f", "--api", "chat", "--prefix-count", "1", "--prefix-tokens", "9"],
+            [
+                *CLOSED,
+                "--dataset",
+                f"sharegpt:{__file__}",
+                "--api",
+                "chat",
+                "--prefix-count",
+                "1",
+                "--prefix-tokens",
+                "9",
+            ],
             "--prefix",
         ),
-        ([*CLOSED, "--dataset", "sharegpt:f"], "--api: completions with --dataset sharegpt"),
+        ([*CLOSED, "--dataset", f"sharegpt:{__file__}"], "--api: completions with --dataset sharegpt"),
     ],
 )
 def test_bad_flags_are_named(argv: list[str], message: str) -> None:
