@@ -99,7 +99,7 @@ class LoadJob:
             return True
         if self.config.api == "completions":
             return self.config.chat_template and not self.dialect.returns_ids
-        return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_constant
+        return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_fields("", 1, stream=True)
 
     def text(self) -> str:
         """Names what words are in what is sent; empty: token ids are sent as drawn."""

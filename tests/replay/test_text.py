@@ -1,0 +1,214 @@
+"""Captured prompts as words: which sharing is kept to the block, what the template takes, and how sessions go on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.__main__ import main as loadgen
+from loadgen.chattemplate import Gaps
+from loadgen.dialects import VLLM
+from loadgen.plan import Answer
+from loadgen.prompts import ChatPrompt
+from loadgen.targettext import TargetText
+from loadgen.words import Words
+from replay.__main__ import main as replay
+from replay.capture import Captured
+from replay.expansion import Expansion
+from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text, orders, text_notes, words_for
+from tracefile import BlockHash, Record, RequestId, load_trace
+
+BLOCK = 8
+WORDS = Words(tuple(f"w{number:03}" for number in range(500)), tuple(range(1000, 1500)), tuple(range(2000, 2500)))
+HEAD, BETWEEN, END = (1, 2, 3), (4, 5), (6, 7, 8, 9)
+"""What the template writes before the first message, between a message and the next, and behind the last one."""
+
+
+def gaps(places: int, head: tuple[int, ...] = HEAD) -> Gaps:
+    # Before an old answer stands what opened it when it was new, so that prompts begin with those before them.
+    between = [END if place % 2 == 0 else BETWEEN for place in range(places - 1)]
+    return Gaps((head, *between, END), (False,) * places, (True,) * places)
+
+
+def text_replay(head: tuple[int, ...] = HEAD) -> TextReplay:
+    table = {order: gaps(len(order), head) for order in orders(4)}
+    return open_text(TextTarget("chat", TargetText(WORDS, table)), VLLM, BLOCK)
+
+
+def captured(
+    name: str, hashes: list[int], prompt_tokens: int, *, output: int = 4, output_hashes: list[int] | None = None
+) -> Captured:
+    return Captured(
+        request_id=RequestId(name),
+        session_id=None,
+        session_source=None,
+        parent_id=None,
+        turn=None,
+        offset_ms=0.0,
+        end_ms=None,
+        hashes=[BlockHash(each) for each in hashes],
+        has_hashes=True,
+        hash_source=None,
+        output_hashes=None if output_hashes is None else [BlockHash(each) for each in output_hashes],
+        prompt_tokens=prompt_tokens,
+        output_tokens=output,
+        cached_tokens=None,
+        endpoint=None,
+        stream=True,
+        n=None,
+        priority=None,
+        lora=None,
+    )
+
+
+def sent(maker: TextReplay, request: Captured, before: Exchange | None = None) -> ChatPrompt:
+    expansion = Expansion(BLOCK, "nonce", maker.vocabulary())
+    return maker.prompt(request, words_for(request, expansion), before)
+
+
+def ids_of(prompt: ChatPrompt) -> list[int]:
+    token_ids = prompt.form.speech.ids(prompt.conversation)
+    assert token_ids is not None
+    return [int(token_id) for token_id in token_ids]
+
+
+def shared(first: list[int], second: list[int]) -> int:
+    size = min(len(first), len(second))
+    return next((place for place in range(size) if first[place] != second[place]), size)
+
+
+@given(
+    common=st.integers(0, 4),
+    own=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    tails=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+)
+def test_blocks_are_shared_as_they_were(common: int, own: tuple[int, int], tails: tuple[int, int]) -> None:
+    """k blocks shared in the capture are k blocks shared here, whatever the template takes of the first and last."""
+    maker = text_replay()
+    prompts = []
+    for which in (0, 1):
+        hashes = [*range(100, 100 + common), *range(1000 * (which + 1), 1000 * (which + 1) + own[which])]
+        request = captured(str(which), hashes, len(hashes) * BLOCK + tails[which])
+        prompt = sent(maker, request)
+        token_ids = ids_of(prompt)
+        assert prompt.planned_tokens() == len(token_ids)
+        # As long as it was; longer only where the tail has no room for the template's end.
+        assert len(token_ids) == request.prompt_tokens + max(0, len(END) - tails[which])
+        prompts.append(token_ids)
+    assert shared(*prompts) // BLOCK == common
+
+
+def test_a_template_longer_than_a_block_is_shared_by_all_and_said() -> None:
+    maker = text_replay(head=tuple(range(50, 50 + BLOCK + 3)))
+    first, second = (ids_of(sent(maker, captured(name, [key, key + 1], 20))) for name, key in (("a", 1), ("b", 5)))
+    assert shared(first, second) // BLOCK == 1
+    assert maker.counts.template_blocks == 2
+    assert any("lie within the chat template" in note for note in text_notes(maker.counts))
+
+
+def test_a_prompt_shorter_than_the_template_says_one_word() -> None:
+    maker = text_replay()
+    prompt = sent(maker, captured("a", [], 2))
+    assert len(ids_of(prompt)) == len(HEAD) + 1 + len(END)
+    assert (maker.counts.longer, maker.counts.longer_tokens) == (1, 6)
+
+
+def answered(prompt: ChatPrompt, token_ids: list[int]) -> Answer:
+    record = Record(
+        request_id=RequestId("1"),
+        status="ok",
+        prompt_tokens=len(ids_of(prompt)),
+        output_tokens=len(token_ids),
+        tokens_source="usage",
+        finish_reason="length",
+    )
+    return Answer(record, 0.0, token_ids, None, "what was said")
+
+
+def test_a_session_goes_on_from_the_real_answer() -> None:
+    """The next prompt is the one before, the generated tokens, and words; it is as long as it was."""
+    maker = text_replay()
+    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
+    child = captured("b", [1, 2, 3, 4, 5], 5 * BLOCK + 6)
+    first = sent(maker, parent)
+    generated = [901, 902, 903, 904, 905, 906, 907]
+    second = sent(maker, child, Exchange(parent, first, answered(first, generated)))
+    before, after = ids_of(first), ids_of(second)
+    assert after[: len(before) + 7] == [*before, *generated]
+    assert len(after) == child.prompt_tokens
+    assert (maker.counts.continued, maker.counts.made_up) == (1, 0)
+
+
+def test_children_of_one_answer_share_what_they_shared() -> None:
+    maker = text_replay()
+    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
+    first = sent(maker, parent)
+    exchange = Exchange(parent, first, answered(first, list(range(901, 908))))
+    children = [captured(name, [1, 2, 3, 4, own], 5 * BLOCK + 6) for name, own in (("b", 5), ("c", 6))]
+    one, other = (ids_of(sent(maker, child, exchange)) for child in children)
+    assert shared(one, other) // BLOCK == 4
+
+
+def test_a_prompt_that_did_not_go_on_is_words() -> None:
+    maker = text_replay()
+    parent = captured("a", [1, 2], 2 * BLOCK + 5, output=7, output_hashes=[3])
+    other = captured("b", [1, 9, 10], 3 * BLOCK + 6)
+    assert not goes_on(other, parent)
+    first = sent(maker, parent)
+    second = sent(maker, other, Exchange(parent, first, answered(first, list(range(901, 908)))))
+    assert len(second.conversation) == 1
+    assert shared(ids_of(first), ids_of(second)) // BLOCK == 1
+    assert (maker.counts.continued, maker.counts.made_up) == (0, 1)
+
+
+def test_without_a_template_there_are_as_many_words_as_tokens() -> None:
+    maker = open_text(TextTarget("chat", TargetText(WORDS, {}, unknown="nobody knows")), VLLM, BLOCK)
+    prompt = sent(maker, captured("a", [1, 2], 19))
+    assert prompt.planned_tokens() is None
+    assert len(prompt.conversation[0].text.split()) == 19
+
+
+def test_equal_hashes_are_equal_words_in_every_process() -> None:
+    first, second = (sent(text_replay(), captured("a", [7, 8], 20)).conversation[0].numbers for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert np.array_equal(first, second)
+
+
+@pytest.fixture(scope="module")
+def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sessions of chats as their client recorded them."""
+    trace = tmp_path_factory.mktemp("captured") / "t.jsonl"
+    flags = ["--turns", "3", "--rate", "30", "--number", "4", "--prompt-tokens", "40:70", "--output-tokens", "24"]
+    assert loadgen(["--url", sim_server, "--trace", str(trace), "--api", "chat", *flags]) == 0
+    return trace
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_a_session_replay_in_words_hits_what_the_capture_hit(
+    sim_server: str, chats: Path, tmp_path: Path, api: str
+) -> None:
+    """The embedded engine's prefix cache, over real sockets."""
+    source = {record.request_id: record for record in load_trace(chats)[1]}
+    out, summary = tmp_path / "t.jsonl", tmp_path / "s.json"
+    target = ["--url", sim_server, "--api", api, "--trace", str(out), "--json", str(summary), "--nonce", api]
+    assert replay([str(chats), *target, "--replay-sessions"]) == 0
+    told: dict[str, Any] = json.loads(summary.read_bytes())["run"]["prefix_truth"]
+    assert told["verdict"].startswith("exact (4 of 4 sampled prompts by the tokenizer; ")
+    later = [record for record in load_trace(out)[1] if record.turn != 1]
+    assert len(later) == 8
+    for record in later:
+        before = source[record.request_id]
+        assert 0 <= (record.prompt_tokens or 0) - (before.prompt_tokens or 0) <= 2
+        if record.prompt_tokens == before.prompt_tokens:
+            assert record.cached_tokens == before.cached_tokens
+
+
+def test_cold_words_hit_nothing(sim_server: str, chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.jsonl"
+    assert replay([str(chats), "--url", sim_server, "--api", "chat", "--trace", str(out), "--cold-prompts"]) == 0
+    assert {record.cached_tokens for record in load_trace(out)[1]} == {0}
