@@ -3,15 +3,16 @@
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from loadgen.messages import Drawn, Said
 
+SESSION_FORM = struct.Struct("<QdQQ")
+TURN_FORM = struct.Struct("<QQQd")
 
-@dataclass(frozen=True, slots=True)
-class TurnShape:
+
+class TurnShape(msgspec.Struct, frozen=True, gc=False):
     """One turn: lengths, the key its new tokens come from, and the pause before it."""
 
     prompt_tokens: int
@@ -25,8 +26,7 @@ class TurnShape:
     turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionShape:
+class SessionShape(msgspec.Struct, frozen=True, gc=False):
     """One conversation, or one stand-alone request: a session of one turn."""
 
     index: int
@@ -46,10 +46,11 @@ def session_digest(header: bytes, session: SessionShape) -> int:
     """
     due_ms = -1.0 if session.due_ms is None else session.due_ms
     prefix_key = 0 if session.prefix is None else session.prefix_key
-    parts = [header, struct.pack("<QdQQ", session.index, due_ms, prefix_key, len(session.turns))]
+    parts = [header, SESSION_FORM.pack(session.index, due_ms, prefix_key, len(session.turns))]
     for turn in session.turns:
-        parts.append(struct.pack("<QQQd", turn.prompt_tokens, turn.prompt_key, turn.output_tokens, turn.think_ms))
-        parts += [_said_bytes(said) for said in turn.said]
+        parts.append(TURN_FORM.pack(turn.prompt_tokens, turn.prompt_key, turn.output_tokens, turn.think_ms))
+        if turn.said:
+            parts += [_said_bytes(said) for said in turn.said]
     return int.from_bytes(hashlib.sha256(b"".join(parts)).digest(), "big")
 
 
