@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo demo-vllm test test-vllm check results clean
+.PHONY: demo demo-vllm test test-vllm test-ray check results clean
 
 demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
 	$(PY) scripts/demo.py --engine sim --out out/demo
@@ -13,10 +13,13 @@ demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's 
 	$(PY) scripts/demo.py --engine vllm --out out/demo-vllm
 
 test: $(VENV)/ready            ## every test that needs no real engine
-	$(PY) -m pytest -m "not vllm"
+	$(PY) -m pytest -m "not vllm and not ray"
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
 	$(PY) scripts/vllm_engine.py test
+
+test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
+	$(PY) -m pytest -m ray
 
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check

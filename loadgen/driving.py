@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -19,14 +19,11 @@ from loadgen.progress import RunProgress, TargetRate
 from loadgen.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runflags import ONE_PROCESS, RunFlags
 from loadgen.shardmessages import Done, Failed, Ready, Setup
-from loadgen.shardprocess import Hear, ShardProcess
-from loadgen.shards import Header, ShardLink, Shards
+from loadgen.shardprocess import ShardProcess
+from loadgen.shards import CORES_A_SHARD, Header, Host, Shards
 from loadgen.watching import opened, watched
 from tracefile import InputError, Meta, Workload
 from tracefile.mending import mend
-
-CORES_A_SHARD = 2
-"""One for the process that plans and records, one for the process that sends."""
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -59,11 +56,8 @@ def drive(config: Drive) -> Driven:
     Raises InputError if the target, the trace or the job cannot be used, KeyboardInterrupt if a signal came before
     t = 0 or a second one after it.
     """
-    count = shard_count(config)
-    if count > 1:
-        config = replace(config, meta=msgspec.structs.replace(config.meta, extra=config.meta.extra | {"shards": count}))
-    run = Run(config, count, find_earlier(config))
-    with opened(config.run.json_progress) as json_file:
+    with host_of(config.run) as host, opened(config.run.json_progress) as json_file:
+        run = Run(config, host, find_earlier(config))
         try:
             words = asyncio.run(run.shown(json_file))
         except asyncio.CancelledError:
@@ -71,12 +65,29 @@ def drive(config: Drive) -> Driven:
         return run.outcome(words)
 
 
-def shard_count(config: Drive) -> int:
+@contextlib.contextmanager
+def host_of(flags: RunFlags) -> Iterator[Host]:
+    """Where the shards run. Raises InputError if that cannot be reached."""
+    if flags.ray is None:
+        yield Host(ShardProcess.start, len(os.sched_getaffinity(0)), apart=False)
+        return
+    from loadgen.rayshards import ray_host  # noqa: PLC0415 - the few who want it wait for it
+
+    with ray_host(flags.ray) as host:
+        yield host
+
+
+def shard_count(config: Drive, cores: int) -> int:
     """Into how many shards a run is cut: never more than it has sessions, or requests that may be in flight."""
     wanted = config.run.procs
     if wanted is None:
-        wanted = max(1, len(os.sched_getaffinity(0)) // CORES_A_SHARD)
-    return min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
+        wanted = max(1, cores // CORES_A_SHARD)
+    count = min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
+    if config.run.ray is not None and count * CORES_A_SHARD > cores:
+        raise InputError(
+            f"--procs: {count} shards on {cores} cores; expected a Ray cluster with {CORES_A_SHARD} for each"
+        )
+    return count
 
 
 def find_earlier(config: Drive) -> Resumed | None:
@@ -101,12 +112,16 @@ def find_earlier(config: Drive) -> Resumed | None:
 class Run:
     """One run from its first process to its whole trace."""
 
-    def __init__(self, config: Drive, count: int, resumed: Resumed | None) -> None:
+    def __init__(self, config: Drive, host: Host, resumed: Resumed | None) -> None:
         self._config = config
+        self._host = host
         self._resumed = resumed
-        self._count = count
-        self._parts = [config.trace if count == 1 else part_of(config.trace, index) for index in range(count)]
+        self._count = count = shard_count(config, host.cores)
+        self._in_parts = count > 1 or host.apart
+        self._parts = [part_of(config.trace, index) for index in range(count)] if self._in_parts else [config.trace]
         self._meta = config.meta
+        if count > 1:
+            self._meta = msgspec.structs.replace(config.meta, extra=config.meta.extra | {"shards": count})
         self._digest = ""
         self._where: list[str] = []
         self._stopped: str | None = None
@@ -114,7 +129,7 @@ class Run:
     async def shown(self, json_file: TextIO | None) -> list[Done | Failed]:
         """Run it to its end, shown to whoever watches; gives each shard's last words."""
         config = self._config
-        async with Shards(self._count, self._start) as shards:
+        async with Shards(self._count, self._host) as shards:
             with interrupted(shards):
                 ready = await shards.ready(self._setups())
                 self._where = [link.where for link in shards.links]
@@ -130,19 +145,18 @@ class Run:
                 )
                 async with watched(progress, json_file):
                     words = await shards.ended(progress.hear)
-            self._stopped, self._meta = shards.stopping, shards.meta
-            for link, part in zip(shards.links, self._parts, strict=True):
-                await link.fetch_part(part)
+            self._stopped = shards.stopping
+            self._meta = await shards.fetch(self._parts)
         return words
 
     def outcome(self, words: list[Done | Failed]) -> Driven:
         """What it amounts to, its trace made whole. Raises InputError if a shard failed because of the input."""
         trace = self._config.trace
         refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
-        if refused is not None and self._count == 1:  # what is there may be another run's
+        if refused is not None and not self._in_parts:  # what is there may be another run's
             raise InputError(refused)
         driven = driven_from(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
-        if self._count > 1:
+        if self._in_parts:
             earlier = [] if self._resumed is None else [trace]
             merge_parts(trace, [*earlier, *self._parts], self._meta)
         elif driven.failures and trace.exists():
@@ -150,9 +164,6 @@ class Run:
         if refused is not None:
             raise InputError(refused)
         return driven
-
-    async def _start(self, index: int, hear: Hear) -> ShardLink:
-        return await ShardProcess.start(hear)
 
     def _setups(self) -> list[Setup]:
         """What each shard is told: its part of the sessions, of the trace and of the requests in flight."""
@@ -163,7 +174,7 @@ class Run:
                 shard=Shard(index, count),
                 url=config.url,
                 trace=part,
-                overwrite=config.overwrite or count > 1,
+                overwrite=config.overwrite or self._in_parts,
                 parallel=None if config.parallel is None else len(range(index, config.parallel, count)),
                 timeout_s=config.timeout_s,
                 resumed=None if self._resumed is None else config.trace,
@@ -182,7 +193,7 @@ class Run:
 
     def _make_room(self) -> None:
         """Remove what is to be overwritten, so that nobody takes it for a part of this run later."""
-        if self._config.overwrite and self._count > 1:
+        if self._config.overwrite and self._in_parts:
             for path in [*parts_of(self._config.trace), self._config.trace]:
                 path.unlink(missing_ok=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from loadgen.samples import Sample
-from loadgen.shardmessages import Progress
+from loadgen.shardmessages import Done, Failed, Progress
 from loadgen.shards import Zero
 from loadgen.tally import Counts
 from loadgen.windows import RateWindow, RecentWindow
@@ -27,7 +27,7 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     errors: int
     silent_s: float | None
-    """Seconds since it last spoke; null: not ``SILENT_S`` yet, as it should be."""
+    """Seconds since it last spoke; null: not ``SILENT_S`` yet, as it should be, or it is done."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,14 +89,21 @@ class RunProgress:
         self._target_rate = target_rate
         self._counts = [Counts() for _ in where]
         self._heard_s = [0.0 for _ in where]
+        self._over: set[int] = set()
         self._recent = RecentWindow()
         self._sent, self._ended, self._tokens = RateWindow(), RateWindow(), RateWindow()
 
-    def hear(self, shard: int, message: Progress) -> None:
+    def hear(self, shard: int, message: Progress | Done | Failed) -> None:
         """One shard's word."""
-        self._counts[shard] = message.counts
         self._heard_s[shard] = now_s = self.elapsed_s()
-        self._recent.add(now_s, message.recent)
+        if isinstance(message, Progress):
+            self._counts[shard] = message.counts
+            self._recent.add(now_s, message.recent)
+            return
+        self._over.add(shard)
+        if isinstance(message, Done):
+            self._counts[shard] = message.tally.counts()
+            self._recent.add(now_s, message.tally.take_recent())
 
     def elapsed_s(self) -> float:
         """Since t = 0; 0 before it."""
@@ -154,7 +161,7 @@ class RunProgress:
             sent=counts.started,
             in_flight=counts.in_flight,
             errors=counts.failed,
-            silent_s=round(silent_s, 1) if silent_s > SILENT_S else None,
+            silent_s=round(silent_s, 1) if silent_s > SILENT_S and index not in self._over else None,
         )
 
 

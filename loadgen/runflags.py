@@ -24,6 +24,8 @@ class RunFlags:
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
             raise InputError(f"--procs: {self.procs}; expected 1 or more, or {AUTO}")
+        if self.ray is not None and self.resume:
+            raise InputError("--resume: with --ray; expected one of them: what is to go on lies on this machine")
 
 
 ONE_PROCESS = RunFlags()

@@ -12,6 +12,9 @@ import msgspec
 from loadgen.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
 from tracefile import InputError, Meta
 
+CORES_A_SHARD = 2
+"""One for the process that plans and records, one for the process that sends."""
+
 HEAD_START_S = 0.1
 """From the word to go to t = 0, in which it reaches every shard and the first requests are built."""
 
@@ -46,8 +49,15 @@ class ShardLink(Protocol):
         """Let it go, once it has said its last."""
 
 
-Start = Callable[[int, Callable[[FromShard], None]], Awaitable[ShardLink]]
-"""Starts shard number n; its messages go to the callable."""
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where shards run."""
+
+    start: Callable[[Callable[[FromShard], None]], Awaitable[ShardLink]]
+    """Starts a shard; its messages go to the callable."""
+    cores: int
+    apart: bool
+    """Whether shards may run on other machines, so that their parts have to be fetched."""
 
 
 Header = Callable[[int], Meta]
@@ -69,9 +79,9 @@ class Shards:
     ``ready``, then ``go``, then ``ended``; ``stop`` and ``kill`` at any time.
     """
 
-    def __init__(self, count: int, start: Start) -> None:
+    def __init__(self, count: int, host: Host) -> None:
         self._count = count
-        self._start = start
+        self._host = host
         self._inbox: asyncio.Queue[tuple[int, FromShard]] = asyncio.Queue()
         self.links: list[ShardLink] = []
         self.stopping: str | None = None
@@ -80,12 +90,16 @@ class Shards:
         """Whether they were told to go."""
         self.meta = Meta()
         """The trace's header, from then on."""
+        self.clocks: list[ClockOffset | None] = []
+        """How the shards' clocks stood then."""
 
     async def __aenter__(self) -> "Shards":
+        starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
         try:
-            for index in range(self._count):
-                self.links.append(await self._start(index, self._hear(index)))
+            self.links += await asyncio.gather(*starting)
         except BaseException:
+            started = await asyncio.gather(*starting, return_exceptions=True)
+            self.links += [link for link in started if not isinstance(link, BaseException)]
             await self._close()
             raise
         return self
@@ -111,23 +125,34 @@ class Shards:
         head_start_ns = int(HEAD_START_S * 1e9) - round(from_ms * 1e6)
         zero = Zero(time.perf_counter_ns() + head_start_ns, time.time_ns() + head_start_ns)
         meta = header(zero.unix_ns)
-        self.meta = msgspec.structs.replace(meta, extra=meta.extra | self._clocks())
+        self.meta = meta
         for link in self.links:
             link.send(_go(zero, self.meta, link.clock, from_ms))
+        self.clocks = [link.clock for link in self.links]
         self.going = True
         return zero
 
-    async def ended(self, hear: Callable[[int, Progress], None]) -> list[Done | Failed]:
-        """Wait until all have ended; when one ends too early the others are stopped. ``hear`` has their progress."""
+    async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
+        """Wait until all have ended; when one ends too early the others are stopped. ``hear`` has what they say."""
         last_words: dict[int, Done | Failed] = {}
         while len(last_words) < self._count:
             index, message = await self._inbox.get()
-            if isinstance(message, Progress):
-                hear(index, message)
-            elif isinstance(message, Done | Failed):
-                last_words.setdefault(index, message)
+            assert isinstance(message, Progress | Done | Failed)
+            if index in last_words:  # a process that ends after its last word says nothing new
+                continue
+            hear(index, message)
+            if isinstance(message, Done | Failed):
+                last_words[index] = message
                 self._heed(message)
         return [last_words[index] for index in range(self._count)]
+
+    async def fetch(self, parts: Sequence[Path]) -> Meta:
+        """Have every shard's part on this machine; returns the header, with what became of other machines' clocks."""
+        await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
+        apart = [_clock_told(link, before) for link, before in zip(self.links, self.clocks, strict=True) if before]
+        return (
+            msgspec.structs.replace(self.meta, extra=self.meta.extra | {"shard_clocks": apart}) if apart else self.meta
+        )
 
     def stop(self, reason: str) -> None:
         """Have them send nothing more and record what is in flight."""
@@ -150,20 +175,6 @@ class Shards:
         elif message.stopped is not None:
             self.stop(message.stopped)
 
-    def _clocks(self) -> dict[str, object]:
-        """For the header: how the clocks of other machines stood."""
-        apart = [(link.where, link.clock) for link in self.links if link.clock is not None]
-        return (
-            {
-                "shard_clocks": [
-                    {"where": where, "offset_ms": clock.offset_ns / 1e6, "round_trip_ms": clock.round_trip_ns / 1e6}
-                    for where, clock in apart
-                ]
-            }
-            if apart
-            else {}
-        )
-
     async def _close(self) -> None:
         await asyncio.gather(*(link.close() for link in self.links))
 
@@ -175,3 +186,14 @@ def _go(zero: Zero, meta: Meta, clock: ClockOffset | None, from_ms: float) -> Go
     assert meta.epoch_unix_ns is not None  # a header says when its zero was
     theirs = msgspec.structs.replace(meta, epoch_unix_ns=meta.epoch_unix_ns + clock.offset_ns)
     return Go(None, zero.unix_ns + clock.offset_ns, theirs, from_ms)
+
+
+def _clock_told(link: ShardLink, before: ClockOffset) -> dict[str, object]:
+    """For the header: how another machine's clock stood at the start, and how far it had moved by the end."""
+    moved_ns = 0 if link.clock is None else link.clock.offset_ns - before.offset_ns
+    return {
+        "where": link.where,
+        "offset_ms": before.offset_ns / 1e6,
+        "round_trip_ms": before.round_trip_ns / 1e6,
+        "moved_ms": moved_ns / 1e6,
+    }

@@ -6,9 +6,8 @@ from loadgen.outcome import Driven
 from loadgen.prefixtruth import TruthReport
 from loadgen.samples import Sample
 from tracefile.enginefacts import PrefixCounters
+from tracefile.lateness import late_limit_ms
 
-LAG_LIMIT_MS = 5.0
-LAG_LIMIT_OF_TTFT = 0.01
 CPU_LIMIT = 0.9
 SHORT_S = 2.0
 """In a run shorter than this, what its processes took to start outweighs what they took to send."""
@@ -28,7 +27,7 @@ class Lateness(msgspec.Struct, frozen=True):
     """Whether the client sent when it should have; what was held back by ``--parallel`` is no lateness of its own."""
 
     limit_ms: float
-    """max(5 ms, 1 % of the TTFT's p50): a request with more lag than this is late."""
+    """A request with more lag than this is late."""
     requests: int
     """Late ones."""
     share: float | None
@@ -169,7 +168,7 @@ def quantiles(sample: Sample) -> Quantiles | None:
 
 def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
     """How many requests were late, and whether the run was."""
-    limit_ms = max(LAG_LIMIT_MS, LAG_LIMIT_OF_TTFT * ttft.p50_ms if ttft else 0.0)
+    limit_ms = late_limit_ms(ttft.p50_ms if ttft else None)
     late = lag_ms.count_above(limit_ms)
     run = lag_ms.count > 0 and lag_ms.quantile(0.99) > limit_ms
     return Lateness(round(limit_ms, 3), late, share(late, lag_ms.count), run)

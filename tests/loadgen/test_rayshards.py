@@ -1,0 +1,106 @@
+"""Shards as Ray actors: one load wherever they run, one trace, and clocks that are told apart."""
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main
+from loadgen.rayshards import CLOCK_QUESTIONS, measured_offset
+from tracefile import InputError, load_trace
+
+SESSIONS = shlex.split(
+    "--pattern multiturn --turns 2 --rate 60 --number 8 --prefix-count 2 --prefix-tokens 40 --prompt-tokens 20:50"
+    " --output-tokens 3:9 --seed 4"
+)
+
+
+class SkewedClock:
+    """Two machines' clocks: each look takes a while, and the other one is ahead."""
+
+    def __init__(self, ahead_ns: int, delays_ns: list[int]) -> None:
+        self.now_ns, self.ahead_ns = 0, ahead_ns
+        self.delays_ns = iter(delays_ns)
+
+    def ours(self) -> int:
+        return self.now_ns
+
+    async def theirs(self) -> int:
+        delay_ns = next(self.delays_ns)
+        self.now_ns += delay_ns // 2
+        told_ns = self.now_ns + self.ahead_ns
+        self.now_ns += delay_ns - delay_ns // 2
+        return told_ns
+
+
+def test_the_quickest_answer_says_how_far_a_clock_is_ahead() -> None:
+    clock = SkewedClock(5_000_000, [900, 400, 1000, *[700] * CLOCK_QUESTIONS])
+    offset = asyncio.run(measured_offset(clock.theirs, clock.ours))
+    assert (offset.offset_ns, offset.round_trip_ns) == (5_000_000, 400)
+
+
+def test_without_ray_the_flag_says_what_to_install(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    flags = ["--url", engine.url, "--trace", str(tmp_path / "t.jsonl"), *SESSIONS, "--ray", "auto"]
+    with pytest.raises(InputError, match=r"expected pip install 'kvtape\[ray\]'"):
+        main(flags)
+    with pytest.raises(InputError, match="--resume: with --ray"):
+        main([*flags, "--resume"])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A cluster of two workers on this machine; its address."""
+    ray = pytest.importorskip("ray")
+    context = ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield str(context.address_info["gcs_address"])
+    ray.shutdown()
+
+
+def run_on(cluster: str, engine: Any, trace: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "--trace", str(trace), "--ray", cluster, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.ray
+def test_shards_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_path: Path) -> None:
+    engine.answer = [2000, 2001, 2002]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    local = ["--url", engine.url, "--trace", str(folder / "local"), *SESSIONS, "--json", str(folder / "local.json")]
+    assert main(local) == 0
+    done = run_on(cluster, engine, folder / "ray.zst", *SESSIONS, "--procs", "auto", "--json", str(folder / "ray.json"))
+    assert done.returncode == 0, done.stderr
+    here, there = (json.loads((folder / name).read_text()) for name in ("local.json", "ray.json"))
+    for key in ("digest", "sent_digest", "sent", "statuses", "prompt_tokens", "output_tokens"):
+        assert here[key] == there[key], key
+    assert len(there["processes"]) == 4
+    meta, records = load_trace(folder / "ray.zst")
+    assert {each.request_id for each in records} == {each.request_id for each in load_trace(folder / "local")[1]}
+    ends = [record.end_ms() or 0.0 for record in records]
+    assert ends == sorted(ends)
+    # One machine's clock, asked twice over: it is ahead of itself by no more than the question took.
+    assert len(meta.extra["shard_clocks"]) == 2
+    for clock in meta.extra["shard_clocks"]:
+        assert abs(clock["offset_ms"]) <= clock["round_trip_ms"]
+    assert sorted(os.listdir(folder)) == ["local", "local.json", "ray.json", "ray.zst"]
+
+    too_many = run_on(cluster, engine, folder / "more", *SESSIONS, "--procs", "5")
+    assert too_many.returncode == 2
+    assert "--procs: 5 shards on 4 cores; expected a Ray cluster with 2 for each" in too_many.stderr
+
+
+def test_a_cluster_that_is_not_there(engine: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    flags = ["--url", engine.url, "--trace", str(tmp_path / "t"), *SESSIONS, "--ray", "127.0.0.1:1"]
+    with pytest.raises(InputError, match=r"--ray: 127\.0\.0\.1:1: .*; expected the address of a Ray cluster"):
+        main(flags)

@@ -1,0 +1,27 @@
+"""docs/run.md names every field of a progress line, docs/metrics.md every field of a summary, and no other."""
+
+import re
+from pathlib import Path
+
+from loadgen.progress import ShardStatus, Status
+from loadgen.summary import Summary
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def fields_in(page: str, heading: str) -> set[str]:
+    """Names in the first column of the section's table."""
+    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.M | re.S)
+    assert section is not None
+    cells = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_progress_fields() -> None:
+    assert fields_in("run.md", "Progress for programs") == set(Status.__struct_fields__)
+    told = (DOCS / "run.md").read_text()
+    assert all(f"`{name}`" in told for name in ShardStatus.__struct_fields__)
+
+
+def test_summary_fields() -> None:
+    assert fields_in("metrics.md", "A run's summary: `--json` of loadgen and replay") == set(Summary.__struct_fields__)
