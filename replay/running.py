@@ -9,7 +9,7 @@ from loadgen.engine import ControlClient, EngineFacts
 from loadgen.outcome import Driven
 from loadgen.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.recognition import Recognised, find_dialect
-from loadgen.resumption import HISTORY
+from loadgen.resumption import HISTORY, last_header
 from loadgen.running import exit_code, finish, refusal, summarize_run
 from loadgen.summary import Summary, summary_lines
 from loadgen.target import origin_of
@@ -21,7 +21,7 @@ from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes, fidelity_o
 from replay.job import FOLLOWERS, ReplayJob
 from replay.text import text_counts, text_lines, text_notes
 from replay.textpreparation import prepare_replay_text
-from tracefile import HashInfo, InputError, Meta, Workload, open_trace
+from tracefile import HashInfo, InputError, Meta, Workload
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
@@ -112,8 +112,7 @@ def sent_earlier(config: ReplayConfig) -> int:
     """Requests that the run which this one goes on from has sent to their end."""
     if not config.run.resume:
         return 0
-    with open_trace(config.trace) as reader:
-        history = (reader.meta.workload or Workload()).extra.get(HISTORY, [])
+    history = (last_header(config.trace).workload or Workload()).extra.get(HISTORY, [])
     return int(history[-1]["kept"]) if history else 0
 
 

@@ -281,3 +281,50 @@ def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_pa
     assert cached[:2] == [0, 0]
     assert cached[4] == 80
     assert cached[2] == cached[3] == 80
+
+
+def test_several_processes_send_one_load(captured: Path, other_engine: Any, tmp_path: Path) -> None:
+    summaries, prompts = [], []
+    for count in ("1", "3"):
+        other_engine.seen.clear()
+        other_engine.cache.clear()
+        flags = ["--replay-sessions", "--nonce", "n", "--procs", count, "--json", str(tmp_path / "s.json")]
+        assert replay(other_engine, captured, tmp_path / f"by-{count}", *flags) == 0
+        summaries.append(json.loads((tmp_path / "s.json").read_text()))
+        prompts.append(Counter(tuple(body["prompt"][:64]) for body in other_engine.seen))
+    one, three = summaries
+    assert one["run"]["digest"] == three["run"]["digest"]
+    assert prompts[0] == prompts[1]
+    assert (
+        one["account"] == three["account"] == {"requests": 18, "sent": 18, "earlier": 0, "left_out": {}, "not_sent": {}}
+    )
+    assert one["fidelity"] == three["fidelity"] | {"cached_exact": one["fidelity"]["cached_exact"]}
+    assert set(by_id(tmp_path / "by-3")) == set(by_id(captured))
+
+
+def test_a_run_that_was_cut_short_goes_on_under_its_own_nonce(
+    captured: Path, other_engine: Any, tmp_path: Path
+) -> None:
+    class AfterSix:
+        """True once six requests have come."""
+
+        def __bool__(self) -> bool:
+            return len(other_engine.seen) > 6
+
+    other_engine.stalls = AfterSix()
+    running = run_command(captured, "--url", other_engine.url, "--trace", tmp_path / "t", "--json", tmp_path / "s.json")
+    while len(other_engine.seen) < 8:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    assert running.communicate(timeout=20)
+    cut = json.loads((tmp_path / "s.json").read_text())["account"]
+    assert cut["sent"] + sum(cut["not_sent"].values()) == 18
+    done = {request_id for request_id, record in by_id(tmp_path / "t").items() if record.status == "ok"}
+    other_engine.stalls = False
+    assert replay(other_engine, captured, tmp_path / "t", "--resume", "--json", str(tmp_path / "s.json")) == 0
+    account = json.loads((tmp_path / "s.json").read_text())["account"]
+    assert account["earlier"] == len(done) > 0
+    assert account["sent"] == 18 - len(done)
+    assert {record.status for record in by_id(tmp_path / "t").values()} == {"ok"}
+    assert len(by_id(tmp_path / "t")) == 18
