@@ -26,10 +26,9 @@ from loadgen.resumption import ended_requests
 from loadgen.senderlink import SenderProcess
 from loadgen.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop, decode
 from loadgen.tally import Tally
+from loadgen.target import origin_of
 from tracefile import InputError, TraceWriter
-from wire.errors import WireError
 from wire.loop import run
-from wire.url import Origin, parse_url
 
 WARM_CONNECTIONS = 16
 """How many connections are open before the first request if nothing bounds them; more are opened as they are needed."""
@@ -149,14 +148,6 @@ def clocks_of(go: Go) -> Clocks:
         t0_ns = time.perf_counter_ns() + go.t0_unix_ns - time.time_ns()
     zero_unix_ns = go.t0_unix_ns if go.meta.epoch_unix_ns is None else go.meta.epoch_unix_ns
     return Clocks(t0_ns, t0_ns - (go.t0_unix_ns - zero_unix_ns))
-
-
-def origin_of(url: str) -> Origin:
-    """Where a ``--url`` points; raises InputError."""
-    try:
-        return parse_url(url.rstrip("/").removesuffix("/v1"))
-    except WireError as error:
-        raise InputError(f"--url: {error}") from None
 
 
 def _sender_setup(setup: Setup) -> SenderSetup:
