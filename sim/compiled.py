@@ -195,9 +195,10 @@ def _settings(config: EngineConfig, frontend: FrontendModel) -> Records:
         layout.SETTINGS,
         config,
         append_all=config.free_rule == "append_all",
+        by_priority=config.scheduling_policy == "priority",
         composes_ahead=config.async_scheduling,
         placement=layout.PLACEMENTS.index(frontend.placement),
-        max_tokens=config.max_model_len or config.usable_blocks * config.block_size + 1,
+        max_tokens=config.longest_request,
     )
 
 
@@ -221,6 +222,7 @@ def _requests(
     requests["last_token"][:-1] = [arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals]
     requests["num_tokens"] = requests["prompt_tokens"]
     requests["cached_tokens"] = -1
+    requests["priority"][:-1] = [arrival.record.priority or 0 for arrival in arrivals]
     requests["state"] = layout.ABSENT
     requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)
     computed = requests["last_token"] - 1

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 
 from tracefile.errors import InputError
 
+SchedulingPolicy = Literal["fcfs", "priority"]
+"""Who is served next: whoever came first, or the smallest ``priority`` and of these whoever came first."""
 FreeRule = Literal["vllm", "append_all"]
 """Where a freed block goes. ``vllm``: hashed to the queue's tail, unhashed to its head; ``append_all``: all to the
 tail, as vLLM did before."""
@@ -26,6 +28,10 @@ class EngineConfig:
     """Longest prompt plus output, in tokens. None: no limit but the pool's."""
     long_prefill_token_threshold: int = 0
     """Most tokens of one request in a step while there are others; 0: no such limit."""
+    enable_chunked_prefill: bool = True
+    """A prompt may be computed over several steps. If not, it waits for a step with room for all of it, and no request
+    may be longer than a step."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
     free_rule: FreeRule = "vllm"
     async_scheduling: bool = True
@@ -37,14 +43,26 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name}: {value} is too small; expected at least {least}")
-        if self.free_rule not in get_args(FreeRule):
-            known = " or ".join(get_args(FreeRule))
-            raise InputError(f"free_rule: {self.free_rule!r} is unknown; expected {known}")
+        for name, words in (("free_rule", FreeRule), ("scheduling_policy", SchedulingPolicy)):
+            if getattr(self, name) not in get_args(words):
+                known = " or ".join(get_args(words))
+                raise InputError(f"{name}: {getattr(self, name)!r} is unknown; expected {known}")
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < (self.max_model_len or 0):
+            raise InputError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is too small without chunked prefill; expected "
+                f"max_model_len ({self.max_model_len}) or more"
+            )
 
     @property
     def usable_blocks(self) -> int:
         """Blocks that can hold tokens: all but the null block."""
         return self.num_gpu_blocks - 1
+
+    @property
+    def longest_request(self) -> int:
+        """Most prompt plus output tokens that can ever finish; the last token's KV is never computed."""
+        most = self.max_model_len or self.usable_blocks * self.block_size + 1
+        return most if self.enable_chunked_prefill else min(most, self.max_num_batched_tokens)
 
 
 _LEAST = {

@@ -265,6 +265,7 @@ class Engine:
         request = Request(
             arrival.record.request_id, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes, time_ms, place
         )
+        request.priority = arrival.record.priority or 0
         if not self.scheduler.accepts(request):
             flight.e2e_ms = self._frontend.work_ms(arrival.prompt_tokens)
             self._end(place, "unservable")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any, get_args
 
-from sim.config import FreeRule
+from sim.config import FreeRule, SchedulingPolicy
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--max-num-batched-tokens", type=int, help="tokens per step")
     settings.add_argument("--max-model-len", type=int, help="longest prompt plus output")
     settings.add_argument("--long-prefill-token-threshold", type=int, help="most tokens of one request in a step")
+    settings.add_argument("--chunked-prefill", dest="enable_chunked_prefill", action=argparse.BooleanOptionalAction)
+    settings.add_argument("--scheduling-policy", choices=get_args(SchedulingPolicy), help="who is served next")
     settings.add_argument("--prefix-caching", dest="enable_prefix_caching", action=argparse.BooleanOptionalAction)
     settings.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction)
     settings.add_argument("--free-rule", choices=get_args(FreeRule), help="where a freed block goes")
@@ -29,6 +31,8 @@ def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         "max_num_batched_tokens",
         "max_model_len",
         "long_prefill_token_threshold",
+        "enable_chunked_prefill",
+        "scheduling_policy",
         "enable_prefix_caching",
         "async_scheduling",
         "free_rule",

@@ -15,6 +15,7 @@ from typing import get_args
 from sim.chain import Chains, hashed_records, is_private, tokens_computed
 from sim.config import FreeRule
 from sim.pool import BlockPool
+from sim.settings import refuse_other_attention
 from tracefile.errors import InputError
 from tracefile.importers.mooncake import PARTIAL_BLOCK
 from tracefile.reading import open_trace
@@ -111,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 def count_trace_hits(config: PoolConfig) -> HitCounts:
     """Run the whole trace through the cache that ``config`` names. Streams: memory is the pool's, not the trace's."""
     with open_trace(config.trace) as reader:
+        refuse_other_attention(reader.meta, config.trace)
         chains = Chains(reader.meta, config.block_size)
         records = hashed_records(reader)
         if config.object_lru:

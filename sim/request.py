@@ -23,6 +23,8 @@ class Request:
     arrival_ms: float = 0.0
     index: int = 0
     """Place in the workload, for whoever keeps records."""
+    priority: int = 0
+    """Under a priority policy: the smaller, the sooner."""
     max_tokens: int = 0
     """Where generation would stop at the latest; 0: at ``output_tokens``. An asynchronous engine that is not sure of
     the end schedules one step more, whose token is thrown away."""
@@ -59,6 +61,11 @@ class Request:
     def num_generated(self) -> int:
         """Output tokens sampled so far."""
         return self.num_tokens - self.prompt_tokens
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Order under a priority policy; vLLM breaks the last tie by request id."""
+        return self.priority, self.arrival_ms, self.index
 
     @property
     def last_token(self) -> int:

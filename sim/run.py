@@ -20,6 +20,7 @@ from sim.flags import add_engine_flags, engine_overrides
 from sim.model import Model, engine_with, load_model, model_digest
 from sim.parts import PartialRun
 from sim.prediction import FinishOrder, Summary, Tally
+from sim.settings import refuse_other_attention
 from sim.workload import Arrival, plan_arrivals
 from tracefile import Engine as EngineInfo
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
@@ -93,6 +94,7 @@ def predict_trace(config: RunConfig) -> Summary:
     if not is_compiled():
         print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
     with open_trace(config.trace) as reader:
+        refuse_other_attention(reader.meta, config.trace)
         header = predicted_meta(reader.meta, model, engine, config, digest)
         parts = arrivals_in_parts(reader, engine, model, config)
         first = next(parts)  # what is wrong with the trace is said before there is an output

@@ -1,4 +1,4 @@
-"""vLLM V1's scheduler, step by step: running requests first, then waiting ones first come first served.
+"""vLLM V1's scheduler, step by step: running requests first, then waiting ones as the policy has them in line.
 
 ``schedule`` composes a step and counts its tokens as computed; ``finish_step`` hands out what the step sampled. A
 synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
@@ -6,6 +6,7 @@ schedule, schedule, finish, schedule, finish …; a decoding request is then sch
 the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
 """
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -77,8 +78,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.stats = PrefixStats()
-        # Longest prompt + output; the last token's KV is never computed.
-        self._max_tokens = config.max_model_len or config.usable_blocks * config.block_size + 1
+        self._max_tokens = config.longest_request
+        self._by_priority = config.scheduling_policy == "priority"
 
     @property
     def has_work(self) -> bool:
@@ -97,15 +98,15 @@ class Scheduler:
         if len(request.hashes) < (request.last_token - 1) // self.config.block_size:
             raise ValueError(f"request {request.request_id}: its chain of {len(request.hashes)} keys is too short")
         request.max_tokens = min(request.max_tokens, self._max_tokens - request.prompt_tokens)
-        self.waiting.append(request)
+        self._queue(request, at_front=False)
 
     def schedule(self) -> Step:
         """Compose the next step; its tokens count as computed from now on."""
         step = Step()
         most = self._most_per_request()
-        budget = self._schedule_running(step, self.config.max_num_batched_tokens, most)
+        self._schedule_running(step, most)
         if not step.preempted:
-            self._admit_waiting(step, budget, most)
+            self._admit_waiting(step, most)
         return step
 
     def finish_step(self, step: Step) -> list[Request]:
@@ -145,12 +146,12 @@ class Scheduler:
             return threshold
         return self.config.max_num_batched_tokens
 
-    def _schedule_running(self, step: Step, budget: int, most: int) -> int:
-        """Rule 12's first half: every running request in order gets what it lacks. Returns the budget left.
+    def _schedule_running(self, step: Step, most: int) -> None:
+        """Rule 12's first half: every running request in order gets what it lacks.
 
         Most are decodes within a block, which concern the pool neither for room nor for a newly full block.
         """
-        running = self.running
+        running, budget = self.running, self.config.max_num_batched_tokens
         position = 0
         while position < len(running) and budget > 0:
             request = running[position]
@@ -162,16 +163,22 @@ class Scheduler:
                 tokens = min(tokens, most, budget)
             end = request.num_computed + tokens
             within_block = end <= request.room_tokens and end < request.next_full
-            if not within_block and not self._make_room(request, end, step):
-                break
+            if not within_block:
+                preempted = len(step.preempted)
+                if not self._make_room(request, end, step):
+                    break
+                if self._by_priority and len(step.preempted) > preempted:
+                    # Whoever gave way may have stood before it, and have had a share of this step.
+                    position = running.index(request) + 1
+                    budget = self.config.max_num_batched_tokens - step.total_tokens
             self._launch(request, tokens, step)
             budget -= tokens
-        return budget
 
-    def _admit_waiting(self, step: Step, budget: int, most: int) -> None:
+    def _admit_waiting(self, step: Step, most: int) -> None:
         """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
         waiting, running, pool = self.waiting, self.running, self.pool
-        block_size = self.config.block_size
+        block_size, chunks = self.config.block_size, self.config.enable_chunked_prefill
+        budget = self.config.max_num_batched_tokens - step.total_tokens
         skipped: list[Request] = []
         while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
             request = waiting[0]
@@ -180,18 +187,22 @@ class Scheduler:
                 skipped.append(waiting.popleft())
                 continue
             hits = pool.lookup(request.hashes, (request.num_tokens - 1) // block_size)
+            tokens = min(request.num_tokens - len(hits) * block_size, most)
+            if not chunks and tokens > budget:
+                break
+            tokens = min(tokens, budget)
             if self._need(request.num_tokens, hits) > pool.num_free:
                 break
             waiting.popleft()
             running.append(request)
             self._adopt(request, hits)
-            tokens = min(request.num_tokens - request.num_computed, most, budget)
             extended = self._extend(request, request.num_computed + tokens)
             assert extended, "a prompt that fits found no block"
             step.admitted.append(request)
             self._launch(request, tokens, step)
             budget -= tokens
-        waiting.extendleft(reversed(skipped))
+        for request in reversed(skipped):
+            self._queue(request, at_front=True)
 
     def _lacking(self, request: Request) -> int:
         """Tokens that are known or about to be sampled, and not computed.
@@ -204,15 +215,34 @@ class Scheduler:
         return request.num_tokens + placeholders - computed
 
     def _make_room(self, request: Request, end: int, step: Step) -> bool:
-        """Rule 13: preempt from the end of ``running`` until tokens up to ``end`` have blocks; False if that took
-        the request itself."""
+        """Rule 13: preempt the last of those running, or of the least priority, until tokens up to ``end`` have blocks;
+        False if that took the request itself."""
         while not self._extend(request, end):
-            victim = self.running.pop()
+            last = len(self.running) - 1
+            if self._by_priority:
+                last = max(range(last + 1), key=lambda place: self.running[place].rank[:2])
+                self._withdraw(self.running[last], step)
+            victim = self.running.pop(last)
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
                 return False
         return True
+
+    def _withdraw(self, request: Request, step: Step) -> None:
+        """Take back a share of ``step``, if it has one."""
+        shares = [share for share in step.scheduled if share.request is not request]
+        request.steps_in_flight -= len(step.scheduled) - len(shares)
+        step.scheduled = shares
+
+    def _queue(self, request: Request, *, at_front: bool) -> None:
+        """Let a request wait: at one end of the line, or where its priority puts it."""
+        if self._by_priority:
+            insort(self.waiting, request, key=lambda one: one.rank)
+        elif at_front:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
 
     def _need(self, num_tokens: int, hits: list[int]) -> int:
         """Rule 8 for a request that holds nothing: free blocks that admitting it would use up."""
@@ -264,12 +294,12 @@ class Scheduler:
         step.scheduled.append(Scheduled(request, tokens, depth, samples))
 
     def _preempt(self, request: Request) -> None:
-        """Rule 13: back to the queue's front with nothing computed; what is in flight still delivers its token."""
+        """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
         self._give_back(request)
         request.state = "waiting"
         request.stale_steps = request.steps_in_flight
         request.preemptions += 1
-        self.waiting.appendleft(request)
+        self._queue(request, at_front=True)
 
     def _retire(self, request: Request) -> None:
         self._give_back(request)

@@ -30,6 +30,7 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
     learnt: dict[str, Any] = {}
     source: dict[str, str] = {}
     for path, meta in metas.items():
+        refuse_other_attention(meta, path)
         told = {} if meta.engine is None else msgspec.structs.asdict(meta.engine)
         for name in EngineConfig.__dataclass_fields__:
             value = told.get(name)
@@ -50,6 +51,22 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
     scheduling_known = "async_scheduling" in settings
     settings.setdefault("async_scheduling", False)
     return Settings(EngineConfig(**{**assumed, **settings}), assumed, scheduling_known)
+
+
+def refuse_other_attention(meta: Meta, path: object) -> None:
+    """Raise InputError if the engine's header says that its cache is not of full attention alone.
+
+    A sliding window frees a request's oldest blocks while it runs, and several cache groups (hybrid models) hit by
+    rules of their own: docs/simulator.md has neither.
+    """
+    told = {} if meta.engine is None else meta.engine.extra
+    if told.get("sliding_window"):
+        raise InputError(
+            f"{path}: meta.engine.sliding_window: {told['sliding_window']}; expected an engine of full attention"
+        )
+    groups = told.get("kv_cache_groups")
+    if isinstance(groups, int) and groups > 1:
+        raise InputError(f"{path}: meta.engine.kv_cache_groups: {groups}; expected one, an engine of full attention")
 
 
 def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:

@@ -76,6 +76,7 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
         num_gpu_blocks=_positive(labels.get("num_gpu_blocks")),
         max_model_len=_positive(_field(models_text, "data", "max_model_len")),
         enable_prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
+        extra={} if (window := _positive(labels.get("sliding_window"))) is None else {"sliding_window": window},
     )
 
 

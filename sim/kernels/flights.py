@@ -120,6 +120,7 @@ def _arrive(world: World, place: int, time_ms: float) -> None:
         end(world, place, UNSERVABLE)
         return
     scheduler.requests[place].state = WAITING
+    scheduler.requests[place].arrival_ms = time_ms
     if scheduler.settings[0].placement == SHARED_CORE:
         accept_job(world, place)
     else:

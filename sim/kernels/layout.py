@@ -30,14 +30,15 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 
 SETTINGS = record(
-    "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_prefix_caching append_all "
-    "composes_ahead placement usable_blocks max_tokens"
+    "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
+    "enable_prefix_caching append_all composes_ahead placement usable_blocks max_tokens"
 )
 BLOCK = record("next_free previous_free references key next_twin previous_twin")
 POOL = record("num_free evicted_blocks")
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks first_block "
-    "placeholders steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting"
+    "placeholders steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority",
+    times="arrival_ms",
 )
 """``first_block``: where the request's part of the arenas of keys and of block ids begins."""
 FLIGHT = record(

@@ -25,8 +25,7 @@ def add(scheduler: Scheduler, place: int) -> None:
     """Queue a request at the end."""
     request = scheduler.requests[place]
     request.state = WAITING
-    end = len(scheduler.requests) - 1
-    _queue_after(scheduler, scheduler.requests[end].previous_waiting, place)
+    _queue(scheduler, place, scheduler.requests[len(scheduler.requests) - 1].previous_waiting)
     _count_hashed(scheduler, place, 0)
     scheduler.state[0].is_quiet = 0
 
@@ -39,13 +38,13 @@ def schedule(scheduler: Scheduler, slot: int) -> None:
     step.total_tokens = 0
     step.admitted = 0
     step.preempted = 0
-    budget = most = settings.max_num_batched_tokens
+    most = settings.max_num_batched_tokens
     if settings.long_prefill_token_threshold > 0 and state.num_running + state.num_waiting > 1:
         most = settings.long_prefill_token_threshold
-    budget = _schedule_running(scheduler, slot, budget, most)
+    _schedule_running(scheduler, slot, most)
     state.is_quiet = 1
     if step.preempted == 0 and state.num_waiting > 0:
-        _admit_waiting(scheduler, slot, budget, most)
+        _admit_waiting(scheduler, slot, most)
 
 
 @kernel
@@ -102,10 +101,10 @@ def drop_finished(scheduler: Scheduler) -> None:
 
 
 @kernel
-def _schedule_running(scheduler: Scheduler, slot: int, budget: int, most: int) -> int:
-    """Rule 12's first half: every running request in order gets what it lacks. Returns the budget left."""
+def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
+    """Rule 12's first half: every running request in order gets what it lacks."""
     requests, running, state, step = scheduler.requests, scheduler.running, scheduler.state[0], scheduler.steps[slot]
-    position = 0
+    position, budget = 0, scheduler.settings[0].max_num_batched_tokens
     while position < state.num_running and budget > 0:
         place = running[position]
         request = requests[place]
@@ -120,18 +119,23 @@ def _schedule_running(scheduler: Scheduler, slot: int, budget: int, most: int) -
             tokens = min(tokens, most, budget)
         end = computed + tokens
         within_block = end <= request.room_tokens and end < request.next_full
-        if not within_block and not _make_room(scheduler, place, end, slot):
-            break
+        if not within_block:
+            preempted = step.preempted
+            if not _make_room(scheduler, place, end, slot):
+                break
+            if step.preempted > preempted:  # who gave way may have stood before it, and have had a share of this step
+                position = _position_of(scheduler, place) + 1
+                budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
         _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
         budget -= tokens
-    return budget
 
 
 @kernel
-def _admit_waiting(scheduler: Scheduler, slot: int, budget: int, most: int) -> None:
+def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
     """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
-    block_size = scheduler.settings[0].block_size
+    block_size, chunks = scheduler.settings[0].block_size, scheduler.settings[0].enable_chunked_prefill
+    budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
     end = len(requests) - 1
     following = requests[end].next_waiting
     while following != end and budget > 0 and state.num_running < scheduler.settings[0].max_num_seqs:
@@ -143,6 +147,10 @@ def _admit_waiting(scheduler: Scheduler, slot: int, budget: int, most: int) -> N
         first = request.first_block
         most_hit = (request.num_tokens - 1) // block_size
         hits = lookup(pool, scheduler.keys[first : first + most_hit], scheduler.held[first : first + most_hit])
+        tokens = min(request.num_tokens - hits * block_size, most)
+        if not chunks and tokens > budget:
+            break
+        tokens = min(tokens, budget)
         need = -(-request.num_tokens // block_size) - hits + count_idle(pool, scheduler.held[first : first + hits])
         if need > pool.counts[0].num_free:
             break
@@ -150,7 +158,6 @@ def _admit_waiting(scheduler: Scheduler, slot: int, budget: int, most: int) -> N
         scheduler.running[state.num_running] = place
         state.num_running += 1
         _adopt(scheduler, place, hits)
-        tokens = min(request.num_tokens - request.num_computed, most, budget)
         _extend(scheduler, place, request.num_computed + tokens)
         step.admitted += 1
         _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
@@ -159,17 +166,58 @@ def _admit_waiting(scheduler: Scheduler, slot: int, budget: int, most: int) -> N
 
 @kernel
 def _make_room(scheduler: Scheduler, place: int, end: int, slot: int) -> bool:
-    """Rule 13: preempt from the end of ``running`` until tokens up to ``end`` have blocks; False if that took
-    the request itself."""
+    """Rule 13: preempt the last of those running, or of the least priority, until tokens up to ``end`` have blocks;
+    False if that took the request itself."""
     while not _extend(scheduler, place, end):
-        state = scheduler.state[0]
+        state, running = scheduler.state[0], scheduler.running
         state.num_running -= 1
-        victim = scheduler.running[state.num_running]
+        victim = running[state.num_running]
+        if scheduler.settings[0].by_priority:
+            position = _least_priority(scheduler, state.num_running + 1)
+            victim = running[position]
+            for later in range(position, state.num_running):
+                running[later] = running[later + 1]
+            _withdraw(scheduler, victim, slot)
         _preempt(scheduler, victim)
         scheduler.steps[slot].preempted += 1
         if victim == place:
             return False
     return True
+
+
+@kernel
+def _least_priority(scheduler: Scheduler, num_running: int) -> int:
+    """Position of the first of those whose priority is the least and who came last."""
+    requests, least = scheduler.requests, 0
+    for position in range(1, num_running):
+        one, other = requests[scheduler.running[position]], requests[scheduler.running[least]]
+        if one.priority > other.priority or (one.priority == other.priority and one.arrival_ms > other.arrival_ms):
+            least = position
+    return least
+
+
+@kernel
+def _position_of(scheduler: Scheduler, place: int) -> int:
+    position = 0
+    while scheduler.running[position] != place:
+        position += 1
+    return position
+
+
+@kernel
+def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
+    """Take back a request's share of the step, if it has one."""
+    shares, step, kept = scheduler.shares[slot], scheduler.steps[slot], 0
+    for number in range(step.count):
+        share = shares[number]
+        if share.place == place:
+            step.total_tokens -= share.num_tokens
+            scheduler.requests[place].steps_in_flight -= 1
+            continue
+        shares[kept].place, shares[kept].num_tokens = share.place, share.num_tokens
+        shares[kept].depth, shares[kept].samples = share.depth, share.samples
+        kept += 1
+    step.count = kept
 
 
 @kernel
@@ -255,13 +303,13 @@ def _launch(request: Any, step: Any, share: Any, place: int, tokens: int) -> Non
 
 @kernel
 def _preempt(scheduler: Scheduler, place: int) -> None:
-    """Rule 13: back to the queue's front with nothing computed; what is in flight still delivers its token."""
+    """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
     request = scheduler.requests[place]
     _give_back(scheduler, place)
     request.state = WAITING
     request.stale_steps = request.steps_in_flight
     request.preemptions += 1
-    _queue_after(scheduler, len(scheduler.requests) - 1, place)
+    _queue(scheduler, place, len(scheduler.requests) - 1)
 
 
 @kernel
@@ -280,6 +328,24 @@ def _give_back(scheduler: Scheduler, place: int) -> None:
     request.num_computed = 0
     request.placeholders = 0
     _count_hashed(scheduler, place, 0)
+
+
+@kernel
+def _queue(scheduler: Scheduler, place: int, before: int) -> None:
+    """Let a request wait: after ``before``, or where its priority puts it."""
+    requests, end = scheduler.requests, len(scheduler.requests) - 1
+    if scheduler.settings[0].by_priority:
+        before = requests[end].previous_waiting
+        while before != end and _goes_first(requests[place], requests[before], place < before):
+            before = requests[before].previous_waiting
+    _queue_after(scheduler, before, place)
+
+
+@kernel
+def _goes_first(one: Any, other: Any, earlier: bool) -> bool:
+    if one.priority != other.priority:
+        return bool(one.priority < other.priority)
+    return bool(one.arrival_ms < other.arrival_ms or (one.arrival_ms == other.arrival_ms and earlier))
 
 
 @kernel

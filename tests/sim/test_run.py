@@ -10,7 +10,7 @@ import pytest
 from sim.__main__ import main
 from sim.model import FitTrace, Model, default_model, model_digest, save_model
 from sim.noise import LEVELS, Noise
-from tracefile import InputError, Meta, Record, TraceWriter, load_trace, trace_digest
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 
 NOISE = Noise(
     ttft_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
@@ -163,3 +163,14 @@ def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
     run(trace)
     with pytest.raises(InputError, match=r"predicted\.jsonl"):
         run(trace)
+
+
+@pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])
+def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> None:
+    meta, records = load_trace(trace)
+    told = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
+    path = write(tmp_path / "window.jsonl", records, told)
+    with pytest.raises(InputError, match=rf"meta.engine.{fact}: 4096; expected .*full attention"):
+        run(path)
+    with pytest.raises(InputError, match="full attention"):
+        main(["pool", str(path)])

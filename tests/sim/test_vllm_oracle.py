@@ -1,4 +1,8 @@
-"""Our pool and scheduler against vLLM's own, every step of many random workloads, synchronous and asynchronous."""
+"""Our pool and scheduler, plain and compiled, against vLLM's own: every step of many random workloads.
+
+Synchronous and asynchronous, first come first served and by priority, with and without chunked prefill, prefix caching,
+a threshold for long prefills, and cache salts.
+"""
 
 import json
 import os
@@ -13,6 +17,7 @@ import pytest
 from sim.config import EngineConfig
 from sim.request import Request
 from sim.scheduler import Scheduler, Step
+from tests.sim.compiled_scheduler import CompiledScheduler
 
 STOP_TOKEN = 2
 SCRIPT = Path(__file__).with_name("vllm_scheduler.py")
@@ -25,20 +30,29 @@ def make_workload(seed: int) -> Workload:
     rng = random.Random(seed)
     block_size = rng.choice([16, 32])
     max_num_seqs = rng.choice([2, 4, 8])
-    config = {
+    config: dict[str, Any] = {
         "num_gpu_blocks": rng.choice([12, 20, 33, 65]),
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": rng.choice([16, 48, 128, 256]),
         "long_prefill_token_threshold": rng.choice([0, 0, 24]),
+        "enable_chunked_prefill": rng.random() > 0.15,
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "enable_prefix_caching": rng.random() > 0.1,
         "async_scheduling": seed % 2 == 1,
     }
     most_tokens = (config["num_gpu_blocks"] - 1) * block_size
+    if not config["enable_chunked_prefill"]:
+        config["max_num_batched_tokens"] = rng.choice([200, 400])
+        most_tokens = min(most_tokens, config["max_num_batched_tokens"] - 1)
     prefix = random_tokens(rng, most_tokens)
     requests: list[dict[str, Any]] = []
     for number in range(rng.randrange(8, 24)):
         requests.append(make_request(rng, number, requests, prefix, most_tokens))
+    if rng.random() < 0.5:  # ends that are a matter of length only, as the compiled scheduler knows them
+        for request in requests:
+            request["max_tokens"] = len(request["output"])
+            request["output"] = [token if token != STOP_TOKEN else 10 for token in request["output"]]
     return {"config": config, "requests": requests}
 
 
@@ -56,9 +70,13 @@ def make_request(
     stops = len(output) < most_output and rng.random() < 0.4
     if stops:
         output[-1] = STOP_TOKEN
+    step = rng.randrange(0, 60)
     return {
         "id": f"r{number}",
-        "step": rng.randrange(0, 60),
+        "step": step,
+        "arrival": step + number / 1000,
+        "priority": rng.randrange(3),
+        "salt": rng.choice([None, None, None, "pepper"]),
         "prompt": prompt,
         "output": output,
         "max_tokens": len(output) + (rng.randrange(1, most_output - len(output) + 1) if stops else 0),
@@ -72,9 +90,8 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
 
 def our_steps(workload: Workload) -> list[dict[str, Any]]:
     """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in."""
-    config = EngineConfig(max_model_len=4096, **workload["config"])
-    scheduler = Scheduler(config)
-    keys: dict[tuple[int, ...], int] = {}
+    config = our_config(workload)
+    scheduler, keys = Scheduler(config), Keys()
     requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
     pending = deque(sorted(workload["requests"], key=lambda spec: spec["step"]))
     in_flight: deque[Step] = deque()
@@ -107,11 +124,66 @@ def our_steps(workload: Workload) -> list[dict[str, Any]]:
     return steps
 
 
-def our_request(spec: dict[str, Any], block_size: int, keys: dict[tuple[int, ...], int]) -> Request:
-    tokens = spec["prompt"] + spec["output"]
-    full = (len(tokens) - 1) // block_size
-    chain = [keys.setdefault(tuple(tokens[: (i + 1) * block_size]), len(keys)) for i in range(full)]
-    return Request(spec["id"], len(spec["prompt"]), len(spec["output"]), chain, max_tokens=spec["max_tokens"])
+def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The same on the compiled scheduler, step by step."""
+    config, keys = our_config(workload), Keys()
+    specs = workload["requests"]
+    scheduler = CompiledScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
+    pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
+    in_flight: deque[int] = deque()
+    steps: list[dict[str, Any]] = []
+    while pending or scheduler.has_work:
+        while pending and specs[pending[0]]["step"] <= len(steps):
+            scheduler.add(pending.popleft())
+        for place, spec in enumerate(specs):
+            if spec["abort_step"] == len(steps) and spec["step"] <= len(steps):
+                scheduler.abort(place)
+        before = scheduler.stats()
+        slot = len(steps) % 2 if config.async_scheduling else 0
+        scheduler.schedule(slot)
+        described = {
+            "scheduled": [[specs[place]["id"], tokens, depth] for place, tokens, depth in scheduler.shares(slot)],
+            "preempted": sorted(specs[place]["id"] for place in scheduler.take_preempted()),
+            "free_scheduled": scheduler.free_order(),
+            "stats": [new - old for new, old in zip(scheduler.stats(), before, strict=True)],
+        }
+        in_flight.append(slot)
+        if len(in_flight) >= (2 if config.async_scheduling else 1):
+            scheduler.finish_step(in_flight.popleft())
+        steps.append({**described, "free_finished": scheduler.free_order(), "cached": scheduler.cached()})
+    return steps
+
+
+def our_config(workload: Workload) -> EngineConfig:
+    limit = 4096 if workload["config"]["enable_chunked_prefill"] else None
+    return EngineConfig(max_model_len=limit, **workload["config"])
+
+
+class Keys(dict[tuple[object, ...], int]):
+    """Chains of plain numbers: equal ones for equal salts and tokens up to a block's end."""
+
+    def chain(self, spec: dict[str, Any], block_size: int) -> list[int]:
+        tokens = spec["prompt"] + spec["output"]
+        full = (len(tokens) - 1) // block_size
+        return [self.setdefault((spec["salt"], *tokens[: (i + 1) * block_size]), len(self)) for i in range(full)]
+
+
+def our_request(spec: dict[str, Any], block_size: int, keys: Keys) -> Request:
+    return Request(
+        spec["id"],
+        len(spec["prompt"]),
+        len(spec["output"]),
+        keys.chain(spec, block_size),
+        arrival_ms=spec["arrival"],
+        priority=spec["priority"],
+        max_tokens=spec["max_tokens"],
+    )
+
+
+def ends_are_known(workload: Workload) -> bool:
+    """Whether no request may end before its length says, which only matters to a step composed ahead."""
+    ahead = workload["config"]["async_scheduling"]
+    return not ahead or all(spec["max_tokens"] == len(spec["output"]) for spec in workload["requests"])
 
 
 @pytest.mark.vllm
@@ -136,6 +208,8 @@ def test_every_step_is_vllms() -> None:
         for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
             assert our_step == their_step, f"workload {seed}, step {number}"
         assert len(ours) == len(theirs), f"workload {seed}"
+        if ends_are_known(workload):
+            assert compiled_steps(workload) == ours, f"workload {seed}, compiled"
         preemptions += sum(len(step["preempted"]) for step in ours)
         hits += sum(step["stats"][2] for step in ours)
     # Agreement on workloads without pressure or sharing would prove little.
@@ -147,3 +221,10 @@ def test_the_workloads_end_on_our_scheduler() -> None:
     # What the differential test compares must itself come to an end, here too where no vLLM is.
     for seed in range(12):
         assert our_steps(make_workload(seed))[-1]["scheduled"] is not None
+
+
+def test_compiled_every_step_is_the_same() -> None:
+    for seed in range(40):
+        workload = make_workload(seed)
+        if ends_are_known(workload):
+            assert compiled_steps(workload) == our_steps(workload), f"workload {seed}"

@@ -4,7 +4,8 @@
 
 Needs vLLM (tried with 0.32.0, CPU build) and nothing of this project: tests run it under vLLM's own Python and compare
 what every step did. A workload is ``{"config": {...}, "requests": [{"id", "step", "prompt", "output", "max_tokens",
-"abort_step"}]}`` with token ids; a request comes before the step it names. The sampled tokens are the given ``output``.
+"abort_step", "priority", "arrival", "salt"}]}`` with token ids; a request comes before the step it names. The sampled
+tokens are the given ``output``.
 """
 
 import json
@@ -46,8 +47,9 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
         long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        max_model_len=model.max_model_len,
-        enable_chunked_prefill=True,
+        max_model_len=model.max_model_len if config["enable_chunked_prefill"] else config["max_num_batched_tokens"],
+        enable_chunked_prefill=config["enable_chunked_prefill"],
+        policy=config["scheduling_policy"],
         is_encoder_decoder=False,
         async_scheduling=config["async_scheduling"],
     )
@@ -67,7 +69,16 @@ def make_scheduler(model: ModelConfig, config: dict[str, Any]) -> Any:
 def make_request(spec: dict[str, Any], hasher: Any) -> Any:
     """A vLLM request that stops at its recorded output, by length or by the stop token."""
     sampling = SamplingParams(max_tokens=spec["max_tokens"], ignore_eos=True, stop_token_ids=[STOP_TOKEN])
-    return Request(spec["id"], spec["prompt"], sampling, None, block_hasher=hasher)
+    return Request(
+        spec["id"],
+        spec["prompt"],
+        sampling,
+        None,
+        arrival_time=spec["arrival"],
+        priority=spec["priority"],
+        cache_salt=spec["salt"],
+        block_hasher=hasher,
+    )
 
 
 class Run:

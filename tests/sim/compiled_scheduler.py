@@ -1,0 +1,90 @@
+"""The compiled scheduler one call at a time, for tests that look at every step."""
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+from sim.compiled import build_world
+from sim.config import EngineConfig
+from sim.kernels import layout
+from sim.kernels import scheduler as kernels
+from sim.latency import FrontendModel, StepModel
+from sim.model import make_model
+from sim.request import Request
+from sim.workload import Arrival
+from tracefile import Record, RequestId
+
+_add, _abort, _schedule, _finish = (
+    numba.njit(function.py_func, _nrt=False)  # type: ignore[union-attr]
+    for function in (kernels.add, kernels.abort, kernels.schedule, kernels.finish_step)
+)
+
+
+class CompiledScheduler:
+    """Requests by their place in the given order."""
+
+    def __init__(self, config: EngineConfig, requests: Sequence[Request]) -> None:
+        step = StepModel(
+            t0_ms=1.0, per_prefill_token_ms=0.0, per_attention_token2_ms=0.0, per_decode_ms=0.0, per_kv_token_ms=0.0
+        )
+        arrivals = [
+            Arrival(
+                Record(request_id=RequestId(one.request_id), priority=one.priority),
+                "runs",
+                one.prompt_tokens,
+                one.output_tokens,
+                one.hashes,
+                one.arrival_ms,
+            )
+            for one in requests
+        ]
+        model = make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), config)
+        self._scheduler = build_world(arrivals, config, model).scheduler
+        self._scheduler.requests["arrival_ms"][:-1] = [one.arrival_ms for one in requests]
+        self._preemptions = self._scheduler.requests["preemptions"].copy()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.state["num_running"][0] + self._scheduler.state["num_waiting"][0])
+
+    def add(self, place: int) -> None:
+        _add(self._scheduler, place)
+
+    def abort(self, place: int) -> None:
+        if self._scheduler.requests["state"][place] != layout.FINISHED:
+            _abort(self._scheduler, place)
+
+    def schedule(self, slot: int) -> None:
+        _schedule(self._scheduler, slot)
+
+    def finish_step(self, slot: int) -> None:
+        _finish(self._scheduler, slot)
+
+    def shares(self, slot: int) -> list[tuple[int, int, int]]:
+        """Place, tokens and depth of each share."""
+        shares = self._scheduler.shares[slot, : self._scheduler.steps["count"][slot]]
+        return list(zip(shares["place"].tolist(), shares["num_tokens"].tolist(), shares["depth"].tolist(), strict=True))
+
+    def take_preempted(self) -> list[int]:
+        """Places preempted since the last call."""
+        now = self._scheduler.requests["preemptions"].copy()
+        found: list[int] = np.flatnonzero(now != self._preemptions).tolist()
+        self._preemptions = now
+        return found
+
+    def free_order(self) -> list[int]:
+        following = self._scheduler.pool.blocks["next_free"]
+        order, block = [], int(following[0])
+        while block != 0:
+            order.append(block)
+            block = int(following[block])
+        return order
+
+    def cached(self) -> list[int]:
+        found: list[int] = np.flatnonzero(self._scheduler.pool.blocks["key"] >= 0).tolist()
+        return found
+
+    def stats(self) -> tuple[int, int, int]:
+        stats = self._scheduler.stats[0]
+        return int(stats["requests"]), int(stats["query_tokens"]), int(stats["hit_tokens"])
