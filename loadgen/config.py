@@ -111,7 +111,7 @@ class LoadConfig:
         """When no session starts any more; null: ``number`` ends the run, or the dataset does."""
         if self.pattern == "staircase" and self.steps is not None and self.step_s is not None:
             return self.steps * self.step_s
-        if self.pattern == "series" and self.duration_s is None:
+        if self.pattern == "series" and self.duration_s is None and self.number is None:
             return self.rate_series[-1][0]
         return self.duration_s
 

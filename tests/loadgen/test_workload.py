@@ -140,6 +140,15 @@ def test_a_plan_without_an_end_in_sight_is_named_by_its_beginning() -> None:
     assert survey.digest_share == Workload(shorter).survey().digest_share
 
 
+def test_a_series_ends_with_its_last_point_unless_a_bound_is_given() -> None:
+    series = replace(BASE, pattern="series", rate=None, number=None, rate_series=((0, 2), (10, 4)))
+    assert series.ends_s == 10
+    assert (replace(series, duration_s=20.0).ends_s, replace(series, number=100).ends_s) == (20, None)
+    evenly = replace(series, spacing="constant")
+    assert [len(list(Workload(config))) for config in (evenly, replace(evenly, duration_s=20.0))] == [20, 60]
+    assert len(list(Workload(replace(evenly, number=100)))) == 100
+
+
 def test_arrivals_are_in_order_in_every_shard() -> None:
     config = replace(BASE, pattern="gamma", burstiness=0.2, number=5000)
     for index in range(3):
