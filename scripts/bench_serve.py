@@ -1,24 +1,29 @@
-"""How closely clients of ``sim serve`` see the engine's virtual clock, and how many requests it takes.
+"""How closely clients of ``sim serve`` see the engine's virtual clock, and how much one core of it carries.
 
-    python scripts/bench_serve.py fidelity --rate 200 --seconds 15
-    python scripts/bench_serve.py throughput --streams 32 --tokens 16
+    python scripts/bench_serve.py fidelity --rate 200 --tokens 16 --seconds 10
+    python scripts/bench_serve.py fidelity --rate 200 --tokens 256 -- --t0-ms 4 --per-decode-ms 0.002
+    python scripts/bench_serve.py throughput --streams 32 --tokens 256
+    python scripts/bench_serve.py streams --streams 2000 --seconds 10 -- --t0-ms 100 --max-num-seqs 2048
 
-Fidelity: requests in a poisson stream; each client-side TTFT and gap is compared with what the engine's clock says of
-the same token. Throughput: closed-loop streams against ``--speed max``. Server and client have a core each, if there
-are two.
+Fidelity: requests in a poisson stream from a client that does nothing but send and read; every token's read is
+compared with the moment at which the engine's clock says that it exists, every TTFT with the engine's own. Throughput:
+closed-loop streams against ``--speed max``. Streams: so many at once for a while. Server and client have a core each,
+if there are two. What stands behind ``--`` goes to the server.
 """
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
 import random
+import select
 import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -26,14 +31,13 @@ import numpy as np
 
 from sim.__main__ import main as sim
 from sim.realtime import Generation, RealTimeEngine
-from wire.client import Client, Exchange
-from wire.loop import run
-from wire.url import parse_url
 
 Truth = dict[int, tuple[float, list[float]]]
-"""Prompt length, which tells requests apart, to TTFT and token times on the engine's clock, ms."""
-HEADERS = ((b"content-type", b"application/json"),)
+"""Prompt length, which tells requests apart, to arrival and token times on the engine's clock, as moments in ns."""
 FIRST_LENGTH = 64
+PACE = ("--t0-ms", "3", "--per-prefill-token-ms", "0.0005", "--per-decode-ms", "0.02", "--f0-ms", "2", "--no-noise")
+POOL = ("--kv-blocks", "65536", "--block-size", "16", "--max-num-seqs", "512", "--max-num-batched-tokens", "8192")
+END = b"0\r\n\r\n"
 
 
 def serve(flags: Sequence[str], core: int | None, truth: Path | None) -> None:
@@ -41,17 +45,31 @@ def serve(flags: Sequence[str], core: int | None, truth: Path | None) -> None:
     pin(core)
     seen: Truth = {}
     if truth is not None:
-        count_token = RealTimeEngine._count_token
+        tell = RealTimeEngine._tell_one
 
         def noting(engine: RealTimeEngine, generation: Generation) -> None:
-            count_token(engine, generation)
-            times_ms = seen.setdefault(generation.request.prompt_tokens, (generation.arrival_ms, []))[1]
-            times_ms.append(engine.now_ms)
+            tell(engine, generation)
+            place = generation.request.prompt_tokens
+            if place not in seen:
+                seen[place] = (engine.moment_ns(generation.arrival_ms), [])
+            seen[place][1].append(engine.now_ms)
 
-        setattr(RealTimeEngine, "_count_token", noting)  # noqa: B010 - a hook that no product code needs
+        setattr(RealTimeEngine, "_tell_one", noting)  # noqa: B010 - a hook that no product code needs
+        moment_ns = RealTimeEngine.moment_ns
+        engines: list[RealTimeEngine] = []
+
+        def remembering(engine: RealTimeEngine, virtual_ms: float) -> int:
+            engines[:] = [engine]
+            return moment_ns(engine, virtual_ms)
+
+        setattr(RealTimeEngine, "moment_ns", remembering)  # noqa: B010
     code = sim(["serve", *flags])
     if truth is not None:
-        truth.write_text(json.dumps(seen))
+        moments = {
+            length: (arrival_ns, [moment_ns(engines[0], token_ms) for token_ms in times_ms])
+            for length, (arrival_ns, times_ms) in seen.items()
+        }
+        truth.write_text(json.dumps(moments))
     sys.exit(code)
 
 
@@ -61,78 +79,142 @@ def pin(core: int | None) -> None:
         os.sched_setaffinity(0, {core})
 
 
-def body(prompt_tokens: int, max_tokens: int) -> bytes:
+def request(prompt_tokens: int, max_tokens: int) -> bytes:
     """A streamed completion that shares nothing with one of another length."""
     prompt = [1000 + prompt_tokens] * prompt_tokens
-    return json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    return f"{head}{len(body)}\r\n\r\n".encode() + body
 
 
-async def send_poisson(url: str, rate: float, seconds: float, tokens: int) -> dict[int, Exchange]:
+@dataclass(slots=True)
+class Stream:
+    """One request as its client saw it."""
+
+    length: int
+    sent_ns: int = 0
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
+    """When each read returned, and what it held."""
+
+    def token_ns(self) -> list[int]:
+        """When each token was read."""
+        return [at_ns for at_ns, data in self.reads for _ in range(data.count(b'"text":'))]
+
+
+class Client:
+    """Connections opened ahead, one loop around ``epoll``, nothing parsed before the end."""
+
+    def __init__(self, port: int, connections: int) -> None:
+        self.poll = select.epoll()
+        self.idle: deque[socket.socket] = deque()
+        self.busy: dict[int, tuple[socket.socket, Stream]] = {}
+        for _ in range(connections):
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.poll.register(sock.fileno(), select.EPOLLIN)
+            self.idle.append(sock)
+
+    def send(self, stream: Stream, data: bytes) -> None:
+        """Send a request on a connection that is free."""
+        sock = self.idle.popleft()
+        self.busy[sock.fileno()] = (sock, stream)
+        stream.sent_ns = perf_counter_ns()
+        sock.sendall(data)
+
+    def read(self, timeout_s: float) -> list[Stream]:
+        """Read what there is, waiting so long for it; the streams that ended."""
+        ended = []
+        for number, _ in self.poll.poll(timeout_s):
+            sock, stream = self.busy[number]
+            at_ns = perf_counter_ns()
+            data = sock.recv(1 << 18)
+            if not data:
+                sys.exit("the server closed a connection")
+            stream.reads.append((at_ns, data))
+            if data.endswith(END):
+                del self.busy[number]
+                self.idle.append(sock)
+                ended.append(stream)
+        return ended
+
+
+def send_poisson(port: int, rate: float, seconds: float, tokens: int) -> list[Stream]:
     """Requests of distinct lengths at absolute, exponentially spaced times."""
-    client, draws = Client(parse_url(url)), random.Random(1)
-    await client.warm(64)
-    exchanges: dict[int, Exchange] = {}
-    tasks = []
-    due_s = start_s = time.perf_counter() + 0.2
-    for length in range(FIRST_LENGTH, FIRST_LENGTH + round(rate * seconds)):
-        due_s += draws.expovariate(rate)
-        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        exchange = exchanges[length] = Exchange()
-        request = client.request("POST", "/v1/completions", HEADERS, body(length, tokens), into=exchange)
-        tasks.append(asyncio.create_task(request))
-    await asyncio.gather(*tasks)
-    print(f"{len(tasks)} requests in {time.perf_counter() - start_s:.1f} s")
-    await client.close()
-    return exchanges
+    count, draws = round(rate * seconds), random.Random(1)
+    bodies = [request(FIRST_LENGTH + number, tokens) for number in range(count)]
+    client = Client(port, 1000)
+    streams: list[Stream] = []
+    due_s = time.perf_counter() + 0.2
+    while len(streams) < count or client.busy:
+        now_s = time.perf_counter()
+        if len(streams) < count and now_s >= due_s:
+            stream = Stream(FIRST_LENGTH + len(streams))
+            client.send(stream, bodies[len(streams)])
+            streams.append(stream)
+            due_s += draws.expovariate(rate)
+        client.read(0.0)  # never asleep: waking up would be measured too
+    return streams
 
 
-async def send_closed_loop(url: str, streams: int, tokens: int, seconds: float) -> float:
+def send_closed_loop(port: int, streams: int, tokens: int, seconds: float) -> float:
     """``streams`` clients, each sending its next request when its last one is done; requests a second."""
-    client, done = Client(parse_url(url)), 0
-    until_ns = perf_counter_ns() + round(seconds * 1e9)
-
-    async def one(number: int) -> None:
-        nonlocal done
-        while perf_counter_ns() < until_ns:
-            exchange = await client.request("POST", "/v1/completions", HEADERS, body(64 + number, tokens))
-            assert exchange.status == 200, exchange
+    client, done = Client(port, streams), 0
+    bodies = [request(FIRST_LENGTH + number, tokens) for number in range(streams)]
+    start_s = time.perf_counter()
+    for number in range(streams):
+        client.send(Stream(number), bodies[number])
+    while time.perf_counter() - start_s < seconds:
+        for stream in client.read(0.01):
             done += 1
-
-    await asyncio.gather(*(one(number) for number in range(streams)))
-    await client.close()
-    return done / seconds
+            client.send(Stream(stream.length), bodies[stream.length])
+    return done / (time.perf_counter() - start_s)
 
 
-def errors_ms(exchanges: dict[int, Exchange], truth: Truth) -> tuple[list[float], list[float]]:
-    """Client's TTFT and gaps minus the engine's, ms; a gap only where a read carries one token."""
-    ttft, itl = [], []
-    for length, exchange in exchanges.items():
-        arrival_ms, token_ms = truth[length]
-        ttft.append((exchange.reads[0].at_ns - exchange.sent_ns) / 1e6 - (token_ms[0] - arrival_ms))
-        reads = [read for read in exchange.reads if b'"text":' in read.data]
-        if len(reads) == len(token_ms):
-            seen_ms = np.array([read.at_ns for read in reads]) / 1e6
-            itl.extend((np.diff(seen_ms) - np.diff(token_ms)).tolist())
-    return ttft, itl
+def hold_streams(port: int, streams: int, seconds: float) -> tuple[int, int]:
+    """``streams`` endless answers at once for a while, then left: tokens read, and the fewest that one got."""
+    client = Client(port, streams)
+    held = [Stream(number) for number in range(streams)]
+    body = request(FIRST_LENGTH, 15_000)
+    for stream in held:
+        client.send(stream, body)
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        client.read(0.01)
+    counts = [len(stream.token_ns()) for stream in held]
+    return sum(counts), min(counts)
+
+
+def compare(streams: Sequence[Stream], truth: Truth) -> None:
+    """Print how far the client's times are from the engine's."""
+    ttft, itl, late = [], [], []
+    for stream in streams:
+        arrival_ns, exact_ns = truth[stream.length]
+        seen_ns = stream.token_ns()
+        assert len(seen_ns) == len(exact_ns), f"{len(seen_ns)} of {len(exact_ns)} tokens came"
+        ttft.append((seen_ns[0] - stream.sent_ns - (exact_ns[0] - arrival_ns)) / 1e6)
+        itl.extend(((np.diff(seen_ns) - np.diff(exact_ns)) / 1e6).tolist())
+        late.extend(((np.array(seen_ns) - np.array(exact_ns)) / 1e6).tolist())
+    print(describe("TTFT, client's minus engine's", ttft))
+    print(describe("ITL, client's minus engine's", itl))
+    print(describe("each token, read after it was due", late))
 
 
 def describe(name: str, errors: Sequence[float]) -> str:
     """Signed median, and quantiles of the size, of some errors."""
     size = np.abs(errors)
     p50, p90, p99 = np.quantile(size, [0.5, 0.9, 0.99])
-    signed, worst = np.median(errors), size.max()
-    shown = f"{name}: n {len(size)}; median {signed:+.3f} ms;"
-    return f"{shown} size p50 {p50:.3f} p90 {p90:.3f} p99 {p99:.3f} max {worst:.1f}"
+    shown = f"{name}: n {len(size)}; median {np.median(errors):+.3f} ms;"
+    return f"{shown} size p50 {p50:.3f} p90 {p90:.3f} p99 {p99:.3f} max {size.max():.1f}"
 
 
 def main() -> int:
     """Start a server, send, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["fidelity", "throughput"])
+    parser.add_argument("what", choices=["fidelity", "throughput", "streams"])
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=16, help="a request's answer")
-    parser.add_argument("--streams", type=int, default=32, help="closed-loop clients")
+    parser.add_argument("--streams", type=int, default=32, help="how many at once")
     args, flags = parser.parse_known_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -141,28 +223,46 @@ def main() -> int:
     server_core, client_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     truth = Path(tempfile.mkdtemp()) / "truth.json"
     speed = "max" if args.what == "throughput" else "1"
-    pace = ["--t0-ms", "3", "--per-prefill-token-ms", "0.0005", "--per-decode-ms", "0.02", "--f0-ms", "2"]
-    serving = ["--listen", f"127.0.0.1:{port}", "--speed", speed, "--kv-blocks", "16384", "--max-num-seqs", "256"]
+    serving = [
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--speed",
+        speed,
+        *POOL,
+        *PACE,
+        *(flag for flag in flags if flag != "--"),
+    ]
     noted = truth if args.what == "fidelity" else None
-    server = multiprocessing.Process(target=serve, args=([*serving, *pace, *flags], server_core, noted))
+    server = multiprocessing.Process(target=serve, args=(serving, server_core, noted))
     server.start()
     pin(client_core)
     wait_until_listening(port)
-    url = f"http://127.0.0.1:{port}"
-    exchanges: dict[int, Exchange] = {}
+    cpu_s, start_s = cpu_seconds(server.pid), time.perf_counter()
+    streams: list[Stream] = []
     if args.what == "fidelity":
-        exchanges = run(send_poisson(url, args.rate, args.seconds, args.tokens))
-    else:
-        rate = run(send_closed_loop(url, args.streams, args.tokens, args.seconds))
+        streams = send_poisson(port, args.rate, args.seconds, args.tokens)
+        tokens = len(streams) * args.tokens
+    elif args.what == "throughput":
+        rate = send_closed_loop(port, args.streams, args.tokens, args.seconds)
         print(f"{rate:.0f} requests/s, {rate * args.tokens:.0f} tokens/s, streams of {args.tokens} tokens")
+        tokens = round(rate * args.tokens * (time.perf_counter() - start_s))
+    else:
+        tokens, fewest = hold_streams(port, args.streams, args.seconds)
+        print(f"{args.streams} streams at once, the slowest got {fewest} tokens")
+    took_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(server.pid) - cpu_s
+    cost = f"{cpu_s / took_s:.0%} of a core, {cpu_s / tokens * 1e6:.1f} µs a token"
+    print(f"{tokens} tokens in {took_s:.1f} s; the server took {cost}")
     server.terminate()
     server.join()
-    if args.what == "fidelity":
-        seen: Truth = {int(length): times for length, times in json.loads(truth.read_text()).items()}
-        ttft, itl = errors_ms(exchanges, seen)
-        print(describe("TTFT", ttft))
-        print(describe("ITL", itl))
+    if streams:
+        compare(streams, {int(length): times for length, times in json.loads(truth.read_text()).items()})
     return server.exitcode or 0
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_listening(port: int) -> None:

@@ -22,6 +22,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_WAITING = 32
 """Requests of one connection that may wait for their turn."""
+HOP_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 JSON_TYPE = (b"content-type", b"application/json")
 _NO_LINGER = struct.pack("ii", 1, 0)
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -209,12 +210,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # No other protocol is spoken here, so the request is answered in this one and the parser starts anew.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest:
-                self.data_received(rest)
-                return
+            self._stay(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._refusal = self._refusal or (400, "a malformed request")
         if self._in_head and self._request is not None:
@@ -289,6 +286,18 @@ class Connection(asyncio.Protocol):
         if len(self._waiting) >= MAX_WAITING and not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
+
+    def _stay(self, rest: bytes) -> None:
+        """Take a request for another protocol as one in this: httptools gives up at its head, and leaves the body."""
+        if self._refusal is None and self._waiting:
+            request = self._waiting.pop()
+            headers = [header for header in request.headers if header[0] not in HOP_HEADERS]
+            if not request.keep_alive:
+                headers.append((b"connection", b"close"))
+            lines = [b"%b %b HTTP/%b\r\n" % (request.method, request.target, request.version.encode())]
+            lines += [b"%b: %b\r\n" % header for header in headers]
+            self._parser = httptools.HttpRequestParser(self)
+            self.data_received(b"".join([*lines, b"\r\n", rest]))
 
     def _grow(self, size: int, limit: int, refusal: tuple[int, str]) -> bool:
         """Count bytes of a head or body; False, and the request is refused, beyond the limit."""

@@ -135,7 +135,12 @@ def _parse_fault(text: str, where: str) -> Fault:
     default = RETRY_AFTER_S if kind.isdigit() else DEFAULTS[kind]
     if found[2] is not None and not default:
         raise InputError(f"{where} {text}: {kind} takes no value")
-    return Fault(kind, _parse_spread(found[2] or default or "0", text, where), _parse_rate(found[3], text, where), text)
+    return Fault(
+        kind,
+        _parse_spread(default or "0" if found[2] is None else found[2], text, where),
+        _parse_rate(found[3], text, where),
+        text,
+    )
 
 
 def _parse_spread(value: str, text: str, where: str) -> Spread:

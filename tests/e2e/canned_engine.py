@@ -1,4 +1,4 @@
-"""An engine of fixed answers for what the embedded one does not speak: Responses, Messages, tool calls, refusals.
+"""An engine of fixed answers, whatever it is asked: Responses, Messages, tool calls, embeddings, refusals.
 
 The answers have the shape of vLLM 0.32's, shortened to what the official clients need to read them.
 """

@@ -1,7 +1,7 @@
 """The clients that people use work through the tap unchanged, and what they saw is what it recorded.
 
-Completions and chats run against the embedded engine and, marked vllm, a real one; what the embedded engine does not
-speak (Responses, Messages, tool calls, refusals) against an engine of fixed answers and, where it can, the real one.
+They run against the embedded engine and, marked vllm, a real one; Responses and Messages against an engine of fixed
+answers as well, whose bytes are vLLM's, and tool calls, embeddings and refusals against that one alone.
 """
 
 import asyncio
@@ -120,12 +120,15 @@ def tapped(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
         yield running
 
 
-@pytest.fixture(params=["canned", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(params=["canned", "sim", pytest.param("vllm", marks=pytest.mark.vllm)])
 def tapped_api(request: pytest.FixtureRequest, tap: Tap) -> Iterator[Tapped]:
     """A tap before an engine that speaks every API."""
-    real = request.param == "vllm"
-    url = running_vllm() if real else request.getfixturevalue("canned_engine").url
-    with tap(url, VLLM_MODEL) as running:
+    if request.param == "sim":
+        url, model = request.getfixturevalue("sim_server"), "kvtape-sim"
+    else:
+        url = running_vllm() if request.param == "vllm" else request.getfixturevalue("canned_engine").url
+        model = VLLM_MODEL
+    with tap(url, model) as running:
         yield running
 
 
@@ -346,12 +349,10 @@ def test_anthropic_counts_tokens(tapped_api: Tapped) -> None:
     tapped_api.end()
 
 
-@pytest.mark.vllm
-def test_anthropic_raises_its_own_errors(tap: Tap) -> None:
-    with tap(running_vllm(), VLLM_MODEL) as tapped:
-        with pytest.raises(anthropic.NotFoundError):
-            tapped.anthropic().messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
-        [record] = tapped.end()
+def test_anthropic_raises_its_own_errors(tapped: Tapped) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        tapped.anthropic().messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
+    [record] = tapped.end()
     assert (record.status, record.error) == ("error", "http_404")
 
 
