@@ -2,6 +2,7 @@
 
 import msgspec
 
+from loadgen.calibration import load_calibration
 from loadgen.outcome import Driven
 from loadgen.prefixtruth import TruthReport
 from loadgen.samples import Sample
@@ -9,6 +10,8 @@ from tracefile.enginefacts import PrefixCounters
 from tracefile.lateness import late_limit_ms
 
 CPU_LIMIT = 0.9
+OFFERED_LIMIT = 0.8
+"""Of what the machine can send: beyond it, a burst is more than that."""
 SHORT_S = 2.0
 """In a run shorter than this, what its processes took to start outweighs what they took to send."""
 
@@ -102,6 +105,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu: float
     """CPU time of all processes over the run's length; 1 is a whole core."""
     processes: list[ProcessUse]
+    offered_share: float | None
+    """Of what this machine can send (``loadgen calibrate``); null: not calibrated, or sent from other machines."""
     findings: dict[str, int]
     """What the load's own checks counted, over all processes."""
     prefix_truth: TruthReport | None = None
@@ -124,6 +129,7 @@ def summarize(
     tally = driven.tally
     lag, ttft = quantiles(tally.lag_ms), quantiles(tally.ttft_ms)
     lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(driven)
+    offered = offered_share(driven)
     return Summary(
         pattern=pattern,
         digest=driven.digest,
@@ -151,10 +157,11 @@ def summarize(
         cached_reported=tally.cached_reported,
         client_cpu=round(sum(process.cpu for process in processes), 4),
         processes=processes,
+        offered_share=offered,
         findings=driven.findings,
         counters_before=counters[0],
         counters_after=counters[1],
-        notes=[*doubts(lag, lateness, processes, driven.seconds), *notes],
+        notes=[*doubts(lag, lateness, processes, driven.seconds), *limit_notes(offered), *notes],
     )
 
 
@@ -207,6 +214,25 @@ def doubts(lag: Quantiles | None, lateness: Lateness, processes: list[ProcessUse
         if process.cpu > CPU_LIMIT and seconds > SHORT_S
     ]
     return notes
+
+
+def offered_share(driven: Driven) -> float | None:
+    """How much of this machine's most the run was, on average; null: see ``Summary``."""
+    local = all(shard.where.startswith("process ") for shard in driven.shards)
+    known = load_calibration(len(driven.shards)) if local else None
+    if known is None or not driven.seconds:
+        return None
+    tally = driven.tally
+    return round(known.share(tally.started, tally.output_tokens, tally.prompt_tokens, driven.seconds), 4)
+
+
+def limit_notes(offered: float | None) -> list[str]:
+    """Whether the run was near what this machine can send, or beyond it."""
+    if offered is None or offered <= OFFERED_LIMIT:
+        return []
+    how = "more than" if offered > 1 else f"{offered:.0%} of what"
+    said = f"the run offered {how} this machine can send (loadgen calibrate)"
+    return [f"client near its limit: {said}; give it less load, or more --procs"]
 
 
 def share(part: int, whole: int) -> float | None:
@@ -262,6 +288,10 @@ def _counted(summary: Summary) -> list[str]:
         lines.append(
             f"throughput          {done.requests:.1f} whole answers, {done.prompt_tokens:.0f} prompt and "
             f"{done.output_tokens:.0f} output tokens a second"
+        )
+    if summary.offered_share is not None:
+        lines.append(
+            f"offered             {summary.offered_share:.0%} of what this machine can send, as it was calibrated"
         )
     lines += [
         f"client              {_late(summary)}; {_cpu(summary)} of a core; {summary.held} held back by --parallel",
