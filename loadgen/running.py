@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from loadgen.config import LoadConfig
-from loadgen.dialects import AUTO
+from loadgen.dialects import Dialect
 from loadgen.draws import Vocabulary
 from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
@@ -16,7 +16,7 @@ from loadgen.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, 
 from loadgen.outcome import Driven
 from loadgen.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.progress import TargetRate
-from loadgen.recognition import find_dialect
+from loadgen.recognition import find_dialect, recognition_notes
 from loadgen.summary import Summary, summarize, summary_lines
 from loadgen.target import origin_of
 from loadgen.targettext import TargetText
@@ -42,7 +42,8 @@ def run_load(config: LoadConfig) -> int:
         model = control.resolve_model(config.model)
         before = control.facts()
         text = prepare_load_text(config, control, model)
-        job = load_job(config, control, model, before, text.target)
+        found = find_dialect(control, config.dialect)
+        job = load_job(config, found.dialect, model, before, text.target)
         driven = drive(
             Drive(
                 job=job,
@@ -62,14 +63,14 @@ def run_load(config: LoadConfig) -> int:
         if driven.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
         truth = report_truth(text.before, truth_of(driven.findings))
-        notes = [*_notes(driven, config), *truth_notes(truth)]
+        notes = [*recognition_notes(found), *_notes(driven, config), *truth_notes(truth)]
         summary = summarize_run(driven, config.pattern, (before, control.facts()), notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
-    finish(summary, [*summary_lines(summary), *(f"  {line}" for line in truth_lines(truth))], config.summary)
+    finish(summary, summary_lines(summary, truth_lines(truth)), config.summary)
     return exit_code(driven)
 
 
-def load_job(config: LoadConfig, control: ControlClient, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
+def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
     """The load, for an engine."""
     return LoadJob(
         config=config,
@@ -79,7 +80,7 @@ def load_job(config: LoadConfig, control: ControlClient, model: str, facts: Engi
         block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
         engine_block_size=facts.engine.block_size or HASHED_BLOCK_SIZE,
         target=target,
-        dialect=find_dialect(control, AUTO).dialect,
+        dialect=dialect,
     )
 
 

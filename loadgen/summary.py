@@ -1,5 +1,7 @@
 """What a run says of itself at its end, to people and as JSON: results, and whether the client was fit to measure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from loadgen.calibration import load_calibration
@@ -161,7 +163,7 @@ def summarize(
         findings=driven.findings,
         counters_before=counters[0],
         counters_after=counters[1],
-        notes=[*doubts(lag, lateness, processes, driven.seconds), *limit_notes(offered), *notes],
+        notes=[*busy_notes(processes, driven.seconds), *limit_notes(offered), *notes],
     )
 
 
@@ -200,20 +202,13 @@ def processes_of(driven: Driven) -> list[ProcessUse]:
     ]
 
 
-def doubts(lag: Quantiles | None, lateness: Lateness, processes: list[ProcessUse], seconds: float) -> list[str]:
-    """Why this client may have disturbed what it measured; empty: no reason found."""
-    notes = []
-    if lag is not None and lateness.run:
-        notes.append(
-            f"client late: lag p99 {lag.p99_ms:.1f} ms is above {lateness.limit_ms:.1f} ms ({lateness.requests} "
-            "requests are); trust no latency here"
-        )
-    notes += [
+def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
+    """Processes that may have been too busy to measure; empty: none."""
+    return [
         f"client busy: its {process.process} used {process.cpu:.0%} of a core; give it less load, or more --procs"
         for process in processes
         if process.cpu > CPU_LIMIT and seconds > SHORT_S
     ]
-    return notes
 
 
 def offered_share(driven: Driven) -> float | None:
@@ -240,16 +235,18 @@ def share(part: int, whole: int) -> float | None:
     return round(part / whole, 6) if whole else None
 
 
-def summary_lines(summary: Summary) -> list[str]:
-    """The summary for a terminal."""
+def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
+    """The summary for a terminal; ``more`` is what the command found beside it."""
     ended = ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items()))
     lines = [
         f"{summary.pattern}: {summary.sent} sent in {summary.seconds:.1f} s: {ended or 'none ended'}"
         + (f"; cut short ({summary.interrupted})" if summary.interrupted else ""),
     ]
     lines += [f"  FAILED: {failure}" for failure in summary.failures]
-    if summary.lateness.run:
-        lines.append(f"  CLIENT LATE: {_late(summary)}; trust no latency of this run")
+    if summary.lag is not None and summary.lateness.run:
+        lines.append(
+            f"  CLIENT LATE: lag p99 {summary.lag.p99_ms:.1f} ms, {_late(summary)}; trust no latency of this run"
+        )
     if summary.errors:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.errors.items()))
         lines.append(f"  errors              {kinds}")
@@ -259,7 +256,7 @@ def summary_lines(summary: Summary) -> list[str]:
                 f"  {name:<19} p50 {found.p50_ms:>9.2f}  p90 {found.p90_ms:>9.2f}  p99 {found.p99_ms:>9.2f}"
                 f"  max {found.max_ms:>9.2f} ms  n {found.count}"
             )
-    lines += [f"  {line}" for line in _counted(summary)]
+    lines += [f"  {line}" for line in (*_counted(summary), *more)]
     return lines + [f"  note: {note}" for note in summary.notes]
 
 

@@ -8,7 +8,7 @@ from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
 from loadgen.outcome import Driven
 from loadgen.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
-from loadgen.recognition import Recognised, find_dialect
+from loadgen.recognition import Recognised, find_dialect, recognition_notes
 from loadgen.resumption import HISTORY, last_header
 from loadgen.running import exit_code, finish, refusal, summarize_run
 from loadgen.summary import Summary, summary_lines
@@ -99,12 +99,10 @@ def report(
         summarize_run(driven, pattern_of(config), facts, notes),
         prefix_truth=truth if in_words else None,
     )
-    lines = summary_lines(summary)
     told = [*account_lines(account), *fidelity_lines(fidelity)]
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
-    lines[1:1] = [f"  {line}" for line in told]
-    finish(ReplaySummary(summary, dialect, account, fidelity), lines, config.summary)
+    finish(ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), config.summary)
     return exit_code(driven)
 
 
@@ -143,11 +141,7 @@ def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) ->
 
 def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
     """What is known before the run."""
-    notes = []
-    if found.evidence:
-        notes.append(f"--dialect auto: {found.dialect.name}, {found.evidence}")
-    if not found.dialect.exact_lengths:
-        notes.append(f"dialect {found.dialect.name}: answers may end early; --dialect says what the engine really is")
+    notes = recognition_notes(found)
     if config.speedup != 1.0:
         notes.append(
             f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
