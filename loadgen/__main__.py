@@ -7,6 +7,7 @@ from typing import get_args, overload
 
 from loadgen.config import RANDOM, Api, LoadConfig, Pattern, Spacing
 from loadgen.datasets import DATASETS
+from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
 from loadgen.rateseries import read_rate_series
 from loadgen.runflags import add_run_arguments, run_flags
@@ -41,6 +42,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         url=args.url,
         trace=args.trace,
         model=args.model,
+        dialect=args.dialect,
         api=args.api,
         tokenizer=args.tokenizer,
         chat_template=args.chat_template,
@@ -135,6 +137,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="the engine, or a tap before it")
     parser.add_argument("--trace", required=True, type=Path, help="the trace to write (.gz and .zst compress)")
     parser.add_argument("--model", default="auto", help="model to name (auto: the first of /v1/models)")
+    parser.add_argument(
+        "--dialect", choices=CHOICES, default=AUTO, help="which engine's fields to send (auto: asks what it is)"
+    )
     parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send (1000)")
     parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="ids stay below this (100000)")
     parser.add_argument(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from loadgen.datasets import DATASETS, Dataset
+from loadgen.dialects import AUTO
 from loadgen.draws import ORDINARY, Vocabulary
 from loadgen.runflags import ONE_PROCESS, RunFlags
 from loadgen.spans import Span
@@ -30,6 +31,8 @@ class LoadConfig:
     url: str
     trace: Path
     model: str = "auto"
+    dialect: str = AUTO
+    """Which engine's fields are sent; ``auto``: it is asked what it is."""
     api: Api = "completions"
     tokenizer: str = "auto"
     """Whose tokens text is made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""

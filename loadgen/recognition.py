@@ -49,6 +49,14 @@ def find_dialect(control: ControlClient, asked: str) -> Recognised:
     return _by_models(control) or _by_metrics(control) or _by_endpoints(control) or _plain()
 
 
+def recognition_notes(found: Recognised) -> list[str]:
+    """What a reader of the results must know of how the engine was told what to do."""
+    notes = [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
+    if not found.dialect.exact_lengths:
+        notes.append(f"dialect {found.dialect.name}: answers may end early; --dialect says what the engine really is")
+    return notes
+
+
 def _by_models(control: ControlClient) -> Recognised | None:
     dialect = OWNERS.get(_owner(control.text("/v1/models")))
     return None if dialect is None else Recognised(dialect, "as /v1/models says")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 from loadgen.__main__ import add_target_arguments
-from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
 from loadgen.request import SESSION_HEADER
 from loadgen.runflags import run_flags
@@ -127,9 +126,6 @@ def _add_content(parser: argparse.ArgumentParser) -> None:
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument_group("the engine")
-    target.add_argument(
-        "--dialect", choices=CHOICES, default=AUTO, help="which engine's fields to send (auto: asks what it is)"
-    )
     target.add_argument(
         "--reset-cache", action="store_true", help="empty the engine's prefix cache first, and check that it is"
     )
