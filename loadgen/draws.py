@@ -6,7 +6,6 @@ become integers by multiply-shift, times by whole microseconds: no float roundin
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -99,11 +98,6 @@ def text_key(text: str) -> int:
 def below(bits: int, limit: int) -> int:
     """A draw as an integer of 0 … limit − 1."""
     return (bits >> 32) * limit >> 32
-
-
-def exponential_us(bits: int, mean_us: float) -> int:
-    """A draw as an exponential gap in whole microseconds, which hides the last digit in which libms differ."""
-    return round(-math.log(((bits >> 11) + 0.5) / (1 << 53)) * mean_us)
 
 
 def mix64_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

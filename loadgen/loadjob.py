@@ -20,7 +20,7 @@ from loadgen.targettext import NO_TARGET, Speech, TargetText, open_speech
 from loadgen.workload import Survey, Workload
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 
-ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path"})
+ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path", "dialect"})
 """Of a config, what says nothing of the load itself."""
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
@@ -126,10 +126,12 @@ class OpenLoad:
         self._speech = open_speech(job.target, encodes=job.encodes())
         tokenizer = self._speech.tokenizer
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
+        self._over = 0
+        """Requests that an earlier part of the run has left nothing to do about."""
         self._estimated = int(tokenizer is None and needs_lengths(config))
         alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
         width = None if alone else shard_of_cap(config.sessions_at_once, shard)
-        self._load = Conversations(
+        self.load = Conversations(
             workload=Workload(config, shard, lengths, job.text()),
             model=job.model,
             open_prompt=job.opening(self._speech, hasher),
@@ -142,11 +144,11 @@ class OpenLoad:
     @cached_property
     def survey(self) -> Survey:
         """The sessions looked through once."""
-        return self._load.workload.survey()
+        return self.load.workload.survey()
 
     def plan(self) -> Plan:
         """The shard's sends, roots in order of time."""
-        return self._load.plan()
+        return self.load.plan()
 
     def planned(self) -> int | None:
         """How many requests there will be if every turn is answered; null: unknown."""
@@ -157,8 +159,6 @@ class OpenLoad:
         """The sum of its sessions' digests."""
         return self.survey.digest_share
 
-    _over = 0
-
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
         """Leave out sessions that are over; returns their requests."""
         over: dict[int, list[RequestId]] = {}
@@ -167,14 +167,14 @@ class OpenLoad:
             if whole or not ended[requests[-1]]:
                 over[session.index] = requests
                 self._over += len(session.turns)
-        self._load.over = over.keys()
+        self.load.over = over.keys()
         return [request for requests in over.values() for request in requests]
 
     def _begun(self, ended: Mapping[RequestId, bool]) -> Iterator[tuple[SessionShape, list[RequestId]]]:
         """Sessions of which some requests are known, with these; they were begun in order of their numbers."""
         unknown = 0
-        for session in self._load.workload:
-            ids = (self._load.request_id(session.index, turn) for turn in range(len(session.turns)))
+        for session in self.load.workload:
+            ids = (self.load.request_id(session.index, turn) for turn in range(len(session.turns)))
             if known := [request for request in ids if request in ended]:
                 unknown = 0
                 yield session, known
@@ -183,5 +183,5 @@ class OpenLoad:
 
     def findings(self) -> dict[str, int]:
         """What its prompts' truth comes to, and the sessions that found no room in time."""
-        counts = {NOT_STARTED: self._load.not_started, ESTIMATED_LENGTHS: self._estimated}
+        counts = {NOT_STARTED: self.load.not_started, ESTIMATED_LENGTHS: self._estimated}
         return self._speech.truth.findings() | counts

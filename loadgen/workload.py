@@ -25,7 +25,7 @@ Counts = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint64]
 
 ENDLESS_SESSIONS = 1000
-DIGESTED_SESSIONS = 250_000
+DIGESTED_SESSIONS = 100_000
 """A run is named by so many of its first sessions: drawing endless ones to name them would never end."""
 
 SECOND_US = 1_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.__main__ import parse_config
@@ -100,6 +100,7 @@ def test_what_is_not_the_load_leaves_the_digest() -> None:
     assert digest(elsewhere) == digest(SESSIONS)
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 3000), st.booleans())
 def test_shards_are_the_whole_however_many_there_are(shards: int, number: int, closed: bool) -> None:
     config = replace(SESSIONS, number=number, turns=Span(1, 2), rate=None if closed else 2.0, parallel=9)
