@@ -185,7 +185,11 @@ class Run:
     def _header(self, ready: Sequence[Ready]) -> Header:
         """The trace's header, now that the shards have drawn the load. Raises InputError if that is empty."""
         if planned_by(ready) == 0:
-            raise InputError(self._config.empty)
+            raise InputError(
+                self._config.empty
+                if self._resumed is None
+                else f"--resume: {self._config.trace}: the run is complete; expected one that was cut short"
+            )
         self._digest = add_shares([each.digest_share for each in ready])
         if self._resumed is not None:
             return partial(resumed_at, self._resumed)

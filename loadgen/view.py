@@ -7,14 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.progress import ShardStatus, Status
+from tracefile.lateness import LATE_MS
 
 WIDE, MEDIUM = 80, 54
 """Columns from which three, or two, groups of numbers stand side by side."""
 
 SHARDS_SHOWN = 8
-LATE_MS = 5.0
-"""Lag from which a client may disturb what it measures."""
-
 SHORTFALL = 0.05
 """Share of the target rate that may be missing before it is shown as a lack."""
 

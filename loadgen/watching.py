@@ -35,7 +35,9 @@ async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncItera
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(error, Exception):  # the run is worth more than its picture
+                print(f"warning: the run's progress was not shown to its end: {error!r}", file=sys.stderr)
 
 
 @contextlib.contextmanager
