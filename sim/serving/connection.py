@@ -146,6 +146,8 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[HttpRequest] = deque()
         self._exchange: Exchange | None = None
         self._advancing = self._closing = self._reading_paused = False
+        self._ended_in_read = False
+        """Whether the latest read held a request's end: then not all of it is of the head that follows."""
         self._refusal: tuple[int, str] | None = None
         self._read_ns = self.last_ns = perf_counter_ns()
         self.writing_paused = False
@@ -205,6 +207,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take one read."""
         self._read_ns = self.last_ns = perf_counter_ns()
+        self._ended_in_read = False
         if self._refusal is not None:
             return
         try:
@@ -214,7 +217,7 @@ class Connection(asyncio.Protocol):
             return
         except httptools.HttpParserError:
             self._refusal = self._refusal or (400, "a malformed request")
-        if self._in_head and self._request is not None:
+        if self._in_head and self._request is not None and not self._ended_in_read:
             self._grow(len(data), MAX_HEAD_BYTES, (431, "the request's head is too large"))
         self._advance()
 
@@ -278,6 +281,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         request, self._request = self._request, None
+        self._ended_in_read = True
         if request is None or self._refusal is not None:
             return
         request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)

@@ -48,5 +48,6 @@ class Fleet:
             engine.abort_all()
 
     def _standing(self, engine: RealTimeEngine, blocks: Sequence[int]) -> Standing:
+        engine.settle()
         cached = len(engine.scheduler.pool.lookup(list(blocks), len(blocks))) if self._sees_cache else 0
         return Standing(engine.num_running + engine.num_waiting, engine.kv_usage, cached)

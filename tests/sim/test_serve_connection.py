@@ -55,6 +55,16 @@ def test_pipelined_requests_are_answered_in_their_order(url: str) -> None:
     assert re.findall(rb'"prompt_tokens":(\d+)', answer) == [b"5", b"6", b"7"]
 
 
+def test_a_large_body_is_no_large_head_for_what_follows(url: str) -> None:
+    large = json.dumps({"prompt": [9] * 5, "max_tokens": 1, "padding": "x" * 90_000}).encode()
+    after = post(ONE, b"Connection: close")
+    with connect(url) as sock:
+        sock.sendall(post(large) + after[:20])
+        assert sock.recv(15) == b"HTTP/1.1 200 OK"
+        sock.sendall(after[20:])
+        assert b"HTTP/1.1 200 OK" in read_all(sock)
+
+
 def test_a_request_may_come_a_byte_at_a_time_and_its_body_in_chunks(url: str) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (ONE[:9], ONE[9:])) + b"0\r\n\r\n"

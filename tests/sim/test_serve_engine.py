@@ -183,3 +183,31 @@ def test_the_fits_noise_stretches_steps_by_kind() -> None:
         assert one.token_ms == [pytest.approx(12.0 + 2 * 8.0), pytest.approx(28.0 + 3 * 15.0)]
 
     with_running(msgspec.structs.replace(MODEL, noise=noise), use)
+
+
+def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
+    """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
+    levels = len(Noise().levels)
+    spread = tuple(level / 9 for level in range(levels))
+    noisy = msgspec.structs.replace(MODEL, noise=Noise(ttft_log_ratio=(spread,), itl_log_ratio=spread))
+    seen: dict[float | None, list[tuple[int | None, list[float]]]] = {}
+
+    def conversation(speed: float | None) -> Callable[[RealTimeEngine], Awaitable[None]]:
+        async def use(engine: RealTimeEngine) -> None:
+            seen[speed] = []
+            for turn in range(3):
+                one = generation(prompt_tokens=8 + 12 * turn, output_tokens=5, first_key=100)
+                engine.submit(one)
+                await until(engine, lambda: one.outcome is not None)  # noqa: B023 - awaited before the next turn
+                times_ms = [time_ms - one.arrival_ms for time_ms in one.token_ms]
+                seen[speed].append((one.request.cached_tokens, times_ms))
+
+        return use
+
+    for speed in (None, 20.0, 100.0):
+        with_running(noisy, conversation(speed), speed)
+    assert [cached for cached, _ in seen[None]] == [0, 12, 24]
+    for speed in (20.0, 100.0):
+        assert [cached for cached, _ in seen[speed]] == [cached for cached, _ in seen[None]]
+        for (_, at_speed_ms), (_, at_once_ms) in zip(seen[speed], seen[None], strict=True):
+            assert at_speed_ms == pytest.approx(at_once_ms)

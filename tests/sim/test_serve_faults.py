@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -147,6 +148,34 @@ def test_nobody_injects_what_the_server_was_not_told_to_allow(start_sim_server: 
         assert named == again
         refused = [*(answer.status_code for answer in answers), *named, *again].count(429)
         assert injected(client) == {"429": refused}
+
+
+def test_whatever_goes_wrong_nothing_is_left_behind(start_sim_server: StartSimServer) -> None:
+    kinds = ("429", "500", "latency=5", "slow-first-byte=3", "stall=0-9", "garbage", "truncate", "reset")
+    faults = [flag for kind in kinds for flag in ("--fault", f"{kind}:0.15")]
+    engine = ("--speed", "max", "--kv-blocks", "300", "--block-size", "16", "--engines", "2", "--route", "least-loaded")
+
+    with (
+        start_sim_server(*engine, *faults) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+
+        def one(number: int) -> str:
+            body = ASK | {"stream": number % 2 == 0, "max_tokens": 100, "n": 1 + number % 3, "prompt": [number] * 40}
+            try:
+                answer = client.post("/v1/completions", json=body)
+            except httpx.HTTPError as error:
+                return type(error).__name__
+            return str(answer.status_code)
+
+        outcomes = set(pool.map(one, range(200)))
+        assert {"200", "429", "500", "RemoteProtocolError"} <= outcomes
+        metrics = client.get("/metrics").text
+        counts = re.findall(r"^vllm:(?:num_requests_\w+|kv_cache_usage_perc){\S* (\S+)$", metrics, re.MULTILINE)
+        assert counts == ["0.0"] * 6
+        assert client.post("/reset_prefix_cache").json() == {"success": True}
+        assert set(injected(client)) == {kind.partition("=")[0] for kind in kinds}
 
 
 def test_rates_are_kept_and_draws_belong_to_the_request() -> None:
