@@ -153,7 +153,7 @@ def count_segment_hits(
 
     pool = SegmentPool(usable, free_rule)
     counts = HitCounts(block_size=chains.block_size, blocks=usable)
-    for prompt_tokens, keys, requests in lay_out(records, chains):
+    for prompt_tokens, _, keys, requests in lay_out(records, chains):
         fits = requests["held"] <= (usable or requests["held"])
         hits = pool.run(keys, requests[fits])
         counts.requests += len(requests)

@@ -29,6 +29,8 @@ class Batch(NamedTuple):
     """Requests laid out for the kernels."""
 
     prompt_tokens: Int64Array
+    computed_tokens: Int64Array
+    """At its end; the last output token's KV never is."""
     keys: Keys
     requests: npt.NDArray[np.void]
     """``kernels.REQUEST``, each with its place in ``keys``."""
@@ -105,4 +107,4 @@ def _batch(records: list[Record], chains: Chains) -> Batch:
     requests["full"] = computed // chains.block_size
     requests["held"] = -(-computed // chains.block_size)
     requests["most_hits"] = np.minimum((prompt_tokens - 1) // chains.block_size, requests["known"])
-    return Batch(prompt_tokens, np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64), requests)
+    return Batch(prompt_tokens, computed, np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64), requests)

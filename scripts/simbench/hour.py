@@ -1,0 +1,59 @@
+"""A trace of one engine's traffic through the compiled engine, warm in this process and cold as a command."""
+
+import gc
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+from simbench.timing import Figures, measure, measure_command
+
+from sim.compiled import build_world, read_simulation, run_world
+from sim.engine import Engine
+from sim.model import Model, save_model
+from sim.workload import plan_arrivals
+from tracefile import load_trace
+
+
+def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
+    """Laying out; running, every TTFT and gap with its noise included; and what it counted."""
+    meta, records = load_trace(trace)
+    arrivals = plan_arrivals(meta, records, model.engine.block_size)
+    gc.freeze()
+    figures = measure("hour_layout", runs, lambda: build_world(arrivals, model.engine, model, 0))
+    walls, cpus = [], []
+    for _ in range(runs + 1):
+        world = build_world(arrivals, model.engine, model, 0)  # a run uses its world up
+        wall, cpu = perf_counter(), process_time()
+        world = run_world(world)
+        walls.append(perf_counter() - wall)
+        cpus.append(process_time() - cpu)
+    figures |= {"hour_run_wall_s": round(median(walls[1:]), 4), "hour_run_cpu_s": round(median(cpus[1:]), 4)}
+    simulation = read_simulation(arrivals, world)
+    ttfts = [flight.ttft_ms for flight in simulation.flights if flight.ttft_ms is not None]
+    figures |= {
+        "requests": len(arrivals),
+        "steps": len(simulation.timeline),
+        "output_tokens": sum(len(flight.token_steps) for flight in simulation.flights),
+        "hit_tokens": simulation.prefix.hit_tokens,
+        "preemptions": simulation.preemptions,
+        "mean_ttft_ms": round(sum(ttfts) / max(len(ttfts), 1), 3),
+    }
+    if plain:
+        start = process_time()
+        oracle = Engine(arrivals, model.engine, model, seed=0).run()
+        figures["plain_cpu_s"] = round(process_time() - start, 2)
+        figures["differing_requests"] = sum(
+            (one.ttft_ms, one.e2e_ms, one.itl_ms.tolist()) != (other.ttft_ms, other.e2e_ms, other.itl_ms.tolist())
+            for one, other in zip(oracle.flights, simulation.flights, strict=True)
+        )
+    return figures
+
+
+def bench_command(trace: Path, model: Model, runs: int) -> Figures:
+    """``sim run`` as a command, reading and writing files."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(model, Path(folder) / "model.json")
+        command = [sys.executable, "-m", "sim", "run", str(trace), "--model", f"{folder}/model.json"]
+        return measure_command("command", runs, [*command, "-o", f"{folder}/out.jsonl", "--overwrite"])

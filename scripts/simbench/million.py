@@ -1,0 +1,100 @@
+"""A made-up day of traffic larger than memory should be: drawn, run and written part by part."""
+
+import gc
+import math
+import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter, process_time
+
+import numpy as np
+from simbench.timing import Figures
+
+from sim.chain import FIRST_PRIVATE
+from sim.model import Model
+from sim.parts import PartialRun
+from sim.prediction import FinishOrder, Tally
+from sim.workload import Arrival
+from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
+
+PART = 1 << 14
+PROMPT_TOKENS = 10_000
+SESSIONS = 2_000
+SPACING_MS = 400.0
+
+
+def bench_million(requests: int, model: Model) -> Figures:
+    """Run ``requests`` of 10,000 prompt tokens and 20 to 180 output tokens, and write every record.
+
+    Each prompt begins with a random part of one of 2,000 prompts, so the cache has hits and evictions. What making the
+    requests up takes is told apart: with a trace it would be reading it.
+    """
+    block_size, making_cpu_s = model.engine.block_size, 0.0
+    run, order, tally = PartialRun(model.engine, model, 0), FinishOrder(), Tally()
+    gc.disable()
+    wall, cpu = perf_counter(), process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "predicted.jsonl"
+        with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
+            before = process_time()
+            for part, last in made_up(requests, block_size):
+                making_cpu_s += process_time() - before
+                for ending in run.feed(part, last=last):
+                    order.add(ending, block_size)
+                released = order.release(math.inf if last else run.certain_until_ms - 0.001)
+                for record in released:
+                    writer.write(record)
+                tally.add(released)
+                before = process_time()
+        size = path.stat().st_size
+    gc.enable()
+    summary = tally.summary(run.preemptions, run.engine_steps)
+    return {
+        "million_requests": summary.requests,
+        "million_prompt_tokens": summary.prompt_tokens,
+        "million_hit_tokens": summary.cached_tokens,
+        "million_steps": summary.steps,
+        "million_wall_s": round(perf_counter() - wall, 2),
+        "million_cpu_s": round(process_time() - cpu, 2),
+        "million_making_cpu_s": round(making_cpu_s, 2),
+        "million_written_mib": round(size / 2**20),
+        "million_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def made_up(requests: int, block_size: int) -> Iterator[tuple[list[Arrival], bool]]:
+    """Requests in parts, and whether each is the last."""
+    rng = np.random.default_rng(1)
+    now_ms, blocks = 0.0, PROMPT_TOKENS // block_size
+    for first in range(0, requests, PART):
+        count = min(PART, requests - first)
+        times_ms = now_ms + np.cumsum(rng.exponential(SPACING_MS, count))
+        now_ms = float(times_ms[-1])
+        drawn = zip(
+            range(first, first + count),
+            times_ms.tolist(),
+            rng.integers(0, SESSIONS, count).tolist(),
+            rng.integers(0, blocks, count).tolist(),
+            rng.integers(20, 180, count).tolist(),
+            strict=True,
+        )
+        yield [_arrival(block_size, *request) for request in drawn], first + count >= requests
+
+
+def _arrival(  # noqa: PLR0917 - one for each thing that is drawn
+    block_size: int, number: int, arrival_ms: float, session: int, shared: int, output: int
+) -> Arrival:
+    blocks = PROMPT_TOKENS // block_size
+    chain = [BlockHash(hash_) for hash_ in range(session << 16, (session << 16) + shared)]
+    chain += [BlockHash(hash_) for hash_ in range((number + 1) << 32, ((number + 1) << 32) + blocks - shared)]
+    full = (PROMPT_TOKENS + output - 1) // block_size
+    record = Record(
+        request_id=RequestId(f"r{number}"),
+        arrival_ms=arrival_ms,
+        prompt_tokens=PROMPT_TOKENS,
+        output_tokens=output,
+        block_hashes=chain,
+    )
+    keys = [*chain, *range(FIRST_PRIVATE, FIRST_PRIVATE - (full - blocks), -1)]
+    return Arrival(record, "runs", PROMPT_TOKENS, output, keys, arrival_ms)

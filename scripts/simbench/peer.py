@@ -1,0 +1,76 @@
+"""Dynamo's replay beside ours: the same trace, pool, token budget, sequences and step times."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from simbench.caches import pool_hits
+from simbench.timing import Figures, measure
+
+from sim.chain import Chains
+from sim.compiled import build_world, read_simulation, run_world
+from sim.config import EngineConfig
+from sim.kernels.layout import World
+from sim.latency import FrontendModel, StepModel
+from sim.model import Model, make_model
+from sim.noise import Noise
+from sim.segmentpool import lay_out
+from sim.workload import plan_arrivals
+from tracefile import load_trace
+
+SCRIPT = Path(__file__).with_name("dynamoreplay.py")
+STEP_MS, PREFILL_STEP_MS = 8.0, 40.0
+
+
+def bench_peer(python: Path, trace: Path, engine: EngineConfig, runs: int) -> Figures:
+    """Loaded: the trace's arrivals, steps of fixed times (``timing_model`` fixed: 40 ms for a step's prefills, 8 ms for
+    its decodes), so that scheduling and caching decide, not a model of kernels. Then one request at a time."""
+    settings: dict[str, object] = {
+        "num_gpu_blocks": engine.usable_blocks,  # Dynamo's pool has no null block
+        "block_size": engine.block_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "timing_model": {"type": "fixed", "prefill_ms": PREFILL_STEP_MS, "decode_ms": STEP_MS},
+    }
+    theirs = min((_replay(python, trace, settings, 0) for _ in range(runs)), key=lambda found: found["wall_s"])
+    alone = _replay(python, trace, settings, 1)
+    figures = {f"dynamo_{name}": value for name, value in theirs.items()}
+    figures["dynamo_alone_hit_tokens"] = alone["hit_tokens"]
+    return figures | _ours(trace, engine, runs)
+
+
+def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
+    """The same from the file: reading, running, every TTFT and gap."""
+    step = StepModel(
+        t0_ms=STEP_MS,
+        per_prefill_token_ms=0.0,
+        per_attention_token2_ms=0.0,
+        per_decode_ms=0.0,
+        per_kv_token_ms=0.0,
+        prefill_step_ms=PREFILL_STEP_MS,
+    )
+    model = make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), engine, Noise())
+    meta, records = load_trace(trace)
+    arrivals = plan_arrivals(meta, records, engine.block_size)
+    figures = measure("peer_from_file", runs, lambda: _run_file(trace, engine, model))
+    figures |= measure("peer_from_memory", runs, lambda: run_world(build_world(arrivals, engine, model)))
+    simulation = read_simulation(arrivals, run_world(build_world(arrivals, engine, model)))
+    ttfts_ms = [flight.ttft_ms for flight in simulation.flights if flight.ttft_ms is not None]
+    batch = next(lay_out(records, Chains(meta)))
+    return figures | {
+        "peer_hit_tokens": simulation.prefix.hit_tokens,
+        "peer_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
+        "peer_alone_hit_tokens": pool_hits(batch, engine.usable_blocks) * engine.block_size,
+    }
+
+
+def _run_file(trace: Path, engine: EngineConfig, model: Model) -> World:
+    meta, records = load_trace(trace)
+    return run_world(build_world(plan_arrivals(meta, records, engine.block_size), engine, model))
+
+
+def _replay(python: Path, trace: Path, settings: dict[str, object], concurrency: int) -> Figures:
+    command = [str(python), str(SCRIPT), str(trace), json.dumps(settings), str(concurrency)]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: Figures = json.loads(ended.stdout.splitlines()[-1])
+    return found
