@@ -117,7 +117,9 @@ class RunProgress:
         self._ended.add(now_s, counts.ended)
         self._tokens.add(now_s, counts.output_tokens)
         self._recent.forget(now_s)
-        recent = self._recent.whole
+        ttft, itl, lag = map(
+            _p50_p99, (self._recent.whole.ttft_ms, self._recent.whole.itl_ms, self._recent.whole.lag_ms)
+        )
         return Status(
             elapsed_s=round(now_s, 3),
             remaining_s=self._remaining_s(now_s, counts),
@@ -131,12 +133,12 @@ class RunProgress:
             target_rate=None if self._target_rate is None else self._target_rate(now_s),
             rate=round(self._sent.per_s(), 3),
             output_tokens_per_s=round(self._tokens.per_s(), 3),
-            ttft_p50_ms=_quantile(recent.ttft_ms, 0.5),
-            ttft_p99_ms=_quantile(recent.ttft_ms, 0.99),
-            itl_p50_ms=_quantile(recent.itl_ms, 0.5),
-            itl_p99_ms=_quantile(recent.itl_ms, 0.99),
-            lag_p50_ms=_quantile(recent.lag_ms, 0.5),
-            lag_p99_ms=_quantile(recent.lag_ms, 0.99),
+            ttft_p50_ms=ttft[0],
+            ttft_p99_ms=ttft[1],
+            itl_p50_ms=itl[0],
+            itl_p99_ms=itl[1],
+            lag_p50_ms=lag[0],
+            lag_p99_ms=lag[1],
             hit_rate=round(counts.cached_tokens / counts.looked_up_tokens, 4) if counts.looked_up_tokens else None,
             shards=[self._shard(index, now_s) for index in range(len(self._where))],
         )
@@ -165,5 +167,8 @@ class RunProgress:
         )
 
 
-def _quantile(sample: Sample, share: float) -> float | None:
-    return round(sample.quantile(share), 3) if sample.count else None
+def _p50_p99(sample: Sample) -> tuple[float | None, float | None]:
+    if not sample.count:
+        return None, None
+    p50, p99 = sample.quantiles(0.5, 0.99)
+    return round(p50, 3), round(p99, 3)

@@ -1,6 +1,7 @@
 """Durations of a run in bounded memory: exact while few, in buckets a fifth of a percent wide once there are many."""
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -87,13 +88,19 @@ class Sample:
 
     def quantile(self, share: float) -> float:
         """The smallest value that more than a ``share`` of all do not exceed; raises IndexError if there is none."""
-        rank = min(self.count - 1, int(share * self.count))
+        return self.quantiles(share)[0]
+
+    def quantiles(self, *shares: float) -> list[float]:
+        """Several of them, in order of their shares; raises IndexError if there is no value."""
+        ranks = [min(self.count - 1, int(share * self.count)) for share in shares]
         if self.buckets is None:
-            return sorted(self.values)[rank]
+            values = sorted(self.values)
+            return [values[rank] for rank in ranks]
         self.fold()
         keys = sorted(self.buckets)
-        upto = accumulate(self.buckets[key] for key in keys)
-        return next(min(_middle(key), self.max) for key, ended in zip(keys, upto, strict=True) if ended > rank)
+        upto = list(accumulate(map(self.buckets.__getitem__, keys)))
+        largest = self.max
+        return [min(_middle(keys[bisect_right(upto, rank)]), largest) for rank in ranks]
 
     def count_above(self, limit: float) -> int:
         """How many are larger than ``limit``."""

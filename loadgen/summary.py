@@ -171,7 +171,7 @@ def quantiles(sample: Sample) -> Quantiles | None:
     """Of a sample; null: it is empty."""
     if not sample.count:
         return None
-    p50, p90, p99 = (round(sample.quantile(each), 3) for each in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (round(each, 3) for each in sample.quantiles(0.5, 0.9, 0.99))
     return Quantiles(sample.count, p50, p90, p99, round(sample.max, 3))
 
 
