@@ -16,7 +16,7 @@ from loadgen.lookahead import Clocks, Lookahead, Planned
 from loadgen.pacing import Alarm, Clock
 from loadgen.plan import Plan
 from loadgen.recording import Sent, answer_of
-from loadgen.request import PlannedRequest, serialise_request
+from loadgen.request import PlannedRequest, RequestWriter
 from loadgen.tally import Tally
 from tracefile import Record
 from wire.url import Origin
@@ -71,7 +71,7 @@ class PlanRun:
     ) -> None:
         """``not_before_ns``: see ``Lookahead``."""
         self._link, self._write, self._tally = link, write, tally
-        self._origin, self._clocks, self._clock = origin, clocks, clock
+        self._writer, self._clocks, self._clock = RequestWriter(origin), clocks, clock
         self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
         self._given: dict[int, Given] = {}
         self._ended: deque[Ended] = deque()
@@ -178,7 +178,7 @@ class PlanRun:
     def _order(self, planned: Planned) -> Order:
         send = planned.send
         request = send.build()
-        data = serialise_request(request, self._origin)
+        data = self._writer.write(request)
         share = sent_share(send.due_ms, request)
         if len(data) > LARGE_BODY_BYTES:  # the sender has it; here it is not needed any more
             request = msgspec.structs.replace(request, body=b"")

@@ -49,11 +49,18 @@ def request_headers(
     return tuple(headers)
 
 
-def serialise_request(request: PlannedRequest, origin: Origin) -> bytes:
-    """All bytes of the request, head and body, as they go to a server."""
-    head = [
-        b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Length: %d"
-        % (origin.target(request.path), origin.host_header, len(request.body))
-    ]
-    head += [b"%b: %b" % header for header in request.headers]
-    return b"\r\n".join((*head, b"", request.body))
+class RequestWriter:
+    """Serialises requests to one server."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._starts: dict[str, bytes] = {}
+
+    def write(self, request: PlannedRequest) -> bytes:
+        """All bytes of the request, head and body."""
+        start = self._starts.get(request.path)
+        if start is None:
+            line = b"POST %b HTTP/1.1" % self._origin.target(request.path)
+            start = self._starts[request.path] = b"%b\r\nHost: %b" % (line, self._origin.host_header)
+        length = b"Content-Length: %d" % len(request.body)
+        return b"\r\n".join((start, length, *map(b": ".join, request.headers), b"", request.body))

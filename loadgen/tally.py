@@ -193,6 +193,6 @@ class Tally(Counts):
 
 def gaps_per_token(record: Record) -> Iterable[float]:
     """Inter-token latencies in ms: each read's gap over its tokens."""
-    if all(tokens == 1 for tokens in record.itl_tokens):
+    if record.itl_tokens.count(1) == len(record.itl_tokens):
         return record.itl_ms
     return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)

@@ -88,13 +88,13 @@ def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:
 def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_data) -> Completion:
     """Follow a streamed response read by read."""
     completion = Completion()
-    feed = EventStream().feed
+    events = EventStream()
     texts: list[str] = []
     gaps_ns, gap_tokens = completion.gaps_ns, completion.gap_tokens
     last_token_ns: int | None = None
     for at_ns, data in reads:
         tokens = 0
-        for event_bytes in feed(data):
+        for event_bytes in events.feed(data):
             if event_bytes == b"[DONE]":
                 completion.done = True
                 continue
@@ -158,12 +158,10 @@ def take_event(completion: Completion, event: Event, texts: list[str]) -> int:
         take_timings(completion, event.timings)
     if event.usage is not None:
         take_usage(completion, event.usage)
-    choices = event.choices
-    if not choices:
-        return 0
-    if len(choices) == 1:
-        return take_choice(completion, choices[0], texts)
-    return sum([take_choice(completion, choice, texts) for choice in choices])
+    tokens = 0
+    for choice in event.choices or ():
+        tokens += take_choice(completion, choice, texts)
+    return tokens
 
 
 def take_usage(completion: Completion, usage: Usage) -> None:
