@@ -1,6 +1,6 @@
 """Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -10,9 +10,6 @@ import numpy.typing as npt
 
 from loadgen.dialects import VLLM, Dialect
 from loadgen.draws import TokenIds
-
-Message = Mapping[str, str]
-"""A chat message: ``role`` and ``content``."""
 
 SHORT_DIGITS = 5
 LONG_DIGITS = 6
@@ -67,10 +64,3 @@ def completions_body(
     """
     fields = dialect.completion_fields(model, max_tokens, stream=stream) | dict(extra or {})
     return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]
-
-
-def chat_body(
-    model: str, messages: Sequence[Message], max_tokens: int, *, stream: bool = True, dialect: Dialect = VLLM
-) -> bytes:
-    """A ``/v1/chat/completions`` body that has the engine generate exactly ``max_tokens`` tokens."""
-    return msgspec.json.encode({"messages": messages, **dialect.chat_fields(model, max_tokens, stream=stream)})

@@ -282,6 +282,14 @@ def test_the_digest_tells_loads_apart(family: Path, traces: ModuleType) -> None:
     assert traces.opened(family).digest_share() == traces.opened(family, dialect="sglang").digest_share()
 
 
+def test_one_nonce_is_one_load(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    jobs = [traces.opened(family, nonce=nonce) for nonce in ("n", "n", "m")]
+    shares = [job.digest_share() for job in jobs]
+    bodies = [[request.body for request in runner.play(job.plan()).sent] for job in jobs]
+    assert shares[0] == shares[1] != shares[2]
+    assert bodies[0] == bodies[1] != bodies[2]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -31,7 +31,8 @@ def request(name: str, **fields: Any) -> Record:
 
 def config(source: Path, **flags: Any) -> ReplayConfig:
     """A replay of a trace to nowhere."""
-    return ReplayConfig(source=source, url="http://127.0.0.1:1", trace=source.with_suffix(".out"), nonce="n", **flags)
+    shape: dict[str, Any] = {"nonce": "n", **flags}
+    return ReplayConfig(source=source, url="http://127.0.0.1:1", trace=source.with_suffix(".out"), **shape)
 
 
 def opened(source: Path, shard: Shard = WHOLE, dialect: DialectName = "vllm", **flags: Any) -> OpenReplay:
