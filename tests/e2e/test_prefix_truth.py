@@ -1,0 +1,90 @@
+"""Loads and replays of text on a real vLLM: the prompts that it saw are the planned ones, to the token, on each API."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadgen.__main__ import main as loadgen
+from replay.__main__ import main as replay
+from tracefile import load_trace
+
+pytestmark = pytest.mark.vllm
+
+SESSIONS = shlex.split(
+    "--turns 3 --rate 3 --number 6 --prefix-count 2 --prefix-tokens 300 --prompt-tokens 40:90 --output-tokens 24"
+)
+BLOCK = 32
+
+
+@pytest.fixture
+def vllm() -> str:
+    """With nothing cached: an earlier run of these tests had the same prompts."""
+    url = os.environ.get("KVTAPE_VLLM")
+    if not url:
+        pytest.skip("KVTAPE_VLLM names no running vLLM; `make test-vllm` starts one")
+    httpx.post(f"{url}/reset_prefix_cache", trust_env=False).raise_for_status()
+    return url
+
+
+def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
+    trace, summary = folder / "t.jsonl", folder / "s.json"
+    arguments = ["--url", url, "--trace", str(trace), "--json", str(summary), "--overwrite"]
+    assert loadgen([*arguments, *SESSIONS, *flags]) == 0
+    found: dict[str, Any] = json.loads(summary.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_every_prompt_is_as_planned(vllm: str, tmp_path: Path, api: str) -> None:
+    truth = run(vllm, tmp_path, "--api", api, "--seed", str(len(api)))["prefix_truth"]
+    counts, before = truth["counts"], truth["before"]
+    assert (before["prompts"], before["exact"], before["unknown"]) == (8, 8, None)
+    assert before["shared_planned"] == before["shared_measured"] >= 300
+    assert counts["off_tokens"] == 0
+    # A random-weight model's answers may be other tokens as text; nothing else may differ from the plan.
+    assert counts["planned"] == 18
+    assert counts["planned"] - counts["exact"] <= counts["answers_changed"]
+    assert counts["answers"] == 12
+    assert truth["verdict"].startswith("exact (8 of 8 sampled prompts by the tokenizer; ")
+    if not counts["answers_changed"]:
+        assert counts["shared_cached"] == counts["shared_tokens"] > 0
+
+
+def test_prompts_of_one_prefix_hit_it_and_no_more(vllm: str, tmp_path: Path) -> None:
+    """One at a time, so that the second of two finds what the first left: the prefix and the template, in blocks."""
+    shape = ["--turns", "1", "--number", "6", "--prefix-count", "1", "--rate", "1", "--seed", "77"]
+    summary = run(vllm, tmp_path, "--api", "chat", *shape)
+    shared = summary["prefix_truth"]["before"]["shared_planned"]
+    cached = [record.cached_tokens for record in load_trace(tmp_path / "t.jsonl")[1]]
+    assert cached[1:] == [shared // BLOCK * BLOCK] * 5
+
+
+def test_a_rendered_chat_keeps_the_generated_ids(vllm: str, tmp_path: Path) -> None:
+    truth = run(vllm, tmp_path, "--chat-template", "--seed", "31")["prefix_truth"]
+    counts = truth["counts"]
+    assert (counts["planned"], counts["exact"], counts["ids_told"], counts["ids_exact"]) == (18, 18, 18, 18)
+    assert counts["shared_cached"] == counts["shared_tokens"] > 0
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_a_replay_in_words_hits_what_the_capture_hit(vllm: str, tmp_path: Path, api: str) -> None:
+    run(vllm, tmp_path, "--chat-template", "--seed", f"4{len(api)}")
+    source = {record.request_id: record for record in load_trace(tmp_path / "t.jsonl")[1]}
+    out, summary = tmp_path / "r.jsonl", tmp_path / "r.json"
+    target = ["--url", vllm, "--trace", str(out), "--json", str(summary), "--api", api, "--replay-sessions"]
+    assert replay([str(tmp_path / "t.jsonl"), *target]) == 0
+    truth = json.loads(summary.read_bytes())["run"]["prefix_truth"]
+    assert truth["verdict"].startswith("exact (4 of 4 sampled prompts by the tokenizer; ")
+    later = [record for record in load_trace(out)[1] if record.turn != 1]
+    assert len(later) == 12
+    for record in later:
+        before = source[record.request_id]
+        assert 0 <= (record.prompt_tokens or 0) - (before.prompt_tokens or 0) <= 10
+    if not truth["counts"]["answers_changed"]:
+        same = [each for each in later if each.prompt_tokens == source[each.request_id].prompt_tokens]
+        assert [each.cached_tokens for each in same] == [source[each.request_id].cached_tokens for each in same]
