@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.calibration import Calibration, RateTruth, save_calibration, usable_cores
+from loadgen.calibration import Calibration, RateTruth, save_calibration
 from loadgen.calibrationruns import calibrate
 from tracefile import InputError
 
@@ -50,7 +50,7 @@ def calibration_lines(found: Calibration) -> list[str]:
     """The calibration for a terminal."""
     senders = "1 sender" if found.procs == 1 else f"{found.procs} senders"
     return [
-        f"{found.machine}: {senders}, {usable_cores()} cores to use, the server on one of them",
+        f"{found.machine}: {senders}, beside the built-in server",
         f"  most requests       {found.requests_per_s:>12,.0f} /s   streams of 16 tokens, prompts of 256",
         f"  most events         {found.events_per_s:>12,.0f} /s   streams of 256 tokens",
         f"  most prompt tokens  {found.prompt_tokens_per_s:>12,.0f} /s   prompts of 8,192",

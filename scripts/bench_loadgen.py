@@ -1,7 +1,7 @@
 """What loadgen can send on one core, and how true its times are, beside an aiohttp client, AIPerf and the bare loop.
 
-    python scripts/bench_loadgen.py                       # about two minutes
-    python scripts/bench_loadgen.py --quick               # under a minute: a look, not a result
+    python scripts/bench_loadgen.py                       # about seven minutes
+    python scripts/bench_loadgen.py --quick               # under two minutes: a look, not a result
     python scripts/bench_loadgen.py --aiperf VENV         # AIPerf too, from VENV/bin/aiperf
 
 The client and all that it starts run on core 1, the built-in server on core 0. Rates and errors are taken from what the
@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loadbench.cases import cases
+from loadbench.expansion import Expanded, expansion
 from loadbench.results import Results
 from loadbench.runs import Measured, measure
 from loadbench.subjects import Subject, aiperf, kvtape, reference
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, metavar="N", help="default 3, quick 1")
     made.add_argument("--seconds", type=float, metavar="S", help="of a saturating run; default 5, quick 3")
     made.add_argument(
-        "--only", default="short,long,rate50,rate200", metavar="LIST", help="cases (default: %(default)s)"
+        "--only", default="short,long,rate50,rate200,expansion", metavar="LIST", help="default: %(default)s"
     )
     made.add_argument("--clients", default="kvtape,aiohttp,protocol", metavar="LIST", help="default: %(default)s")
     made.add_argument("--aiperf", type=Path, metavar="VENV", help="a virtual environment that has AIPerf")
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 def subjects(args: argparse.Namespace, folder: Path) -> list[Subject]:
     """The clients asked for."""
     known = {
-        "kvtape": kvtape(1),
+        "kvtape": kvtape(),
         "aiohttp": reference("aiohttp", "aiohttp_client"),
         "protocol": reference("bare loop", "protocol_client"),
     }
@@ -92,10 +93,14 @@ def main(argv: Sequence[str]) -> int:
         runs = bench(args, folder)
     conditions = watch.stop(())
     results = Results(runs)
-    print(results.table(list(dict.fromkeys(run.subject for run in runs)), markdown=args.markdown))
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}; {conditions}")
+    if runs:
+        print(results.table(list(dict.fromkeys(run.subject for run in runs)), markdown=args.markdown) + "\n")
+    expanded: list[Expanded] = expansion() if "expansion" in args.only.split(",") else []
+    print("".join(f"expansion: {each}\n" for each in expanded))
+    print(f"{datetime.now(UTC):%Y-%m-%d}; {conditions}")
     if args.json is not None:
         facts = {"conditions": asdict(conditions), "runs": [asdict(run) for run in runs]}
+        facts["expansion"] = [asdict(each) for each in expanded]
         args.json.write_text(json.dumps(facts, indent=1) + "\n")
     return 0
 

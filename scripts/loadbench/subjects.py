@@ -28,10 +28,9 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def kvtape(procs: int) -> Subject:
+def kvtape() -> Subject:
     """``loadgen`` with full recording: hashes, records, trace."""
-    flags = ["--procs", str(procs)] if procs > 1 else []
-    return Subject("kvtape" if procs == 1 else f"kvtape {procs}", lambda *run: _kvtape(*run) + flags, _trace_ttfts)
+    return Subject("kvtape", _kvtape, _trace_ttfts)
 
 
 def reference(name: str, module: str) -> Subject:

@@ -1,0 +1,69 @@
+"""From block hashes to a request's bytes: how many tokens a second, on one core, in this process."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadgen.bodies import encode_ids, prepare_tables
+from loadgen.draws import ORDINARY, mix64
+from replay.expansion import Expansion
+from tracefile import BlockHash, RequestId
+
+ROUNDS = 7
+SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is expanded: so many blocks of so many tokens."""
+
+    blocks: int
+    block_size: int
+
+    @property
+    def tokens(self) -> int:
+        """All of it."""
+        return self.blocks * self.block_size
+
+
+PROMPTS = (Prompt(16, 16), Prompt(625, 16), Prompt(20, 512), Prompt(250, 512))
+"""A short prompt, 10,000 tokens in small and in large blocks, a long context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """One prompt's figures: the fastest round, in CPU time."""
+
+    prompt: Prompt
+    tokens_per_s: float
+    us_per_request: float
+
+    def __str__(self) -> str:
+        size = f"{self.prompt.tokens:,} tokens in blocks of {self.prompt.block_size}"
+        return f"{size:<34}{self.tokens_per_s / 1e6:>8.1f} M tokens/s{self.us_per_request:>10,.0f} µs"
+
+
+def expansion() -> list[Expanded]:
+    """Every prompt, hash to JSON bytes."""
+    prepare_tables()
+    return [_expanded(prompt) for prompt in PROMPTS]
+
+
+def _expanded(prompt: Prompt) -> Expanded:
+    expander = Expansion(prompt.block_size, "bench", ORDINARY)
+    hashes = [BlockHash(mix64(number)) for number in range(prompt.blocks)]
+
+    def work() -> bytes:
+        return encode_ids(expander.blocks(hashes, RequestId("bench")).ravel())
+
+    seconds = min(_cpu_seconds(work) for _ in range(ROUNDS))
+    return Expanded(prompt, prompt.tokens / seconds, seconds * 1e6)
+
+
+def _cpu_seconds(work: Callable[[], bytes]) -> float:
+    """CPU time of one call, over as many as take a tenth of a second."""
+    calls, began = 0, time.process_time()
+    while (spent := time.process_time() - began) < SECONDS:
+        work()
+        calls += 1
+    return spent / calls
