@@ -23,9 +23,9 @@ from wire.url import Origin
 
 REFUSALS_TO_STOP = 3
 """A run whose first requests are all refused as malformed is a mistake, not a measurement."""
-BUILDS_PER_TURN = 16
-SETTLED_PER_TURN = 4
-"""So that a turn of the loop is short, and what is due soon is built in time."""
+BUILDS_PER_TURN = 8
+SETTLED_PER_TURN = 8
+"""So that a turn of the loop is short, and neither waits for the other."""
 LARGE_BODY_BYTES = 16 << 10
 
 FromSender = Batch | Pulse | Halted
@@ -104,6 +104,13 @@ class PlanRun:
 
     def hear(self, message: FromSender) -> None:
         """Take what the sender says."""
+        try:
+            self._hear(message)
+        except Exception as error:  # as in _turn
+            self._fail(error)
+        self._turn_soon()
+
+    def _hear(self, message: FromSender) -> None:
         if isinstance(message, Halted):
             self._halted = True
         else:
@@ -115,7 +122,6 @@ class PlanRun:
             self._forget(message.expired)
         elif isinstance(message, Pulse):
             self._feel(message)
-        self._turn_soon()
 
     def _forget(self, expired: Sequence[int]) -> None:
         """Let go of requests that it was too late for; of a root without a time of its own, all that come behind it."""

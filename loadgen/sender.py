@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from loadgen.connections import Connections
 from loadgen.crossing import (
@@ -210,7 +211,8 @@ class SenderProcess:
         self._connections: Connections | None = None
 
     async def serve(self, sock: socket.socket) -> None:
-        """Until the shard has closed its end."""
+        """Until the shard has closed its end. Raises what a callback raised: its flight would never end."""
+        asyncio.get_running_loop().set_exception_handler(self._on_failure)
         self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
         await self._over
         if self._sender is not None:
@@ -261,6 +263,11 @@ class SenderProcess:
     def _on_end(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
+
+    def _on_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, OSError) and not self._over.done():
+            self._over.set_exception(error)
 
 
 async def _serve(fd: int) -> None:

@@ -1,0 +1,75 @@
+"""The alarm on real loops: never before its time, once for each time it is set, not at all when it is unset."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+
+import pytest
+
+from loadgen.pacing import Alarm, LoopWaker, TimerfdWaker, Waker, new_waker
+from wire.loop import run
+
+MS = 1_000_000
+WAKERS: list[Callable[[Callable[[], None]], Waker]] = [LoopWaker, TimerfdWaker, new_waker]
+
+
+@pytest.fixture(params=WAKERS, ids=lambda waker: waker.__name__)
+def waker(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], Waker]:
+    if request.param is TimerfdWaker and sys.platform != "linux":
+        pytest.skip("timerfd is Linux's")
+    made: Callable[[Callable[[], None]], Waker] = request.param
+    return made
+
+
+@pytest.mark.parametrize("run_loop", [run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_it_rings_at_its_time_and_not_before(
+    waker: Callable[[Callable[[], None]], Waker], run_loop: Callable[..., list[int]]
+) -> None:
+    async def ring_at(waits_ms: list[float]) -> list[int]:
+        late_ns: list[int] = []
+        rung = asyncio.Event()
+
+        def ring() -> None:
+            late_ns.append(perf_counter_ns() - due_ns)
+            rung.set()
+
+        alarm = Alarm(ring, waker=waker)
+        for wait_ms in waits_ms:
+            rung.clear()
+            due_ns = perf_counter_ns() + round(wait_ms * MS)
+            alarm.set(due_ns)
+            await asyncio.wait_for(rung.wait(), 5)
+        alarm.close()
+        return late_ns
+
+    late_ns = run_loop(ring_at([0.0, -3.0, 0.05, 0.3, 2.0, 15.0]))
+    assert len(late_ns) == 6
+    assert min(late_ns) >= 0
+
+
+def test_setting_it_again_moves_it_and_unsetting_silences_it(waker: Callable[[Callable[[], None]], Waker]) -> None:
+    async def move() -> None:
+        rung_ns: list[int] = []
+        silenced: list[int] = []
+        rung = asyncio.Event()
+
+        def ring() -> None:
+            rung_ns.append(perf_counter_ns())
+            rung.set()
+
+        alarms = [Alarm(ring, waker=waker), Alarm(lambda: silenced.append(perf_counter_ns()), waker=waker)]
+        now_ns = perf_counter_ns()
+        for alarm in alarms:
+            alarm.set(now_ns + 5 * MS)
+        alarms[0].set(now_ns + 30 * MS)
+        alarms[1].set(None)
+        await asyncio.wait_for(rung.wait(), 5)
+        await asyncio.sleep(0.01)
+        for alarm in alarms:
+            alarm.close()
+        assert len(rung_ns) == 1
+        assert rung_ns[0] >= now_ns + 30 * MS
+        assert silenced == []
+
+    run(move())
