@@ -1,5 +1,6 @@
 """A run that is killed and gone on with: every planned request is recorded once, whatever was killed and when."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,7 +40,8 @@ def kill_midway(argv: Sequence[str], trace: Path, enough: int) -> None:
         assert run.poll() is None
         time.sleep(0.02)
     for pid in [run.pid, *descendants(run.pid)]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have left by itself since it was listed
+            os.kill(pid, signal.SIGKILL)
     run.wait()
 
 
