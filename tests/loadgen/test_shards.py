@@ -110,18 +110,15 @@ def test_when_a_shard_dies_the_others_stop_and_what_was_recorded_is_kept(engine:
     assert not [name for name in os.listdir(folder) if "shard" in name]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_all_shards_and_the_trace_is_whole(
-    engine: Any, folder: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_stops_all_shards_and_the_trace_is_whole(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl.zst"
     with running(engine, trace, *ENDLESS) as process:
         wait_for(6, engine, process)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert f"cut short ({number.name})" in out
+    assert "cut short (SIGTERM)" in out
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 6
     assert {record.status for record in records} == {"client_abort"}
