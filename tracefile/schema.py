@@ -59,7 +59,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What load a writer that made its own load was making. Null: it did not make any."""
 
     pattern: str | None = None
-    """constant, poisson, multiturn, replay, replay-sessions."""
+    """How arrivals were made: a pattern of loadgen's, replay, or replay-sessions."""
     seed: int | None = None
     digest: str | None = None
     """SHA-256 over every planned request (arrival, shape, body): equal digests mean equal traffic."""
