@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +62,7 @@ def drive(config: Drive) -> Driven:
         try:
             words = asyncio.run(run.shown(json_file))
         except asyncio.CancelledError:
+            run.tell_of_parts()
             raise KeyboardInterrupt from None
         return run.outcome(words)
 
@@ -164,6 +166,12 @@ class Run:
         if refused is not None:
             raise InputError(refused)
         return driven
+
+    def tell_of_parts(self) -> None:
+        """Say where what was recorded is, now that nobody makes a whole of it."""
+        left = [str(part) for part in self._parts if part.exists()]
+        if left:
+            print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
         """What each shard is told: its part of the sessions, of the trace and of the requests in flight."""

@@ -143,6 +143,7 @@ def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, fo
     with pytest.raises(ProcessLookupError):
         os.kill(hung, 0)
     parts = [f"t.jsonl.shard{index}.jsonl" for index in (0, 1)]
+    assert f"warning: left as it was: {folder / parts[0]}, {folder / parts[1]}; --resume goes on with it" in err
     assert sorted(os.listdir(folder)) == sorted([*parts, "t.jsonl.progress"])
     with pytest.raises(InputError, match="left by a run that was killed; expected --resume to go on with it"):
         main(arguments(engine, trace, *SESSIONS))
