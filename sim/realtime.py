@@ -29,7 +29,7 @@ from sim.request import Request
 from sim.scheduler import Scheduler, Step
 
 Outcome = Literal["finished", "aborted"]
-TOLD_AT_ONCE = 48
+TOLD_AT_ONCE = 32
 """Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
 LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
 """Upper bounds of the buckets of how late steps' tokens go out, seconds."""
@@ -277,24 +277,28 @@ class RealTimeEngine:
             return
         told, self._told = self._told, []
         self.counters.steps += 1
+        self.counters.generation_tokens += len(told)
         self.scheduler.finish_step(step)
+        now_ms = self.now_ms
+        gaps_ms: dict[float, int] = {}
         for generation in told:
-            self._count_token(generation)
+            if generation.token_ms:
+                gap_ms = now_ms - generation.token_ms[1]
+                gaps_ms[gap_ms] = gaps_ms.get(gap_ms, 0) + 1
+                generation.token_ms[1] = now_ms
+            else:
+                self._count_first(generation)
             if generation.outcome == "finished":
                 self._forget(generation)
+        for gap_ms, times in gaps_ms.items():
+            self.counters.itl_s.add(gap_ms / 1e3, times)
 
-    def _count_token(self, generation: Generation) -> None:
-        counters, now_ms = self.counters, self.now_ms
-        counters.generation_tokens += 1
-        if not generation.token_ms:
-            request = generation.request
-            generation.token_ms = [now_ms, now_ms]
-            counters.prompt_tokens += request.prompt_tokens
-            counters.cached_prompt_tokens += request.cached_tokens or 0
-            counters.ttft_s.add((now_ms - generation.arrival_ms) / 1e3)
-        else:
-            counters.itl_s.add((now_ms - generation.token_ms[1]) / 1e3)
-            generation.token_ms[1] = now_ms
+    def _count_first(self, generation: Generation) -> None:
+        counters, request = self.counters, generation.request
+        generation.token_ms = [self.now_ms, self.now_ms]
+        counters.prompt_tokens += request.prompt_tokens
+        counters.cached_prompt_tokens += request.cached_tokens or 0
+        counters.ttft_s.add((self.now_ms - generation.arrival_ms) / 1e3)
 
     def _forget(self, generation: Generation) -> None:
         del self._generations[generation.request.index]

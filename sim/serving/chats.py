@@ -78,14 +78,16 @@ class ChatVoice:
         """Nothing: the role comes with the first token, as from vLLM."""
         return b""
 
+    def one_token(self, place: int, token_id: int) -> bytes | None:
+        """A chunk of parts that are there already."""
+        if self._asked.top_logprobs is not None or self._asked.tool_choice != "none":
+            return None
+        ids = b"[%d]" % token_id if self._with_ids else b"null"
+        return _ONE_TOKEN % (self._head, place, self._spelling[token_id], ids)
+
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk; before a choice's first one, another with its role."""
         generation = delta.generation
-        plain = delta.start and delta.finish_reason is None and usage is None and self._asked.top_logprobs is None
-        if plain and delta.stop - delta.start == 1 and generation.answer.call is None:
-            token_id = generation.answer.token_ids[delta.start]
-            ids = b"[%d]" % token_id if self._with_ids else b"null"
-            return _ONE_TOKEN % (self._head, generation.place, self._spelling[token_id], ids)
         role = b"" if delta.start else self._role(generation.place, usage)
         said = self._said(delta)
         if not said and delta.finish_reason is None and not self._with_ids:

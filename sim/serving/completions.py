@@ -73,13 +73,15 @@ class CompletionVoice:
         """Nothing."""
         return b""
 
+    def one_token(self, place: int, token_id: int) -> bytes | None:
+        """A chunk of parts that are there already."""
+        if self._asked.top_logprobs is not None:
+            return None
+        ids = b"[%d]" % token_id if self._with_ids else b"null"
+        return _ONE_TOKEN % (self._head, place, self._spelling[token_id], ids)
+
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk."""
-        plain = delta.start and delta.finish_reason is None and usage is None and self._asked.top_logprobs is None
-        if plain and delta.stop - delta.start == 1:
-            token_id = delta.generation.answer.token_ids[delta.start]
-            ids = b"[%d]" % token_id if self._with_ids else b"null"
-            return _ONE_TOKEN % (self._head, delta.generation.place, self._spelling[token_id], ids)
         choice = self._choice(delta)
         del choice["prompt_logprobs"]
         return event(self._head, {"choices": [choice]}, usage)

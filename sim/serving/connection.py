@@ -164,15 +164,16 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Cut the connection; nothing is written to it any more."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     # What an exchange calls.
 
     def write(self, data: bytes) -> None:
         """Write bytes as they are."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None:
             self._transport.write(data)
 
     def finish(self, *, keep_alive: bool) -> None:

@@ -129,6 +129,10 @@ class MessagesVoice:
         """Nothing: the message starts with its first token, as from vLLM."""
         return b""
 
+    def one_token(self, place: int, token_id: int) -> bytes | None:
+        """None: every event is made anew."""
+        return None
+
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """The block's next piece; before it the message's and the block's start."""
         events = []

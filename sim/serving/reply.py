@@ -35,6 +35,8 @@ class Reply:
         """Runs while nothing is written on purpose."""
         self._trigger = -1
         """Tokens told, over all choices, at which what was injected into the answer's middle happens; -1: none."""
+        self._is_plain = not self._continuous
+        """Whether a token in the middle of an answer may be told by itself."""
 
     def begin(
         self, voice: Voice, generations: Sequence[Generation], engine: RealTimeEngine, headers: Sequence[Header]
@@ -50,6 +52,7 @@ class Reply:
             total = sum(generation.request.output_tokens for generation in generations)
             if injection.stall_ms or injection.garbage or injection.ending:
                 self._trigger = int(injection.share * total)
+                self._is_plain = False
             if injection.first_byte_ms:
                 self._hold(injection.first_byte_ms, self._open)
                 return
@@ -61,7 +64,8 @@ class Reply:
             self._exchange.cut()
         elif self._held is None and self._exchange.writable:
             if self._streams:
-                self._tell(generation)
+                if not (self._is_plain and generation.outcome is None and self._tell_one(generation)):
+                    self._tell(generation)
             elif generation.outcome is not None:
                 self._open_choices -= 1
                 if not self._open_choices:
@@ -95,6 +99,20 @@ class Reply:
         for generation in self._generations:
             if self._held is None and generation.delivered > self._told[generation.place]:
                 self._tell(generation)
+
+    def _tell_one(self, generation: Generation) -> bool:
+        """Tell one token in the middle of an answer, as nearly all are. False: it is another, and nothing was told."""
+        place = generation.place
+        told = self._told[place]
+        if told == 0 or generation.delivered != told + 1:
+            return False
+        said = self._voice.one_token(place, generation.answer.token_ids[told])
+        if said is None:
+            self._is_plain = False
+            return False
+        self._told[place] = told + 1
+        self._exchange.write(said)
+        return True
 
     def _tell(self, generation: Generation) -> None:
         place, stop = generation.place, generation.delivered

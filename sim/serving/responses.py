@@ -114,6 +114,10 @@ class ResponsesVoice:
         begun = {"response": self._response | {"status": "in_progress", "output": [], "usage": None}}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
+    def one_token(self, place: int, token_id: int) -> bytes | None:
+        """None: every event is made anew."""
+        return None
+
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """The item's next piece; before it, the item and its part."""
         self._finish_reason = delta.finish_reason or self._finish_reason

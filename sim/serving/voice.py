@@ -72,6 +72,10 @@ class Voice(Protocol):
         """What is said before there is a token."""
         ...
 
+    def one_token(self, place: int, token_id: int) -> bytes | None:
+        """The same as ``delta`` for one token in the middle of a text, made faster; None: this response has no such."""
+        ...
+
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """What is said of a choice's new tokens, the latest usage with it where the client wants it all along."""
         ...
