@@ -5,7 +5,7 @@ answer otherwise than a new one), so it is learnt for each order of roles that a
 said: two conversations are asked for each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +150,3 @@ def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], behind: int)
         if any(list(token_ids[at : at + MARK]) == list(mark) for mark in marks):
             return at
     return None
-
-
-GapTable = Mapping[Order, Gaps]

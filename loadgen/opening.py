@@ -10,6 +10,7 @@ from loadgen.draws import TokenIds, tokens_of
 from loadgen.messages import Drawn, Piece, Said
 from loadgen.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt, said_in
 from loadgen.shapes import SessionShape
+from loadgen.spoken import Spoken
 from loadgen.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher
 
@@ -38,16 +39,28 @@ class TokenOpening:
         return TokenPrompt(np.concatenate([prefix, *new]), self.form, list(known))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatOpening:
-    """Makes sessions' first prompts of messages: the shared prefix is the system message."""
+    """Makes sessions' first prompts of messages: the shared prefix is the system message, and is made once."""
 
     form: TextForm
     prefix_tokens: int
+    _prefixes: dict[int, Spoken] = field(default_factory=dict)
 
     def __call__(self, session: SessionShape) -> ChatPrompt:
         """The first turn's prompt."""
-        return ChatPrompt(self.form, [self.form.speech.say(said) for said in opening_of(session, self.prefix_tokens)])
+        speech = self.form.speech
+        conversation = [speech.say(said) for said in said_in(session.turns[0])]
+        if session.prefix is None:
+            return ChatPrompt(self.form, conversation)
+        if session.prefix not in self._prefixes:
+            self._prefixes[session.prefix] = speech.say(prefix_of(session, self.prefix_tokens))
+        return ChatPrompt(self.form, [self._prefixes[session.prefix], *conversation])
+
+
+def prefix_of(session: SessionShape, tokens: int) -> Said:
+    """What sessions of one prefix begin with."""
+    return Drawn("system", (Piece(session.prefix_key, tokens),))
 
 
 def opening_of(session: SessionShape, prefix_tokens: int) -> list[Said]:
@@ -55,7 +68,7 @@ def opening_of(session: SessionShape, prefix_tokens: int) -> list[Said]:
     said = list(said_in(session.turns[0]))
     if session.prefix is None:
         return said
-    return [Drawn("system", (Piece(session.prefix_key, prefix_tokens),)), *said]
+    return [prefix_of(session, prefix_tokens), *said]
 
 
 def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:

@@ -23,8 +23,6 @@ from loadgen.spoken import Call, Spoken
 from loadgen.targettext import Speech
 from tracefile import BlockHash, BlockHasher, InputError
 
-CHAT_PATH = PATHS["chat"]
-
 
 class Prompt(Protocol):
     """A turn's prompt."""

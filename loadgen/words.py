@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.draws import TokenIds, Vocabulary, expand_tokens, mix64, tokens_of
+from loadgen.draws import TokenIds, Vocabulary, mix64, tokens_of
 from loadgen.tokenizer import Tokenizer, TokenizerError
 
 LEADER = "the"
@@ -47,10 +47,6 @@ class Words:
     def numbers(self, key: int, count: int) -> TokenIds:
         """Which words a key stands for: the first ``count`` of its row."""
         return tokens_of(key, count, Vocabulary(0, len(self.texts)))
-
-    def block_numbers(self, keys: Sequence[int] | np.ndarray, count: int) -> TokenIds:
-        """The rows of many keys; shape (len(keys), count)."""
-        return expand_tokens(np.asarray(keys, dtype=np.uint64), count, Vocabulary(0, len(self.texts)))
 
     def text(self, numbers: TokenIds) -> str:
         """The words, joined by spaces."""
