@@ -170,7 +170,7 @@ class Run:
     def tell_of_parts(self) -> None:
         """Say where what was recorded is, now that nobody makes a whole of it."""
         left = [str(part) for part in self._parts if part.exists()]
-        if left:
+        if left and self._where:  # nothing is recorded before they are all ready
             print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
