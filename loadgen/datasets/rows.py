@@ -56,7 +56,9 @@ def _is_row(line: bytes) -> bool:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-    return isinstance(found, dict) or (bool(found) and isinstance(found[0], dict) and "role" in found[0])
+    if isinstance(found, list):
+        return bool(found) and isinstance(found[0], dict) and "role" in found[0]
+    return isinstance(found, dict)
 
 
 def _items(path: Path, whole: bytes) -> list[msgspec.Raw]:
