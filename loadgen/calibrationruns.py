@@ -1,7 +1,6 @@
 """The runs of ``loadgen calibrate``: this machine's own loadgen, as a command, against the built-in server."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from loadgen.calibration import (
     RateTruth,
     machine,
 )
+from loadgen.child import module_command, module_environment
 from loadgen.truth import Served
 from loadgen.truthfigures import quantile, received_ns, steady_rate, ttft_errors_ms
 from loadgen.truthprocess import TruthProcess, truth_server
@@ -88,11 +88,13 @@ class Runner:
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
         trace, summary = folder / "trace.jsonl", folder / "summary.json"
-        command = [sys.executable, "-m", "loadgen", "--url", server.url, "--trace", str(trace), "--json", str(summary)]
+        command = module_command("loadgen", "--url", server.url, "--trace", str(trace), "--json", str(summary))
         command += ["--output-tokens", str(answer), "--prompt-tokens", str(prompt), *flags]
         command += ["--procs", str(self.procs)] if self.procs > 1 else []
         before = len(server.truth().served)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LONGEST_S, check=False, env=module_environment()
+        )
         if done.returncode:
             raise InputError(f"calibrate: loadgen failed here: {done.stderr.strip()[-500:]}; expected it to run")
         return Run(server.truth().served[before:], msgspec.json.decode(summary.read_bytes()), trace)

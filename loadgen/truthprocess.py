@@ -2,13 +2,13 @@
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
 import msgspec
 
+from loadgen.child import module_command, module_environment
 from loadgen.truth import Truth
 
 
@@ -28,8 +28,9 @@ class TruthProcess:
 @contextlib.contextmanager
 def truth_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> Iterator[TruthProcess]:
     """The server with ``flags`` for the length of the block; ``prefix`` runs it, ``taskset`` say."""
-    command = [*prefix, sys.executable, "-m", "loadgen.truthserver", *flags]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [*prefix, *module_command("loadgen.truthserver", *flags)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
     assert process.stdin is not None
     assert process.stdout is not None
     try:
