@@ -1,6 +1,6 @@
 """How closely clients of ``sim serve`` see the engine's virtual clock, and how much one core of it carries.
 
-    python scripts/bench_serve.py fidelity --rate 200 --tokens 16 --seconds 10
+    python scripts/bench_serve.py fidelity --rate 200 --tokens 16 --seconds 10 --realtime
     python scripts/bench_serve.py fidelity --rate 200 --tokens 256 -- --t0-ms 4 --per-decode-ms 0.002
     python scripts/bench_serve.py throughput --streams 32 --tokens 256
     python scripts/bench_serve.py streams --streams 2000 --seconds 10 -- --t0-ms 100 --max-num-seqs 2048
@@ -8,10 +8,12 @@
 Fidelity: requests in a poisson stream from a client that does nothing but send and read; every token's read is
 compared with the moment at which the engine's clock says that it exists, every TTFT with the engine's own. Throughput:
 closed-loop streams against ``--speed max``. Streams: so many at once for a while. Server and client have a core each,
-if there are two. What stands behind ``--`` goes to the server.
+if there are two; with ``--realtime`` (Linux, root) both at real-time priority, for a machine that others use too. What
+stands behind ``--`` goes to the server.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -104,10 +106,14 @@ class Stream:
 class Client:
     """Connections opened ahead, one loop around ``epoll``, nothing parsed before the end."""
 
+    nap_s = 0.0
+    """Of every 20 ms, how long it sleeps: a real-time process that never does is stopped by the kernel."""
+
     def __init__(self, port: int, connections: int) -> None:
         self.poll = select.epoll()
         self.idle: deque[socket.socket] = deque()
         self.busy: dict[int, tuple[socket.socket, Stream]] = {}
+        self.napped_s = time.perf_counter()
         for _ in range(connections):
             sock = socket.create_connection(("127.0.0.1", port))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,6 +130,9 @@ class Client:
     def read(self, timeout_s: float) -> list[Stream]:
         """Read what there is, waiting so long for it; the streams that ended."""
         ended = []
+        if self.nap_s and time.perf_counter() - self.napped_s > 0.02:
+            time.sleep(self.nap_s)
+            self.napped_s = time.perf_counter()
         for number, _ in self.poll.poll(timeout_s):
             sock, stream = self.busy[number]
             at_ns = perf_counter_ns()
@@ -144,6 +153,7 @@ def send_poisson(port: int, rate: float, seconds: float, tokens: int) -> list[St
     bodies = [request(FIRST_LENGTH + number, tokens) for number in range(count)]
     client = Client(port, 1000)
     streams: list[Stream] = []
+    gc.disable()
     due_s = time.perf_counter() + 0.2
     while len(streams) < count or client.busy:
         now_s = time.perf_counter()
@@ -215,7 +225,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=16, help="a request's answer")
     parser.add_argument("--streams", type=int, default=32, help="how many at once")
+    parser.add_argument("--realtime", action="store_true", help="run both at real-time priority")
     args, flags = parser.parse_known_args()
+    if args.realtime:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        Client.nap_s = 0.0011
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

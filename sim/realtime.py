@@ -254,6 +254,8 @@ class RealTimeEngine:
             for share in step.scheduled
             if share.samples and share.request.state != "finished"
         ]
+        # Those whose first token it is go first: the step's order would have them wait for all that decode.
+        sampled.sort(key=_is_begun)
         for first in range(0, len(sampled) or 1, TOLD_AT_ONCE):
             for generation in sampled[first : first + TOLD_AT_ONCE]:
                 self._tell_one(generation)
@@ -325,3 +327,7 @@ class RealTimeEngine:
             assert generation.delivered == generation.request.num_generated
         held = {request.index for request in (*self.scheduler.running, *self.scheduler.waiting)}
         assert held == {index for index, generation in self._generations.items() if generation.entered}
+
+
+def _is_begun(generation: Generation) -> bool:
+    return generation.delivered > 0
