@@ -126,11 +126,18 @@ def test_an_interrupt_stops_all_shards_and_the_trace_is_whole(engine: Any, folde
     assert sorted(os.listdir(folder)) == ["t.jsonl.zst", "t.jsonl.zst.progress"]
 
 
+def end(pid: int) -> None:
+    """Leave no process behind that was stopped and cannot leave by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, folder: Path) -> None:
     engine.stalls = True
     trace = folder / "t.jsonl"
-    with running(engine, trace, *ENDLESS) as process:
+    with running(engine, trace, *ENDLESS) as process, contextlib.ExitStack() as stack:
         hung = shards_of(trace, process)[0]
+        stack.callback(end, hung)
         os.kill(hung, signal.SIGSTOP)  # it will not hear that it is to stop
         process.send_signal(signal.SIGINT)
         while json.loads(Path(f"{trace}.progress").read_text().splitlines()[-1])["stopping"] != "SIGINT":
@@ -138,10 +145,10 @@ def test_a_second_interrupt_ends_it_at_once_and_leaves_the_parts(engine: Any, fo
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
+        with pytest.raises(ProcessLookupError):
+            os.kill(hung, 0)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    with pytest.raises(ProcessLookupError):
-        os.kill(hung, 0)
     parts = [f"t.jsonl.shard{index}.jsonl" for index in (0, 1)]
     assert f"warning: left as it was: {folder / parts[0]}, {folder / parts[1]}; --resume goes on with it" in err
     assert sorted(os.listdir(folder)) == sorted([*parts, "t.jsonl.progress"])
