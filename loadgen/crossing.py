@@ -95,7 +95,7 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag=True):
     started: int
     in_flight: int
     cpu_ns: int
-    """CPU time of its process so far."""
+    """CPU time of its process since its connections were open: what it took to start is no cost of the load."""
     delays_ns: list[int]
     """How late its timer rang, each time since."""
     first_reads_ns: list[int]

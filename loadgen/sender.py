@@ -80,6 +80,7 @@ class Sender:
         self._beat.set(self._next_beat_ns)
         self._beats = 0
         self._delays_ns: list[int] = []
+        self._cpu_before_ns = time.process_time_ns()
 
     def take(self, orders: Sequence[Order]) -> None:
         """Hold these until they are due; what is due already starts now."""
@@ -197,7 +198,8 @@ class Sender:
             gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
             flight.told_reads = len(reads)
         delays_ns, self._delays_ns = self._delays_ns, []
-        return Pulse(self._started, len(self._flights), time.process_time_ns(), delays_ns, first_reads_ns, gaps_ns)
+        cpu_ns = time.process_time_ns() - self._cpu_before_ns
+        return Pulse(self._started, len(self._flights), cpu_ns, delays_ns, first_reads_ns, gaps_ns)
 
 
 class SenderProcess:
