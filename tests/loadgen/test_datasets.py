@@ -1,6 +1,7 @@
 """Datasets: a few rows of each format as its users write it, the sessions they make, and bad rows by name."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -189,6 +190,15 @@ def test_a_bailian_turn_is_what_its_prompt_has_more(tmp_path: Path) -> None:
     assert [(turn.new_tokens, turn.output_tokens) for turn in first] == [(100, 30), (40, 30)]
     # The first to go on from a request goes on; another begins a session with all its prompt.
     assert [turn.new_tokens for turn in second] == [180]
+
+
+def test_the_published_mooncake_trace_is_gone_through_once() -> None:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder or not (path := Path(folder) / "mooncake" / "conversation_trace.jsonl").exists():
+        pytest.skip("KVTAPE_DATA names no folder with mooncake/conversation_trace.jsonl")
+    config = replace(LOAD, dataset="mooncake", dataset_path=path, number=None)
+    assert Workload(config).survey().planned == 12_031
+    assert sum(session.turns[0].prompt_tokens for session in Workload(config)) == 144_793_823
 
 
 def test_a_csv_is_a_dataset_too(tmp_path: Path) -> None:

@@ -1,20 +1,23 @@
 """A load as a job: cut into shards, named, and taken up again."""
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadgen.config import LoadConfig
+from loadgen.config import LoadConfig, Pattern
 from loadgen.datasets.lengths import TokenizerLengths
 from loadgen.job import WHOLE, Shard
 from loadgen.loadjob import LoadJob, load_name, shard_of_cap
-from loadgen.plan import Send
+from loadgen.plan import Answer, Send
 from loadgen.spans import Span
 from loadgen.tokenizer import LocalTokenizer
-from tracefile import HashKey, InputError, RequestId
+from tracefile import HashKey, InputError, Record, RequestId
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=Span(1, 3), seed=2)
 
@@ -50,6 +53,46 @@ def test_a_closed_loop_begins_as_many_as_it_may() -> None:
     sends = list(single.open(WHOLE).plan())
     assert len(sends) == 12
     assert {send.due_ms for send in sends} == {None}
+
+
+@given(
+    services=st.lists(st.integers(1, 2000), min_size=30, max_size=30),
+    slots=st.integers(1, 6),
+    pattern=st.sampled_from(["poisson", "constant"]),
+)
+def test_sessions_take_free_places_in_order_of_arrival(services: list[int], slots: int, pattern: Pattern) -> None:
+    """A cap on open sessions is a queue with so many servers, first come first served: its starts are known."""
+    config = replace(CONFIG, pattern=pattern, turns=Span(1, 1), number=30, parallel_sessions=slots)
+    opened = job(config).open(WHOLE)
+    due = [session.due_ms or 0.0 for session in opened.load.workload]
+    free, expected = [0.0] * slots, []
+    for at, service in zip(due, services, strict=True):
+        start = max(at, heapq.heappop(free))
+        expected.append(start)
+        heapq.heappush(free, start + service)
+    assert starts(opened.plan(), services) == pytest.approx(expected)
+
+
+def starts(plan: Iterable[Send], services: list[int]) -> list[float]:
+    """When each of the plan's requests starts if the nth to start takes so long, and follow-ups come at once."""
+    started: list[float] = []
+    waiting = [(send.due_ms or 0.0, order, send) for order, send in enumerate(plan)]
+    running: list[tuple[float, int, Send]] = []
+    order = len(waiting)
+    heapq.heapify(waiting)
+    while waiting or running:
+        if waiting and (not running or waiting[0][0] <= running[0][0]):
+            at, _, send = heapq.heappop(waiting)
+            heapq.heappush(running, (at + services[len(started)], len(started), send))
+            started.append(at)
+            continue
+        end_ms, number, send = heapq.heappop(running)
+        record = Record(request_id=RequestId(str(number)))
+        for following in send.then(Answer(record, end_ms, None, None, "")):
+            assert following.from_start
+            order += 1
+            heapq.heappush(waiting, (max(end_ms, following.due_ms or 0.0), order, following))
+    return started
 
 
 def test_equal_loads_have_equal_names_wherever_they_go() -> None:
