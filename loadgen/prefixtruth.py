@@ -16,7 +16,7 @@ from tracefile import Record
 
 IDS = "ids"
 """The tokenizer of prompts that are token ids: nobody has to be asked."""
-GIVEN = "texts as they are given; what they share is theirs"
+GIVEN = "a dataset's texts: what they share is theirs"
 """Why nothing is to be proved of a dataset's texts."""
 FINDINGS = "prefix_truth."
 """Begins the names of these counts among a shard's findings."""
@@ -195,6 +195,8 @@ def truth_notes(report: TruthReport) -> list[str]:
 def _verdict(before: Examination, counts: PrefixTruth) -> str:
     if before.tokenizer == IDS:
         return _verdict_of_ids(counts)
+    if before.unknown == GIVEN:
+        return f"as given ({GIVEN}; {_told(counts)})"
     if before.unknown is not None:
         return f"not known ({before.unknown})"
     sampled = f"{before.exact} of {before.prompts} sampled prompts by the tokenizer"
