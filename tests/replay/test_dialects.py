@@ -274,3 +274,16 @@ def test_llama_cpps_stream_says_its_end_itself() -> None:
     assert parse_answer("/completion", [(1, b'data: {"error": {"code": 500}}\n\n')], stream=True).error_kind
     assert parse_answer("/completion", [(1, b"[]")], stream=False).done
     assert parse_answer("/completion", [(1, b"7")], stream=False).error_kind == "unparseable"
+
+
+def test_chats_are_told_what_their_endpoint_takes() -> None:
+    streamed = {name: set(dialect.chat_fields("m", 5, stream=True)) for name, dialect in DIALECTS.items()}
+    whole = {name: set(dialect.chat_fields("m", 5, stream=False)) for name, dialect in DIALECTS.items()}
+    plain = {"model", "max_tokens", "temperature", "stream"}
+    assert streamed["openai"] == plain | {"stream_options"}
+    assert whole["openai"] == plain
+    exact = plain | {"min_tokens", "ignore_eos"}
+    assert whole["vllm"] == whole["sglang"] == exact | {"return_token_ids"}
+    # SGLang refuses to tell ids in streamed chats, TensorRT-LLM whatever its chats have no field for.
+    assert streamed["sglang"] == streamed["tensorrt-llm"] == exact | {"stream_options"}
+    assert whole["llama.cpp"] == plain | {"ignore_eos"}

@@ -173,6 +173,16 @@ def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runn
     assert next(record for record in played.records if record.request_id == "adapted").lora == "law"
 
 
+def test_of_several_answers_the_first_is_gone_on_from(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
+    root = {"n": 2, "prompt_tokens": 8, "output_tokens": 10, "output_block_hashes": hashes(3)}
+    child = {"parent_id": "root", "arrival_ms": 9.0, "prompt_tokens": 13, "block_hashes": hashes(1, 2, 3)}
+    source = traces.written(tmp_path / "t", [traces.request("root", **root), traces.request("child", **child)])
+    played = runner.play(traces.opened(source, replay_sessions=True).plan())
+    # Five tokens each; the engine tells the first one's: 500 … 504, of which four fill a block.
+    assert runner.body(played.sent[0])["max_tokens"] == 5
+    assert runner.body(played.sent[1])["prompt"][8:12] == [500, 501, 502, 503]
+
+
 def test_sessions_travel_under_the_routers_headers(family: Path, traces: ModuleType, runner: ModuleType) -> None:
     job = traces.opened(family, session_headers=("X-Dynamo-Session-ID", "X-SMG-Routing-Key"), limit=2)
     headers = {request.request_id: dict(request.headers) for request in runner.play(job.plan()).sent}
