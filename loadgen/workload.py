@@ -13,7 +13,7 @@ from loadgen.config import LoadConfig
 from loadgen.datasets import DATASETS
 from loadgen.datasets.lengths import ESTIMATED, TextLengths
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.draws import GENERATOR, Stream, draw, draw_each
+from loadgen.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.job import DIGEST_BITS, WHOLE, Shard
 from loadgen.messages import Drawn, Piece
 from loadgen.rates import RateProfile, flat, profile, ramp, staircase, stepped
@@ -209,7 +209,8 @@ def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterato
 def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us: int) -> SessionShape:
     """A dataset's session as number ``index`` of the run; drawn tokens are other ones each time it comes round."""
     at = index + config.dataset_offset
-    ((prefix, prefix_key),) = draw_prefixes(config, np.array([at], dtype=np.uint64))
+    prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, at), config.prefix_count) if config.prefix_count else None
+    prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
     turns = [_place_turn(config, turn, at, number) for number, turn in enumerate(entry)]
     return SessionShape(index, None if due_us == CLOSED else due_us / 1000, prefix, prefix_key, turns)
 
@@ -231,4 +232,6 @@ def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> 
 
 def _quantity(span: Span, bits: int, units: int = 1) -> int:
     """One draw of a span, as ``draw_sessions`` makes many."""
+    if span.low == span.high:
+        return round(span.low * units)
     return int(quantities(span, np.array([bits], dtype=np.uint64), units)[0])
