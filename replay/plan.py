@@ -123,7 +123,9 @@ class Replay:
         link = self.link(captured)
         lengths = (captured.prompt_tokens, captured.output_tokens, len(captured.hashes), captured.n or 0)
         times = (captured.offset_ms, self.think_ms(captured))
-        words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora)
+        form = None if self.text is None else self.text.form_of(captured)
+        api = None if form is None else form.api
+        words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora, api)
         digest.update(f"{words} {captured.stream}".encode())
         digest.update(struct.pack("<dd4q", *times, *lengths))
         digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
