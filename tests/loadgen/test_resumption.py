@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 SESSIONS, TURNS = 40, 3
 
 
-def flags(engine: Any, trace: Path, *more: str) -> list[str]:
-    load = f"--rate 30 --number {SESSIONS} --pattern multiturn --turns {TURNS} --think-s 0:0.05 --seed 4"
+def flags(engine: Any, trace: Path, *more: str, rate: int = 30) -> list[str]:
+    load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think-s 0:0.05 --seed 4"
     lengths = "--prompt-tokens 20 --output-tokens 4"
     return ["--url", engine.url, "--trace", str(trace), *load.split(), *lengths.split(), *more]
 
@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_requests(engine: Any, tmp_path: Path, 
 
 def test_a_run_may_be_killed_again_and_again(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl.zst"
-    argv = flags(engine, trace, "--procs", "2")
+    argv = flags(engine, trace, "--procs", "2", rate=12)  # three seconds, of which each part may have one
     kill_midway(argv, trace, enough=1)
     kill_midway([*argv, "--resume"], trace, enough=recorded(trace) + 1)
     assert main([*argv, "--resume", "--procs", "1"]) == 0
