@@ -221,7 +221,11 @@ def _messages(request: ResponsesRequest) -> list[Message]:
             messages.append(Message(role=item.role, text=_text(item.content)))
         elif item.type == "function_call":
             function = {"name": item.name or "", "arguments": item.arguments or ""}
-            messages.append(Message(role="assistant", text="", tool_calls=({"function": function},)))
+            call = {"id": item.call_id, "type": "function", "function": function}
+            # A call is part of the assistant's message before it, if there is one.
+            speaks = bool(messages) and messages[-1].role == "assistant"
+            said = messages.pop() if speaks else Message(role="assistant", text="")
+            messages.append(msgspec.structs.replace(said, tool_calls=(*said.tool_calls, call)))
         elif item.type == "function_call_output":
             messages.append(Message(role="tool", text=_text(item.output)))
         elif item.type != "reasoning":
