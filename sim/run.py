@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import importlib.metadata
 import json
 import math
 import sys
@@ -167,13 +168,14 @@ def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record
 
 
 def predicted_meta(meta: Meta, model: Model, engine: EngineConfig, config: RunConfig, digest: str) -> Meta:
-    """Header of a predicted trace: by which model, of which trace, on which engine."""
+    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records."""
     return msgspec.structs.replace(
         meta,
         source="sim",
         model=meta.model or model.model_name,
         engine=EngineInfo(
             name="kvtape-sim",
+            version=_version(),
             block_size=engine.block_size,
             num_gpu_blocks=engine.num_gpu_blocks,
             max_num_seqs=engine.max_num_seqs,
@@ -188,8 +190,20 @@ def predicted_meta(meta: Meta, model: Model, engine: EngineConfig, config: RunCo
             cold_prompts=config.cold_prompts or None,
             source_digest=digest,
         ),
-        extra={"model_digest": model_digest(model), "fit_digests": model.fit_digests},
+        extra={
+            "model_digest": model_digest(model),
+            "fit_digests": model.fit_digests,
+            "settings": asdict(engine),
+        },
     )
+
+
+def _version() -> str | None:
+    """Ours; None: not installed as a package."""
+    try:
+        return importlib.metadata.version("kvtape")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _as_json(summary: Summary) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Only what is called from outside is kept on disk; it contains what it calls. The cache notices a change of the file that
 the called kernel is in, not of the others, so a digest of them all goes into the layout's types, which the cache's key
-contains.
+contains (``sim.kernels.layout.SOURCES``).
 
 Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt``): counting at every call who holds
 each array took more than half of a run.

@@ -16,6 +16,9 @@ Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+SOURCES = f"sources_{sources_digest()}"
+"""A field that names the kernels' version and holds nothing: in a record of every compiled function's arguments, or the
+machine code on disk would outlive a change in another file than its own."""
 WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
 """A request's state; ABSENT: the scheduler has not got it."""
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
@@ -52,12 +55,10 @@ EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    "composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions "
-    f"sources_{sources_digest()}",
+    f"composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions {SOURCES}",
     times="now_ms frontend_free_ms",
 )
-"""``lookahead``: arrivals to leave for when more are there; −1: there are no more. The last field names the kernels'
-version and holds nothing."""
+"""``lookahead``: arrivals to leave for when more are there; −1: there are no more."""
 COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "

@@ -6,12 +6,12 @@ A request touches its blocks root first, so of a span the first blocks go first,
 from typing import NamedTuple
 
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.layout import Ints, Places, Records, record
+from sim.kernels.layout import SOURCES, Ints, Places, Records, record
 
 RECENCY = record("before after cached length")
 """By a span's number and 1; number 0 is both ends of the order, least recently touched first. ``cached``: of its
 ``length`` blocks, how many."""
-LRU = record("capacity cached_blocks evicted_blocks")
+LRU = record(f"capacity cached_blocks evicted_blocks {SOURCES}")
 
 
 class ObjectLru(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.layout import Ints, Records, record
+from sim.kernels.layout import SOURCES, Ints, Records, record
 from sim.kernels.slots import end_of_match, first_slot
 
 SEGMENT = record("kind first_key base start end copy num_copies")
@@ -29,7 +29,8 @@ COPY = record("segment before after previous_twin next_twin")
 QUEUE, HELD, FIRST_COPY = 0, 1, 2
 """The copies that are ends of lists: of the free queue, of what the request in hand has hit."""
 CACHE = record(
-    "usable num_unhashed append_all num_segments free_segment num_copies free_copy most_copies evicted_blocks"
+    "usable num_unhashed append_all num_segments free_segment num_copies free_copy most_copies evicted_blocks "
+    f"{SOURCES}"
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``most_copies``: of any segment so far."""
 REQUEST = record("first_key known full held most_hits hits")
@@ -59,7 +60,8 @@ def run_requests(pool: SegmentCache, keys: Keys, requests: Records, first: int) 
     for number in range(first, len(requests)):
         request = requests[number]
         # A cut doubles a segment's copies. There are three cuts at most: where hits, evictions and second copies end.
-        most = cache.num_copies + 3 * (cache.most_copies + 1) + request.held
+        second = min(request.held, cache.num_segments + 3)
+        most = cache.num_copies + 3 * (cache.most_copies + 1) + second + 3
         if len(pool.copies) < min(most, cache.usable + FIRST_COPY):
             return number
         request.hits = _hold_hits(pool, keys, request.first_key, request.most_hits)

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from sim.kernels.compiling import kernel
 
+LOOKS = 7
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -23,11 +24,14 @@ def end_of_match(keys: npt.NDArray[np.uint64], one: int, other: int, start: int,
     """
     if keys[one + end - 1] == keys[other + end - 1]:
         return end
+    # Several looks at once: each is far away in memory, and none has to wait for another.
     same, differs = start, end - 1
     while differs - same > 1:
-        middle = (same + differs) >> 1
-        if keys[one + middle] == keys[other + middle]:
-            same = middle
-        else:
-            differs = middle
+        step = (differs - same + LOOKS) // (LOOKS + 1)
+        agree = 0
+        for look in range(1, LOOKS + 1):
+            place = min(same + look * step, differs)
+            agree += keys[one + place] == keys[other + place]
+        differs = min(same + (agree + 1) * step, differs)
+        same += agree * step
     return same + 1

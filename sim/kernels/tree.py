@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.layout import Ints, Places, Records, record
+from sim.kernels.layout import SOURCES, Ints, Places, Records, record
 from sim.kernels.slots import end_of_match, first_slot
 
-SPAN = record("base start end")
+SPAN = record(f"base start end {SOURCES}")
 """Blocks ``start`` to ``end`` of the chain whose key number d is ``keys[base + d]``."""
 NOT_CHAINED = -1
 
