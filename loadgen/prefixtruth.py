@@ -166,7 +166,10 @@ def report_truth(before: Examination, counts: PrefixTruth) -> TruthReport:
 def truth_lines(report: TruthReport) -> list[str]:
     """For a terminal."""
     lines = [f"prefix truth        {report.verdict}"]
-    counts = report.counts
+    counts, before = report.counts, report.before
+    if before.shared_measured is not None and before.prompts:
+        planned = before.shared_planned
+        lines.append(f"shared prefix       {before.shared_measured} tokens of two sampled prompts, {planned} planned")
     if counts.answers:
         survived = counts.answers - counts.answers_changed
         lines.append(f"answers as text     {survived} of {counts.answers} came back as the tokens that were generated")

@@ -160,6 +160,28 @@ def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) 
     assert sent[: len(first) + 4] == [*first, *generated]
 
 
+def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: TargetText) -> None:
+    prompt, _ = opened(target)
+    ended = answered(prompt.planned_tokens(), [901, 902, 903], "?", finish_reason="stop")
+    second = prompt.after(ended, SESSION.turns[2])
+    assert isinstance(second, ChatPrompt)
+    assert second.conversation[2].ids is not None
+    assert second.conversation[2].ids.tolist() == [901, 902]
+
+
+def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
+    """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
+    speech = Speech(target, tokenizer=tokenizer)
+    prompt = ChatOpening(TextForm("messages", speech), PREFIX_TOKENS)(SESSION)
+    second = prompt.after(answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
+    assert isinstance(second, ChatPrompt)
+    planned = second.planned_tokens()
+    assert planned == len(ids_of(second))
+    second.settle(answered(planned, None, "way"))
+    # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
+    assert (speech.truth.exact, speech.truth.answers, speech.truth.answers_changed) == (2, 1, 1)
+
+
 def test_without_a_tokenizer_nothing_is_promised() -> None:
     prompt, speech = opened(NO_TARGET)
     assert prompt.planned_tokens() is None

@@ -52,6 +52,37 @@ def test_a_block_that_an_answer_filled_is_the_next_prompts_under_one_hash(sim_se
         assert (child.block_hashes or [])[: len(chain)] == chain
 
 
+def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Path) -> None:
+    row = {
+        "input_prompt_length": 60,
+        "num_turns": 2,
+        "assistant_response_length": [10, 12],
+        "tool_call_output_length": [30, 40],
+        "tool_call_latency": [0.01, 0.02],
+        "final_assistant_response_length": 9,
+    }
+    dataset = tmp_path / "trie.jsonl"
+    dataset.write_text(json.dumps(row))
+    summary = tmp_path / "s.json"
+    flags = [
+        "--dataset",
+        f"trie:{dataset}",
+        "--tool-role",
+        "tool",
+        "--api",
+        "responses",
+        "--number",
+        "3",
+        "--rate",
+        "30",
+    ]
+    arguments = ["--url", sim_server, "--trace", str(tmp_path / "t.jsonl"), "--json", str(summary)]
+    assert main([*arguments, *flags]) == 0
+    truth = json.loads(summary.read_bytes())["prefix_truth"]
+    assert truth["verdict"] == "exact (6 of 6 sampled prompts by the tokenizer; 9 of 9 by usage)"
+    assert (truth["counts"]["answers"], truth["counts"]["answers_changed"]) == (6, 0)
+
+
 def test_a_rendered_chat_is_the_same_prompts_as_ids(sim_server: str, tmp_path: Path) -> None:
     chat = run(sim_server, tmp_path, "--api", "chat", "--turns", "1", "--seed", "7")
     lengths = sorted(record.prompt_tokens or 0 for record in load_trace(tmp_path / "t.jsonl")[1])
