@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 MAX_DEPTH = 6
+MAX_ITEMS, MAX_CHARACTERS = 32, 512
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "juniper", "kelp", "lark")
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 
@@ -23,9 +24,15 @@ class Tool:
 
 
 def draw_arguments(schema: Any, seed: int) -> dict[str, Any]:
-    """Arguments that a schema allows: required ones, and some of the others. Beyond the plain keywords it is a try."""
+    """Arguments that a schema allows: required ones, and some of the others. Beyond the plain keywords it is a try.
+
+    None for what is no schema: an engine would have refused it, or let its model guess.
+    """
     draws = np.random.default_rng(seed)
-    value = _draw(schema, schema, draws, 0) if isinstance(schema, dict) else {}
+    try:
+        value = _draw(schema, schema, draws, 0) if isinstance(schema, dict) else {}
+    except (TypeError, ValueError, AttributeError):
+        return {}
     return value if isinstance(value, dict) else {}
 
 
@@ -44,7 +51,7 @@ def _draw(schema: Any, root: Any, draws: np.random.Generator, depth: int) -> Any
 
 
 def _draw_array(schema: dict[str, Any], root: Any, draws: np.random.Generator, depth: int) -> list[Any]:
-    least = int(schema.get("minItems", 1))
+    least = min(int(schema.get("minItems", 1)), MAX_ITEMS)
     count = max(least, min(2, int(schema.get("maxItems", 2)))) if depth < MAX_DEPTH else least
     return [_draw(schema.get("items", {}), root, draws, depth + 1) for _ in range(count)]
 
@@ -102,7 +109,7 @@ def _draw_number(schema: dict[str, Any], draws: np.random.Generator, *, whole: b
 
 def _draw_text(schema: dict[str, Any], draws: np.random.Generator) -> str:
     words = [str(_pick(_WORDS, draws)) for _ in range(1 + int(draws.integers(3)))]
-    text = " ".join(words).ljust(int(schema.get("minLength", 0)), ".")
+    text = " ".join(words).ljust(min(int(schema.get("minLength", 0)), MAX_CHARACTERS), ".")
     longest = schema.get("maxLength")
     return text if longest is None else text[: int(longest)]
 
