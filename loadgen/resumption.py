@@ -39,6 +39,8 @@ class Outline(msgspec.Struct, frozen=True):
     e2e_ms: float | None = None
 
 
+ABORTED: Status = "client_abort"
+
 _outline = msgspec.json.Decoder(Outline)
 
 
@@ -73,15 +75,14 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
     earlier = max(headers.values(), key=lambda header: len(_history(header)))
     if parts:
         merge_parts(trace, list(headers), earlier)
-    ended, until_ms = _outcomes(trace)
-    over = set(opened.resume(ended))
-    total = sum(1 for _ in record_lines(trace))
-    if total > len(over):
+    found = Found.of(trace)
+    over = set(opened.resume(found.ended))
+    if found.lines > len(over):
         _keep(trace, over, earlier)
     history = _history(earlier)
     shift_ms = history[-1]["shift_ms"] if history else 0.0
-    from_ms = max(0.0, until_ms - shift_ms)
-    return Resumed(_continued(meta, earlier, digest), len(over), total - len(over), from_ms)
+    from_ms = max(0.0, found.until_ms - shift_ms)
+    return Resumed(_continued(meta, earlier, digest), len(over), found.requests - len(over), from_ms)
 
 
 def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
@@ -99,20 +100,37 @@ def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
     return msgspec.structs.replace(resumed.meta, workload=workload)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a trace holds."""
+
+    ended: dict[RequestId, bool]
+    """Requests that came to an end of their own, and whether it was a good one; aborted ones are sent again."""
+    requests: int
+    lines: int
+    """More than requests where a merge was killed before it had removed the parts."""
+    until_ms: float
+    """When the last thing in it happened, on its clock."""
+
+    @classmethod
+    def of(cls, trace: Path) -> "Found":
+        """Read it once."""
+        ended: dict[RequestId, bool] = {}
+        aborted: set[RequestId] = set()
+        lines, until_ms = 0, 0.0
+        for outline in map(_outline.decode, record_lines(trace)):
+            lines += 1
+            if outline.status == ABORTED:
+                aborted.add(outline.request_id)
+            else:
+                ended[outline.request_id] = outline.status == "ok"
+            until_ms = max(until_ms, (outline.arrival_ms or 0.0) + (outline.e2e_ms or 0.0))
+        return cls(ended, len(aborted | ended.keys()), lines, until_ms)
+
+
 def ended_requests(trace: Path) -> dict[RequestId, bool]:
     """The requests of a trace that came to an end of their own, and whether it was a good one."""
-    return _outcomes(trace)[0]
-
-
-def _outcomes(trace: Path) -> tuple[dict[RequestId, bool], float]:
-    """The same, and when the last thing in the trace happened, in ms on its clock."""
-    ended: dict[RequestId, bool] = {}
-    until_ms = 0.0
-    for outline in map(_outline.decode, record_lines(trace)):
-        if outline.status != "client_abort":  # what was in flight when the run was stopped is sent again
-            ended[outline.request_id] = outline.status == "ok"
-        until_ms = max(until_ms, (outline.arrival_ms or 0.0) + (outline.e2e_ms or 0.0))
-    return ended, until_ms
+    return Found.of(trace).ended
 
 
 def _check_same(path: Path, header: Meta, digest: str) -> None:
@@ -145,7 +163,13 @@ def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
 
 
 def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
-    return (line for line in record_lines(trace) if _outline.decode(line).request_id in over)
+    """The lines of these requests, one of each."""
+    wanted = set(over)
+    for line in record_lines(trace):
+        outline = _outline.decode(line)
+        if outline.request_id in wanted and outline.status != ABORTED:
+            wanted.remove(outline.request_id)
+            yield line
 
 
 def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:

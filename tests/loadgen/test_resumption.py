@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,15 +79,16 @@ def test_a_killed_run_goes_on_to_the_same_requests(engine: Any, tmp_path: Path, 
 
 
 def test_a_run_may_be_killed_again_and_again(engine: Any, tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl.zst"
+    trace = tmp_path / "t.jsonl"
     argv = flags(engine, trace, "--procs", "2", rate=12)  # three seconds, of which each part may have one
     kill_midway(argv, trace, enough=1)
+    # A merge that was killed before it had removed its parts leaves what they hold twice.
+    shutil.copy(parts_of(trace)[0], trace)
     kill_midway([*argv, "--resume"], trace, enough=recorded(trace) + 1)
     assert main([*argv, "--resume", "--procs", "1"]) == 0
     check_whole(trace)
     shifts = [each["shift_ms"] for each in last_history(trace)]
-    assert len(shifts) == 2
-    assert 0 < shifts[0] < shifts[1]
+    assert shifts == sorted(shifts)
 
 
 def test_a_run_cut_short_by_ctrl_c_is_completed(engine: Any, tmp_path: Path) -> None:
