@@ -19,7 +19,7 @@ from loadgen.outcome import Driven, driven_from
 from loadgen.progress import RunProgress, TargetRate
 from loadgen.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runflags import ONE_PROCESS, RunFlags
-from loadgen.shardmessages import Done, Failed, Ready, Setup
+from loadgen.shardmessages import Done, Failed, Progress, Ready, Setup
 from loadgen.shardprocess import ShardProcess
 from loadgen.shards import CORES_A_SHARD, Header, Host, Shards
 from loadgen.watching import opened, watched
@@ -146,7 +146,7 @@ class Run:
                     stopping=lambda: shards.stopping,
                 )
                 async with watched(progress, json_file):
-                    words = await shards.ended(progress.hear)
+                    words = await shards.ended(partial(_heed, shards, progress))
             self._stopped = shards.stopping
             self._meta = await shards.fetch(self._parts)
         return words
@@ -220,6 +220,13 @@ def planned_by(ready: Sequence[Ready]) -> int | None:
     """How many requests all shards will send; null: one of them cannot tell."""
     planned = [each.planned for each in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
+
+
+def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Done | Failed) -> None:
+    """Note what a shard says; end a run of which the engine takes nothing, which no shard of several can tell."""
+    progress.hear(index, word)
+    if progress.only_refusals():
+        shards.stop("refused")
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def driven_from(
         findings=dict(findings),
         digest=digest,
         sent_digest=add_shares([word.sent_share for word in done]) if whole else None,
-        stopped=stopped or next((word.stopped for word in done if word.stopped is not None), None),
+        stopped=stopped or ("refused" if tally.only_refusals else None),
         failures=[f"shard {index}: {word.text}" for index, word in enumerate(words) if isinstance(word, Failed)],
         seconds=seconds,
         shards=shards,

@@ -21,8 +21,6 @@ from loadgen.tally import Tally
 from tracefile import Record
 from wire.url import Origin
 
-REFUSALS_TO_STOP = 3
-"""A run whose first requests are all refused as malformed is a mistake, not a measurement."""
 BUILDS_PER_TURN = 8
 SETTLED_PER_TURN = 8
 """So that a turn of the loop is short, and neither waits for the other."""
@@ -67,9 +65,11 @@ class PlanRun:
         origin: Origin,
         clocks: Clocks,
         not_before_ns: int,
+        alone: bool = True,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``not_before_ns``: see ``Lookahead``."""
+        """``not_before_ns``: see ``Lookahead``. ``alone``: no other shard has requests that may be taken."""
+        self._alone = alone
         self._link, self._write, self._tally = link, write, tally
         self._writer, self._clocks, self._clock = RequestWriter(origin), clocks, clock
         self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
@@ -214,7 +214,7 @@ class PlanRun:
         self._tally.finish(record, held=ended.held or given.planned.held, told=ended.told_reads > 0)
         self.sent_share += given.share
         self.last_end_ns = max(self.last_end_ns, ended.end_ns)
-        if self._tally.only_refusals(REFUSALS_TO_STOP):
+        if self._alone and self._tally.only_refusals:
             self.stop("refused")
 
     def _feel(self, pulse: Pulse) -> None:

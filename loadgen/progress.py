@@ -143,6 +143,10 @@ class RunProgress:
             shards=[self._shard(index, now_s) for index in range(len(self._where))],
         )
 
+    def only_refusals(self) -> bool:
+        """Whether every shard by itself has had nothing but refusals."""
+        return all(counts.only_refusals for counts in self._counts)
+
     def _total(self) -> Counts:
         total = Counts()
         for counts in self._counts:

@@ -101,6 +101,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             origin=origin_of(setup.url),
             clocks=clocks,
             not_before_ns=begin_ns,
+            alone=setup.shard.count == 1,
         )
         sender.hear, sender.lost = running.hear, running.sender_lost
         running.start()

@@ -12,6 +12,7 @@ from tracefile import Record
 
 REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """What an engine answers to a request it will never take."""
+REFUSALS_TO_STOP = 3
 
 
 @dataclass(slots=True)
@@ -47,6 +48,11 @@ class Counts:
     def failed(self) -> int:
         """Requests that did not end well."""
         return self.ended - self.statuses["ok"]
+
+    @property
+    def only_refusals(self) -> bool:
+        """Whether several requests are over, every one refused as malformed: a mistake, not a measurement."""
+        return self.refused == self.ended >= REFUSALS_TO_STOP
 
     def counts(self) -> "Counts":
         """A copy of the counts alone, which no longer grows."""
@@ -125,10 +131,6 @@ class Tally(Counts):
             self._add_recent(record)
         self._add_tokens(record)
         self.recent = seen
-
-    def only_refusals(self, count: int) -> bool:
-        """Whether ``count`` requests or more are over, every one refused as malformed."""
-        return self.refused == self.ended >= count
 
     def take_recent(self) -> Recent:
         """The samples since it was last called, small enough to be sent often."""

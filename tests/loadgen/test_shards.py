@@ -168,6 +168,17 @@ def test_a_job_that_one_shard_refuses_is_refused(engine: Any, folder: Path) -> N
     assert {record.error for record in records if record.status == "error"} == {"http_400"}
 
 
+def test_a_shard_whose_requests_are_all_refused_does_not_end_a_run_that_others_answer(
+    engine: Any, folder: Path
+) -> None:
+    """Of this seed's prompts every other one, which is one shard's, is too long for the engine."""
+    engine.context = 116
+    flags = "--pattern constant --rate 50 --number 8 --seed 358 --prompt-tokens 20:200 --procs 2"
+    assert main(arguments(engine, folder / "t", *flags.split())) == 0
+    _, records = load_trace(folder / "t")
+    assert sorted(record.error or "none" for record in records) == ["http_400"] * 4 + ["none"] * 4
+
+
 @pytest.mark.parametrize(
     ("procs", "sessions", "parallel", "expected"),
     [(None, None, None, 1), (1, None, None, 1), (4, None, None, 4), (4, 3, None, 3), (4, 9, 2, 2), (2, 1, 5, 1)],
