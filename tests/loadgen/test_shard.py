@@ -90,13 +90,13 @@ class Parent:
     """Called once the first progress tells of a request in flight."""
 
     def run(self, plan: Plan) -> FromShard:
-        asyncio.run(asyncio.wait_for(self._run(plan), 30))
+        asyncio.run(asyncio.wait_for(self.serve(plan), 30))
         return self.said[-1]
 
     def records(self) -> list[Record]:
         return load_trace(self.trace)[1]
 
-    async def _run(self, plan: Plan) -> None:
+    async def serve(self, plan: Plan) -> None:
         self.inbox.put_nowait(
             Setup(
                 job=ListedJob(plan),
@@ -248,3 +248,35 @@ def test_a_process_whose_parent_is_gone_leaves(engine: Any, tmp_path: Path) -> N
     process, sock = start_child("loadgen.shard")
     sock.close()
     assert process.wait(timeout=20) == 0
+
+
+def test_a_request_that_meets_a_connection_the_server_has_closed_is_sent_again(tmp_path: Path) -> None:
+    answered: list[int] = []
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request; the next one on the connection finds it closed."""
+        await read_request(reader)
+        answered.append(1)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER))
+        await reader.read(1)
+        writer.close()
+
+    async def serve_and_run() -> Parent:
+        async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            parent = Parent(f"http://127.0.0.1:{port}", tmp_path / "t.jsonl", parallel=1)
+            await asyncio.wait_for(parent.serve(lambda: iter(sends("a", "b", "c", every_ms=None))), 30)
+            return parent
+
+    parent = asyncio.run(serve_and_run())
+    assert outcomes(parent.records()) == dict.fromkeys("abc", ("ok", None))
+    assert len(answered) == 3
+
+
+ANSWER = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+async def read_request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    await reader.readexactly(length)
