@@ -1,6 +1,7 @@
 """A dataset's rows, each with where it stands: the lines of JSON Lines, or the items of one JSON array."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +19,13 @@ def rows(path: Path) -> Iterator[tuple[str, bytes]]:
     A file whose first line is no row by itself is one array of rows, or one row, over several lines.
     """
     with LineReader(path) as lines:
-        first = next(lines, None)
-        if first is None:
-            raise InputError(f"{path}: empty; expected a dataset")
-        if _is_row(first):
-            yield f"{path}:{lines.number}", first
+        stat = path.stat()
+        items = _one_array(path, stat.st_mtime_ns, stat.st_size)
+        if items is None:
             for line in lines:
                 yield f"{path}:{lines.number}", line
             return
-        whole = b"\n".join([first, *lines])
-    if not whole.lstrip().startswith(b"["):
-        yield str(path), whole
-        return
-    for number, item in enumerate(_items(path, whole), start=1):
+    for number, item in enumerate(items, start=1):
         yield f"{path}: item {number}", bytes(item)
 
 
@@ -51,17 +46,37 @@ def convert(value: Any, kind: type[T], where: str, expected: str) -> T:
 
 
 def _is_row(line: bytes) -> bool:
-    """Whether a line is an object, or an array of messages: a conversation, and not the one array of a file."""
+    """Whether a line is an object, or an array of messages: a conversation, and not the one array of a file.
+
+    Such a file may be one line, and large: nothing is made of it here.
+    """
     try:
-        found = msgspec.json.decode(line)
+        if not line.lstrip().startswith(b"["):
+            msgspec.json.decode(line, type=msgspec.Raw)
+            return True
+        first, *_ = msgspec.json.decode(line, type=list[msgspec.Raw]) or [msgspec.Raw(b"null")]
+        message = msgspec.json.decode(first)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-    if isinstance(found, list):
-        return bool(found) and isinstance(found[0], dict) and "role" in found[0]
-    return isinstance(found, dict)
+    return isinstance(message, dict) and "role" in message
 
 
-def _items(path: Path, whole: bytes) -> list[msgspec.Raw]:
+@lru_cache(maxsize=1)
+def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
+    """The items of a file that is one array, or the one that it is; null: a row a line.
+
+    Kept for when the dataset is gone through again, which may be while requests are due.
+    """
+    del mtime_ns, size  # another file of that name is another file
+    with LineReader(path) as lines:
+        first = next(lines, None)
+        if first is None:
+            raise InputError(f"{path}: empty; expected a dataset")
+        if _is_row(first):
+            return None
+        whole = b"\n".join([first, *lines])
+    if not whole.lstrip().startswith(b"["):
+        return [msgspec.Raw(whole)]
     try:
         return msgspec.json.decode(whole, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
