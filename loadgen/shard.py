@@ -7,7 +7,6 @@ and a way out.
 import asyncio
 import contextlib
 import gc
-import pickle
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ from loadgen.lookahead import Clocks
 from loadgen.planrun import PlanRun
 from loadgen.resumption import ended_requests
 from loadgen.senderlink import SenderProcess
-from loadgen.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop, decode
+from loadgen.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop, decode, encode
 from loadgen.tally import Tally
 from loadgen.target import origin_of
 from tracefile import InputError, TraceWriter
@@ -185,7 +184,7 @@ async def _serve_socket(fd: int) -> None:
         ended.set()
 
     link = await FrameSocket.over(socket.socket(fileno=fd), take, end)
-    await serve(inbox.get, lambda message: link.send(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+    await serve(inbox.get, lambda message: link.send(encode(message)))
     link.close()
     await ended.wait()  # what was said has left by then
 

@@ -9,7 +9,6 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.frames import frame
 from loadgen.job import Job, Shard
 from loadgen.tally import Counts, Recent, Tally
 from tracefile import Meta
@@ -105,8 +104,8 @@ FromShard = Ready | Progress | Done | Failed
 
 
 def encode(message: FromParent | FromShard) -> bytes:
-    """The message as it crosses a socket."""
-    return frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+    """The message as one frame's payload."""
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode(payload: bytes) -> FromParent | FromShard:

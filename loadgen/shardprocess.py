@@ -1,7 +1,6 @@
 """A shard as a process of this machine, over one end of a socket pair."""
 
 import asyncio
-import pickle
 import signal
 import subprocess
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from loadgen.child import start_child
 from loadgen.frames import FrameSocket
-from loadgen.shardmessages import Failed, FromParent, FromShard, decode
+from loadgen.shardmessages import Failed, FromParent, FromShard, decode, encode
 from loadgen.shards import ClockOffset
 
 MODULE = "loadgen.shard"
@@ -44,7 +43,7 @@ class ShardProcess:
     def send(self, message: FromParent) -> None:
         """Send a message; to one that is gone it is lost."""
         if self._socket is not None:
-            self._socket.send(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+            self._socket.send(encode(message))
 
     async def fetch_part(self, part: Path) -> None:
         """Nothing to do: it wrote its part where it is wanted."""
