@@ -51,8 +51,11 @@ class Counts:
 
     @property
     def only_refusals(self) -> bool:
-        """Whether several requests are over, every one refused as malformed: a mistake, not a measurement."""
-        return self.refused == self.ended >= REFUSALS_TO_STOP
+        """Whether several requests are over, every one refused as malformed: a mistake, not a measurement.
+
+        As many as are in flight at least: a refusal comes sooner than an answer that was asked for before it.
+        """
+        return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
 
     def counts(self) -> "Counts":
         """A copy of the counts alone, which no longer grows."""

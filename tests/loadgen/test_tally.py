@@ -115,6 +115,16 @@ def test_two_processes_tallies_are_one() -> None:
     assert parts == whole
 
 
+def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight() -> None:
+    tally = tally_of(*[B] * 4)
+    assert tally.only_refusals
+    tally.in_flight = 5  # asked for earlier perhaps, and only slower to come
+    assert not tally.only_refusals
+    tally = tally_of(B, B)
+    assert not tally.only_refusals
+    assert not tally_of(*[B] * 9, A).only_refusals
+
+
 def test_waits_that_were_told_as_they_ended_are_not_recent_twice() -> None:
     tally = Tally()
     tally.start()
