@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
 from loadgen.config import LoadConfig
@@ -13,7 +14,7 @@ from loadgen.datasets.lengths import ESTIMATED, TokenizerLengths
 from loadgen.dialects import VLLM, Dialect
 from loadgen.job import Shard
 from loadgen.opening import ChatOpening, TokenOpening
-from loadgen.plan import Plan
+from loadgen.plan import Plan, Send
 from loadgen.prompts import Prompt, TextForm, TokenForm
 from loadgen.shapes import SessionShape
 from loadgen.targettext import NO_TARGET, Speech, TargetText, open_speech
@@ -126,6 +127,7 @@ class OpenLoad:
         self._speech = open_speech(job.target, encodes=job.encodes())
         tokenizer = self._speech.tokenizer
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
+        self._sends: Iterator[Send] | None = None
         self._over = 0
         """Requests that an earlier part of the run has left nothing to do about."""
         self._estimated = int(tokenizer is None and needs_lengths(config))
@@ -148,12 +150,20 @@ class OpenLoad:
 
     def plan(self) -> Plan:
         """The shard's sends, roots in order of time."""
-        return self.load.plan()
+        return self._ahead()
 
     def planned(self) -> int | None:
         """How many requests there will be if every turn is answered; null: unknown."""
+        self._ahead()
         planned = self.survey.planned
         return None if planned is None else planned - self._over
+
+    def _ahead(self) -> Iterator[Send]:
+        """The plan with its first send made, while nothing is due: a dataset may have to be read to its end for it."""
+        if self._sends is None:
+            sends = self.load.plan()
+            self._sends = chain(list(islice(sends, 1)), sends)
+        return self._sends
 
     def digest_share(self) -> int:
         """The sum of its sessions' digests."""
@@ -168,6 +178,7 @@ class OpenLoad:
                 over[session.index] = requests
                 self._over += len(session.turns)
         self.load.over = over.keys()
+        self._sends = None
         return [request for requests in over.values() for request in requests]
 
     def _begun(self, ended: Mapping[RequestId, bool]) -> Iterator[tuple[SessionShape, list[RequestId]]]:
