@@ -264,7 +264,7 @@ def main() -> int:
         tokens, fewest = hold_streams(port, args.streams, args.seconds)
         print(f"{args.streams} streams at once, the slowest got {fewest} tokens")
     took_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(server.pid) - cpu_s
-    cost = f"{cpu_s / took_s:.0%} of a core, {cpu_s / tokens * 1e6:.1f} µs a token"
+    cost = f"{cpu_s / took_s:.0%} of a core, {cpu_s / max(tokens, 1) * 1e6:.1f} µs a token"
     print(f"{tokens} tokens in {took_s:.1f} s; the server took {cost}")
     server.terminate()
     server.join()
