@@ -21,7 +21,11 @@ from loadgen.tally import Tally
 from tracefile import Record
 from wire.url import Origin
 
-BUILDS_PER_TURN = 8
+BUILDS_PER_TURN = 32
+"""Handing over wakes the sender. Where both share a core that is a change of process: with batches of 8 a request took
+1.0 to 1.1 times what an aiohttp client takes, with 16 0.64 to 0.72, with 32 0.49 to 0.64, with 64 no less."""
+BUILD_NS = 2_000_000
+"""No turn builds for longer: what ends meanwhile has follow-ups that are due."""
 SETTLED_PER_TURN = 8
 """So that a turn of the loop is short, and neither waits for the other."""
 LARGE_BODY_BYTES = 16 << 10
@@ -155,7 +159,7 @@ class PlanRun:
         except Exception as error:  # a callback's exception would leave the run waiting for ever
             self._fail(error)
             return
-        if self._ended or built == BUILDS_PER_TURN:
+        if self._ended or built:
             self._turn_soon()
         else:
             self._alarm.set(self._lookahead.wake_ns())
@@ -177,6 +181,8 @@ class PlanRun:
         now_ns = self._clock()
         while len(orders) < BUILDS_PER_TURN and (planned := self._lookahead.pop(now_ns)) is not None:
             orders.append(self._order(planned))
+            if self._clock() - now_ns > BUILD_NS:
+                break
         if orders:
             self._link.give(orders)
         return len(orders)
