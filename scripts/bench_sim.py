@@ -8,6 +8,7 @@ seconds are medians over ``--runs``; a command's are those of its fastest, its c
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -69,6 +70,7 @@ def ratios(figures: Figures) -> Figures:
 def main() -> None:
     """Measure and print."""
     arguments = parse_arguments()
+    gc.disable()  # as ``sim run`` does
     meta, _ = load_trace(arguments.trace)
     config = EngineConfig(
         num_gpu_blocks=arguments.blocks + 1,

@@ -1,6 +1,5 @@
 """A trace of one engine's traffic through the compiled engine, warm in this process and cold as a command."""
 
-import gc
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +19,6 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     """Laying out; running, every TTFT and gap with its noise included; and what it counted."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
-    gc.freeze()
     figures = measure("hour_layout", runs, lambda: build_world(arrivals, model.engine, model, 0))
     walls, cpus = [], []
     for _ in range(runs + 1):

@@ -1,6 +1,5 @@
 """A made-up day of traffic larger than memory should be: drawn, run and written part by part."""
 
-import gc
 import math
 import resource
 import tempfile
@@ -32,7 +31,6 @@ def bench_million(requests: int, model: Model) -> Figures:
     """
     block_size, making_cpu_s = model.engine.block_size, 0.0
     run, order, tally = PartialRun(model.engine, model, 0), FinishOrder(), Tally()
-    gc.disable()
     wall, cpu = perf_counter(), process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
@@ -48,7 +46,6 @@ def bench_million(requests: int, model: Model) -> Figures:
                 tally.add(released)
                 before = process_time()
         size = path.stat().st_size
-    gc.enable()
     summary = tally.summary(run.preemptions, run.engine_steps)
     return {
         "million_requests": summary.requests,
