@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def fields_in(page: str, heading: str) -> set[str]:
     """Names in the first column of the section's table."""
-    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.M | re.S)
+    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", (DOCS / page).read_text(), re.M | re.S)
     assert section is not None
     cells = re.findall(r"^\| (`.*?) \|", section[1], re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
