@@ -14,6 +14,7 @@ from tracefile.commandline import run_command
 COMMANDS: dict[str, tuple[str, str]] = {
     "pool": ("sim.hits", "prefix hits of a trace in a block pool of one size"),
     "curve": ("sim.curve", "prefix hits of a trace at every cache size, in one pass"),
+    "misses": ("sim.misses", "why prompt tokens were not served from a cache of one size, and who evicted whom"),
     "run": ("sim.run", "predict a trace's times and cached tokens with a fitted model"),
     "fit": ("sim.fit", "fit the model of step times to captured traces"),
     "serve": ("sim.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
