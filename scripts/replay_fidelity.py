@@ -1,0 +1,90 @@
+"""How true a replay is to its capture, on a real engine: the table of docs/replay.md.
+
+    python scripts/replay_fidelity.py --engine vllm --out out/fidelity    # about fifteen minutes
+
+One session load is captured twice (two runs of one load: the yardstick), then the first capture is replayed: twice warm
+with the real answers in later prompts, once warm without them, and twice cold with no reset in between.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import vllm_engine
+from demo import capture, engine
+from job import Workspace
+
+LOAD = (
+    "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think-s 0.2:1.0"
+    " --prefix-count 3 --prefix-tokens 2500 --prompt-tokens 64:256 --output-tokens 16:96"
+)
+REPLAYS = {
+    "replayed": ["--reset-cache"],
+    "replayed-again": ["--reset-cache"],
+    "made-up": ["--reset-cache", "--no-splice"],
+    "cold": ["--cold-prompts"],
+    "cold-again": ["--cold-prompts"],
+}
+COHORTS = ("turn1", "turns2+")
+
+
+def run_replays(work: Workspace, url: str) -> dict[str, Path]:
+    """Capture, capture again, replay in every way; returns the traces by label."""
+    traces = {name: capture(work, url, name, LOAD) for name in ("captured", "again")}
+    for name, flags in REPLAYS.items():
+        traces[name] = work.path(f"{name}.jsonl.zst")
+        source = traces["captured"]
+        work.run(
+            name, ["replay", source, "--url", url, "--replay-sessions", *flags, "--trace", traces[name], "--overwrite"]
+        )
+    return traces
+
+
+def compare(work: Workspace, traces: dict[str, Path]) -> dict[str, Any]:
+    """``report compare`` over all of them, as its JSON."""
+    output = work.path("report.json")
+    labelled = [f"{label}={path}" for label, path in traces.items()]
+    yardsticks = ["--truth", "cold-again=cold", "--aa", "again"]
+    work.run("report", ["report", "compare", *labelled, *yardsticks, "-o", work.path("report.html"), "--json", output])
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """Markdown: cached tokens request by request, then each cohort's TTFT."""
+    yield "| run | against | n | cached equal | hit ratio | of the truth |"
+    yield "|---|---|---|---|---|---|"
+    for label, pair in result["pairs"].items():
+        cached = pair["cohorts"]["all"]["cached"]
+        shares = " | ".join(f"{cached[name]:.1%}" for name in ("exact_share", "other_hit_ratio", "truth_hit_ratio"))
+        yield f"| {label} | {pair['truth']} | {cached['n']} | {shares} |"
+    for cohort in COHORTS:
+        yield f"\nTTFT of {cohort}, ms:\n\n| run | n | p50 | p90 | p99 |\n|---|---|---|---|---|"
+        for label, trace in result["traces"].items():
+            ttft = trace["cohorts"][cohort]["ttft"]
+            values = " | ".join(f"{ttft[level]['value_ms']:.0f}" for level in ("p50", "p90", "p99"))
+            yield f"| {label} | {ttft['n']} | {values} |"
+
+
+def main() -> int:
+    """Run it and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="vllm")
+    parser.add_argument("--out", type=Path, default=Path("out/fidelity"), help="a directory, made anew")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    work = Workspace(args.out.resolve())
+    load_core, _ = vllm_engine.measuring_cores()
+    with vllm_engine.on_core(load_core), engine(args.engine, work) as url:
+        traces = run_replays(work, url)
+    print("\n".join(table(compare(work, traces))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
