@@ -26,7 +26,7 @@ recorded as client_abort, the trace is complete). The same seed and flags make t
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv`` and run the load, or measure what this machine can send."""
     if argv[:1] == ["calibrate"]:
-        from loadgen.calibrationcommand import main as calibrate  # noqa: PLC0415 - no run needs it
+        from loadgen.calibration.command import main as calibrate  # noqa: PLC0415 - no run needs it
 
         return calibrate(argv[1:])
     return run_load(parse_config(argv))

@@ -17,7 +17,7 @@ from loadgen.opening import ChatOpening, TokenOpening
 from loadgen.plan import Plan, Send
 from loadgen.prompts import Prompt, TextForm, TokenForm
 from loadgen.shapes import SessionShape
-from loadgen.targettext import NO_TARGET, Speech, TargetText, open_speech
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
 from loadgen.workload import Survey, Workload
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.chattemplate import Order
 from loadgen.draws import TokenIds, tokens_of
-from loadgen.messages import Drawn, Piece, Said
 from loadgen.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt, said_in
 from loadgen.shapes import SessionShape
-from loadgen.spoken import Spoken
-from loadgen.targettext import MOST_ORDERS
+from loadgen.text.chattemplate import Order
+from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.spoken import Spoken
+from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher
 
 MOST_SESSIONS = 1000

@@ -11,16 +11,16 @@ from typing import Protocol
 import numpy as np
 
 from loadgen.bodies import completions_body
-from loadgen.chatbodies import PATHS, TextApi, conversation_body
 from loadgen.dialects import VLLM, Dialect
 from loadgen.draws import Stream, TokenIds, Vocabulary, mix64, tokens_of
 from loadgen.hashing import Chain, hash_request
-from loadgen.messages import Drawn, Piece, Said, drawn_user
 from loadgen.plan import Answer
-from loadgen.prefixtruth import PrefixTruth, common_prefix
 from loadgen.shapes import TurnShape
-from loadgen.spoken import Call, Spoken
-from loadgen.targettext import Speech
+from loadgen.text.chatbodies import PATHS, TextApi, conversation_body
+from loadgen.text.messages import Drawn, Piece, Said, drawn_user
+from loadgen.text.prefixtruth import PrefixTruth, common_prefix
+from loadgen.text.spoken import Call, Spoken
+from loadgen.text.targettext import Speech
 from tracefile import BlockHash, BlockHasher, InputError
 
 

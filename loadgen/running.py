@@ -10,17 +10,17 @@ import numpy as np
 from loadgen.config import LoadConfig
 from loadgen.dialects import Dialect
 from loadgen.draws import Vocabulary
-from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
 from loadgen.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
-from loadgen.outcome import Driven
-from loadgen.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
-from loadgen.progress import TargetRate
+from loadgen.measures.progress import TargetRate
+from loadgen.measures.summary import Summary, summarize, summary_lines
 from loadgen.recognition import find_dialect, recognition_notes
-from loadgen.summary import Summary, summarize, summary_lines
+from loadgen.runs.driving import Drive, drive
+from loadgen.runs.outcome import Driven
 from loadgen.target import origin_of
-from loadgen.targettext import TargetText
-from loadgen.textpreparation import prepare_load_text
+from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.preparation import prepare_load_text
+from loadgen.text.targettext import TargetText
 from loadgen.workload import rate_profile
 from tracefile import InputError, Meta, load_key
 from tracefile import Workload as WorkloadMeta

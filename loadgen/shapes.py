@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgen.messages import Drawn, Said
+from loadgen.text.messages import Drawn, Said
 
 SESSION_FORM = struct.Struct("<QdQQ")
 TURN_FORM = struct.Struct("<QQQd")

@@ -15,10 +15,10 @@ from loadgen.datasets.lengths import ESTIMATED, TextLengths
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
 from loadgen.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.job import DIGEST_BITS, WHOLE, Shard
-from loadgen.messages import Drawn, Piece
 from loadgen.rates import RateProfile, flat, profile, ramp, staircase, stepped
 from loadgen.shapes import SessionShape, TurnShape, session_digest
 from loadgen.spans import Span, quantities
+from loadgen.text.messages import Drawn, Piece
 from tracefile import InputError
 
 Counts = npt.NDArray[np.int64]

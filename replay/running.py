@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from loadgen.driving import Drive, drive
 from loadgen.engine import ControlClient, EngineFacts
-from loadgen.outcome import Driven
-from loadgen.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.measures.summary import Summary, summary_lines
 from loadgen.recognition import Recognised, find_dialect, recognition_notes
-from loadgen.resumption import HISTORY, last_header
 from loadgen.running import exit_code, finish, refusal, summarize_run
-from loadgen.summary import Summary, summary_lines
+from loadgen.runs.driving import Drive, drive
+from loadgen.runs.outcome import Driven
+from loadgen.runs.resumption import HISTORY, last_header
 from loadgen.target import origin_of
+from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from replay.accounting import Account, account_lines, account_of
 from replay.cachereset import reset_prefix_cache
 from replay.capture import Survey, survey_trace

@@ -19,14 +19,14 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.chatbodies import PATHS, TextApi, conversation_body
-from loadgen.chattemplate import Order, order_of
 from loadgen.dialects import Dialect
 from loadgen.draws import TokenIds, Vocabulary
 from loadgen.plan import Answer
 from loadgen.prompts import ChatPrompt, TextForm
-from loadgen.spoken import Spoken
-from loadgen.targettext import Speech, TargetText, open_speech
+from loadgen.text.chatbodies import PATHS, TextApi, conversation_body
+from loadgen.text.chattemplate import Order, order_of
+from loadgen.text.spoken import Spoken
+from loadgen.text.targettext import Speech, TargetText, open_speech
 from replay.capture import Captured
 from replay.expansion import Expansion
 

@@ -5,14 +5,14 @@ from itertools import islice
 
 import numpy as np
 
-from loadgen.chattemplate import order_of
 from loadgen.dialects import VLLM
 from loadgen.engine import ControlClient
-from loadgen.prefixtruth import IDS, Examination, examine
-from loadgen.spoken import chat_messages
-from loadgen.targettext import NO_TARGET, TargetText, learn_target
-from loadgen.textpreparation import find_tokenizer, path_of
-from loadgen.tokenizer import Tokenizer, TokenizerError
+from loadgen.text.chattemplate import order_of
+from loadgen.text.prefixtruth import IDS, Examination, examine
+from loadgen.text.preparation import find_tokenizer, path_of
+from loadgen.text.spoken import chat_messages
+from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from replay.capture import Survey, captured_of, read_kept
 from replay.config import ReplayConfig
 from replay.expansion import Expansion

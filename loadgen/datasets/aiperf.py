@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.messages import Quoted
+from loadgen.text.messages import Quoted
 from tracefile import InputError
 
 EXPECTED = "an AIPerf multi-turn conversation: session_id and turns of text, delay, output_length"

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.messages import Quoted
+from loadgen.text.messages import Quoted
 
 Message = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from loadgen.tokenizer import Tokenizer
+from loadgen.text.tokenizer import Tokenizer
 
 BYTES_A_TOKEN = 4
 

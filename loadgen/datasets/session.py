@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from loadgen.datasets.lengths import TextLengths
-from loadgen.messages import Quoted
 from loadgen.spans import Span
+from loadgen.text.messages import Quoted
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from loadgen.datasets.openaimessages import messages_of
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
 from loadgen.draws import Stream, draw_each
-from loadgen.messages import Quoted
 from loadgen.spans import Span, quantities
+from loadgen.text.messages import Quoted
 from tracefile import InputError
 
 FIRST_TURN = Span(65_000, 65_000)

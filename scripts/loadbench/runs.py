@@ -12,9 +12,9 @@ from loadbench.cases import Case
 from loadbench.subjects import Subject
 from loadbench.tree import TreeCost, TreeWatch
 
-from loadgen.truth import Truth
-from loadgen.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
-from loadgen.truthprocess import truth_server
+from loadgen.calibration.truth import Truth
+from loadgen.calibration.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
+from loadgen.calibration.truthprocess import truth_server
 
 END_S = 120.0
 

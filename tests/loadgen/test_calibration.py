@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.calibration import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
-from loadgen.calibrationcommand import calibration_lines
-from loadgen.calibrationruns import Runner
-from loadgen.truthprocess import truth_server
+from loadgen.calibration.capacity import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
+from loadgen.calibration.command import calibration_lines
+from loadgen.calibration.runs import Runner
+from loadgen.calibration.truthprocess import truth_server
 from tracefile import InputError
 
 # A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.
@@ -92,7 +92,7 @@ def test_the_command_prints_and_keeps_what_it_found(
         asked.append((seconds, procs))
         return ROUND
 
-    monkeypatch.setattr("loadgen.calibrationcommand.calibrate", found)
+    monkeypatch.setattr("loadgen.calibration.command.calibrate", found)
     file = tmp_path / "found.json"
     assert main(["calibrate", "--seconds", "2", "--json", str(file)]) == 0
     assert asked == [(2.0, 1)]

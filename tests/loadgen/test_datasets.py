@@ -18,9 +18,9 @@ from loadgen.datasets.lengths import ESTIMATED
 from loadgen.datasets.session import DatasetOptions, DatasetSession
 from loadgen.datasets.swesmith import take
 from loadgen.job import Shard, add_shares
-from loadgen.messages import Drawn
 from loadgen.shapes import SessionShape
 from loadgen.spans import Span
+from loadgen.text.messages import Drawn
 from loadgen.workload import Workload
 from tracefile import InputError
 

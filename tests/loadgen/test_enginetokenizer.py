@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from loadgen.engine import ControlClient
-from loadgen.enginetokenizer import EngineTokenizer
-from loadgen.tokenizer import TokenizerError
+from loadgen.text.enginetokenizer import EngineTokenizer
+from loadgen.text.tokenizer import TokenizerError
 
 Question = dict[str, Any]
 Serve = Callable[[str, Question], Question | None]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.frames import FrameReader, frame
+from loadgen.sending.frames import FrameReader, frame
 
 payloads = st.lists(st.binary(max_size=40), max_size=8)
 

@@ -6,7 +6,7 @@ from loadbench.results import ROWS, Results
 from loadbench.runs import Ran, figures_of
 from loadbench.tree import TreeCost
 
-from loadgen.truth import Served, Truth
+from loadgen.calibration.truth import Served, Truth
 
 MS = 1_000_000
 

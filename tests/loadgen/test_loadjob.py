@@ -16,7 +16,7 @@ from loadgen.job import WHOLE, Shard
 from loadgen.loadjob import LoadJob, load_name, shard_of_cap
 from loadgen.plan import Answer, Send
 from loadgen.spans import Span
-from loadgen.tokenizer import LocalTokenizer
+from loadgen.text.tokenizer import LocalTokenizer
 from tracefile import HashKey, InputError, Record, RequestId
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=Span(1, 3), seed=2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.merging import InFlight, Times, merge_parts, part_of, parts_of
+from loadgen.runs.merging import InFlight, Times, merge_parts, part_of, parts_of
 from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 META = Meta(source="client", model="m", epoch_unix_ns=5)

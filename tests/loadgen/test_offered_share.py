@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.calibration import Calibration, save_calibration
+from loadgen.calibration.capacity import Calibration, save_calibration
 
 # 1 ms a request, 1 µs an event, nothing a prompt token: 1,000 requests/s are the machine.
 SLOW = Calibration(

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from loadgen.progress import RunProgress
-from loadgen.samples import Sample
-from loadgen.shardmessages import Done, Failed, Progress
-from loadgen.shards import Zero
-from loadgen.tally import Counts, Recent, Tally
+from loadgen.measures.progress import RunProgress
+from loadgen.measures.samples import Sample
+from loadgen.measures.tally import Counts, Recent, Tally
+from loadgen.runs.shardmessages import Done, Failed, Progress
+from loadgen.runs.shards import Zero
 
 
 @pytest.fixture

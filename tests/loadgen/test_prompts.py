@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.chattemplate import order_of
 from loadgen.draws import Vocabulary
-from loadgen.messages import Drawn, Piece, Quoted
 from loadgen.opening import ChatOpening, TokenOpening, orders_of
 from loadgen.plan import Answer
 from loadgen.prompts import ChatPrompt, TextForm, TokenForm
 from loadgen.shapes import SessionShape, TurnShape
-from loadgen.spoken import chat_messages, messages_fields, responses_fields
-from loadgen.targettext import NO_TARGET, Speech, TargetText, learn_target
+from loadgen.text.chattemplate import order_of
+from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.spoken import chat_messages, messages_fields, responses_fields
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
 from tracefile import BlockHasher, HashKey, InputError, Record, RequestId
 
 RESULT = Drawn("tool", (Piece(31, 6),), call=Piece(32, 2))

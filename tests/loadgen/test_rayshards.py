@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.rayshards import CLOCK_QUESTIONS, measured_offset
+from loadgen.runs.rayshards import CLOCK_QUESTIONS, measured_offset
 from tracefile import InputError, load_trace
 
 SESSIONS = shlex.split(

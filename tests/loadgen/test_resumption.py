@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.merging import parts_of, record_lines
-from loadgen.resumption import HISTORY, last_header
+from loadgen.runs.merging import parts_of, record_lines
+from loadgen.runs.resumption import HISTORY, last_header
 from tracefile import InputError, Record, load_trace
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from loadgen.crossing import Order
-from loadgen.flight import Flight
-from loadgen.lookahead import BUILD_AHEAD_MS, MOST_WAITING, Clocks
-from loadgen.pacing import LoopWaker
+from loadgen.measures.tally import Tally
 from loadgen.plan import Answer, Send
-from loadgen.planrun import PlanRun, SenderDiedError
 from loadgen.request import PlannedRequest, request_headers
-from loadgen.sender import Sender
-from loadgen.tally import Tally
+from loadgen.sending.crossing import Order
+from loadgen.sending.flight import Flight
+from loadgen.sending.lookahead import BUILD_AHEAD_MS, MOST_WAITING, Clocks
+from loadgen.sending.pacing import LoopWaker
+from loadgen.sending.planrun import PlanRun, SenderDiedError
+from loadgen.sending.sender import Sender
 from tracefile import Record, RequestId
 from wire.url import parse_url
 
@@ -159,11 +159,11 @@ Runner = Callable[[Callable[[Bench], Any]], Bench]
 
 @pytest.fixture
 def bench(virtual_time: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    monkeypatch.setattr("loadgen.pacing.new_waker", LoopWaker)
+    monkeypatch.setattr("loadgen.sending.pacing.new_waker", LoopWaker)
     benches: list[Bench] = []
 
     async def tested(test: Callable[[Bench], Any], loop: Any) -> None:
-        monkeypatch.setattr("loadgen.flight.perf_counter_ns", loop.now_ns)
+        monkeypatch.setattr("loadgen.sending.flight.perf_counter_ns", loop.now_ns)
         benches.append(Bench(loop))
         await test(benches[-1])
 

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.child import start_child
 from loadgen.job import OpenJob, Shard
 from loadgen.plan import Answer, Send
 from loadgen.request import PlannedRequest, request_headers
-from loadgen.senderlink import SenderProcess
-from loadgen.shard import serve
-from loadgen.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
+from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
+from loadgen.sending.child import start_child
+from loadgen.sending.senderlink import SenderProcess
+from loadgen.sending.shard import serve
 from tracefile import Meta, Record, RequestId, load_trace
 
 Plan = Callable[[], Iterator[Send]]
@@ -245,7 +245,7 @@ def test_a_closed_loop_keeps_every_slot_busy_and_no_more(engine: Any, tmp_path: 
 
 
 def test_a_process_whose_parent_is_gone_leaves(engine: Any, tmp_path: Path) -> None:
-    process, sock = start_child("loadgen.shard")
+    process, sock = start_child("loadgen.sending.shard")
     sock.close()
     assert process.wait(timeout=20) == 0
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.driving import Drive, shard_count
 from loadgen.runflags import RunFlags
+from loadgen.runs.driving import Drive, shard_count
 from tracefile import InputError, Meta, load_trace
 
 SESSIONS = shlex.split(

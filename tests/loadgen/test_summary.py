@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen.outcome import Driven, ShardUse
-from loadgen.samples import Sample
-from loadgen.summary import Summary, lateness_of, quantiles, summarize, summary_lines
-from loadgen.tally import Tally
+from loadgen.measures.samples import Sample
+from loadgen.measures.summary import Summary, lateness_of, quantiles, summarize, summary_lines
+from loadgen.measures.tally import Tally
+from loadgen.runs.outcome import Driven, ShardUse
 from tracefile.enginefacts import PrefixCounters
 
 

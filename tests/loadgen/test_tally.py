@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import samples
-from loadgen.samples import Sample
-from loadgen.tally import Tally
+from loadgen.measures import samples
+from loadgen.measures.samples import Sample
+from loadgen.measures.tally import Tally
 from tracefile import Record, RequestId
 
 

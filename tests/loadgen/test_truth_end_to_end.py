@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.calibrationruns import told_ttfts_ns
+from loadgen.calibration.runs import told_ttfts_ns
+from loadgen.calibration.truth import NS_PER_MS, Served
+from loadgen.calibration.truthfigures import ttft_errors_ms
+from loadgen.calibration.truthprocess import truth_server
+from loadgen.calibration.truthstreams import token_ids
 from loadgen.draws import TokenIds
-from loadgen.truth import NS_PER_MS, Served
-from loadgen.truthfigures import ttft_errors_ms
-from loadgen.truthprocess import truth_server
-from loadgen.truthstreams import token_ids
 from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace
 
 ROUNDED_NS = 1_000

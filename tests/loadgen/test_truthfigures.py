@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from loadgen.truth import Served
-from loadgen.truthfigures import lags_ms, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
+from loadgen.calibration.truth import Served
+from loadgen.calibration.truthfigures import lags_ms, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
 
 MS = 1_000_000
 

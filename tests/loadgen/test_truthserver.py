@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.truth import Pace, Served
-from loadgen.truthprocess import TruthProcess, truth_server
-from loadgen.truthserver import parse_pace
-from loadgen.truthstreams import stream_pieces, token_ids
+from loadgen.calibration.truth import Pace, Served
+from loadgen.calibration.truthprocess import TruthProcess, truth_server
+from loadgen.calibration.truthserver import parse_pace
+from loadgen.calibration.truthstreams import stream_pieces, token_ids
 from tracefile import InputError
 from wire.completion import parse_completion
 from wire.stream import BodyRead

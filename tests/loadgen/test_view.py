@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loadgen.progress import ShardStatus, Status
-from loadgen.view import View, clock, status_line
+from loadgen.measures.progress import ShardStatus, Status
+from loadgen.measures.view import View, clock, status_line
 from tracefile import load_trace
 
 

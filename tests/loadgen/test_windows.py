@@ -1,8 +1,8 @@
 """The last ten seconds of a run, and nothing older."""
 
-from loadgen.samples import Sample
-from loadgen.tally import Recent
-from loadgen.windows import RateWindow, RecentWindow
+from loadgen.measures.samples import Sample
+from loadgen.measures.tally import Recent
+from loadgen.measures.windows import RateWindow, RecentWindow
 
 
 def recent(*ttft_ms: float) -> Recent:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.__main__ import main as loadgen
-from loadgen.chattemplate import Gaps
 from loadgen.dialects import VLLM
 from loadgen.plan import Answer
 from loadgen.prompts import ChatPrompt
-from loadgen.targettext import TargetText
-from loadgen.words import Words
+from loadgen.text.chattemplate import Gaps
+from loadgen.text.targettext import TargetText
+from loadgen.text.words import Words
 from replay.__main__ import main as replay
 from replay.capture import Captured
 from replay.expansion import Expansion

@@ -1,0 +1,1 @@
+"""``loadgen calibrate``: what this machine can send, found against a server that knows the truth."""

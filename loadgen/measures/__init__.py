@@ -1,0 +1,1 @@
+"""What a run measures while it goes and says at its end."""

@@ -1,0 +1,251 @@
+"""A job sent to a target by its shards, with its trace written and its progress shown: what every run does."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from loadgen.job import Job, Shard, add_shares
+from loadgen.measures.progress import RunProgress, TargetRate
+from loadgen.measures.watching import opened, watched
+from loadgen.runflags import ONE_PROCESS, RunFlags
+from loadgen.runs.merging import merge_parts, part_of, parts_of
+from loadgen.runs.outcome import Driven, driven_from
+from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
+from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
+from loadgen.runs.shardprocess import ShardProcess
+from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
+from tracefile import InputError, Meta, Workload
+from tracefile.mending import mend
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """One run: what is sent where, what of it is kept, and how it is bounded."""
+
+    job: Job
+    url: str
+    trace: Path
+    meta: Meta
+    """The trace's header but for its clock and its workload's digest."""
+    run: RunFlags = ONE_PROCESS
+    sessions: int | None = None
+    """Sessions in all, so that no shard is without one; null: unknown, or without end."""
+    parallel: int | None = None
+    timeout_s: float | None = None
+    overwrite: bool = False
+    duration_s: float | None = None
+    """When nothing new is started any more; null: the job ends by itself."""
+    target_rate: TargetRate | None = None
+    empty: str = "nothing to send"
+    """What to say of a job without a request."""
+
+
+def drive(config: Drive) -> Driven:
+    """Run it; returns when all has ended, or was cut short by a signal, with the trace complete.
+
+    Raises InputError if the target, the trace or the job cannot be used, KeyboardInterrupt if a signal came before
+    t = 0 or a second one after it.
+    """
+    with host_of(config.run) as host, opened(config.run.json_progress) as json_file:
+        run = Run(config, host, find_earlier(config))
+        try:
+            words = asyncio.run(run.shown(json_file))
+        except asyncio.CancelledError:
+            run.tell_of_parts()
+            raise KeyboardInterrupt from None
+        return run.outcome(words)
+
+
+@contextlib.contextmanager
+def host_of(flags: RunFlags) -> Iterator[Host]:
+    """Where the shards run. Raises InputError if that cannot be reached."""
+    if flags.ray is None:
+        yield Host(ShardProcess.start, len(os.sched_getaffinity(0)), apart=False)
+        return
+    from loadgen.runs.rayshards import ray_host  # noqa: PLC0415 - the few who want it wait for it
+
+    with ray_host(flags.ray) as host:
+        yield host
+
+
+def shard_count(config: Drive, cores: int) -> int:
+    """Into how many shards a run is cut: never more than it has sessions, or requests that may be in flight."""
+    wanted = config.run.procs
+    if wanted is None:
+        wanted = max(1, cores // CORES_A_SHARD)
+    count = min(bound for bound in (wanted, config.sessions, config.parallel) if bound is not None)
+    if config.run.ray is not None and count * CORES_A_SHARD > cores:
+        raise InputError(
+            f"--procs: {count} shards on {cores} cores; expected a Ray cluster with {CORES_A_SHARD} for each"
+        )
+    return count
+
+
+def find_earlier(config: Drive) -> Resumed | None:
+    """What an earlier run has left for this one to go on with; null: nothing, or it does not go on.
+
+    Raises InputError if it cannot go on with that, or if what is there would be lost.
+    """
+    trace = config.trace
+    if config.run.resume:
+        return resume_trace(trace, parts_of(trace), config.job, config.meta)
+    if config.overwrite:
+        return None
+    if parts := parts_of(trace):
+        raise InputError(
+            f"{parts[0]}: left by a run that was killed; expected --resume to go on with it, or --overwrite"
+        )
+    if trace.is_file() and (size := trace.stat().st_size):
+        raise InputError(f"{trace}: already has {size} bytes; expected a new file, or leave to overwrite it")
+    return None
+
+
+class Run:
+    """One run from its first process to its whole trace."""
+
+    def __init__(self, config: Drive, host: Host, resumed: Resumed | None) -> None:
+        self._config = config
+        self._host = host
+        self._resumed = resumed
+        self._count = count = shard_count(config, host.cores)
+        self._in_parts = count > 1 or host.apart
+        self._parts = [part_of(config.trace, index) for index in range(count)] if self._in_parts else [config.trace]
+        self._meta = config.meta
+        if count > 1:
+            self._meta = msgspec.structs.replace(config.meta, extra=config.meta.extra | {"shards": count})
+        self._digest = ""
+        self._where: list[str] = []
+        self._stopped: str | None = None
+
+    async def shown(self, json_file: TextIO | None) -> list[Done | Failed]:
+        """Run it to its end, shown to whoever watches; gives each shard's last words."""
+        config = self._config
+        async with Shards(self._count, self._host) as shards:
+            with interrupted(shards):
+                ready = await shards.ready(self._setups())
+                self._where = [link.where for link in shards.links]
+                self._make_room()
+                zero = shards.go(self._header(ready), 0.0 if self._resumed is None else self._resumed.from_ms)
+                progress = RunProgress(
+                    zero,
+                    self._where,
+                    planned=planned_by(ready),
+                    duration_s=config.duration_s,
+                    target_rate=config.target_rate,
+                    stopping=lambda: shards.stopping,
+                )
+                async with watched(progress, json_file):
+                    words = await shards.ended(partial(_heed, shards, progress))
+            self._stopped = shards.stopping
+            self._meta = await shards.fetch(self._parts)
+        return words
+
+    def outcome(self, words: list[Done | Failed]) -> Driven:
+        """What it amounts to, its trace made whole. Raises InputError if a shard failed because of the input."""
+        trace = self._config.trace
+        refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
+        if refused is not None and not self._in_parts:  # what is there may be another run's
+            raise InputError(refused)
+        driven = driven_from(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
+        if self._in_parts:
+            earlier = [] if self._resumed is None else [trace]
+            merge_parts(trace, [*earlier, *self._parts], self._meta)
+        elif driven.failures and trace.exists():
+            mend(trace)
+        if refused is not None:
+            raise InputError(refused)
+        return driven
+
+    def tell_of_parts(self) -> None:
+        """Say where what was recorded is, now that nobody makes a whole of it."""
+        left = [str(part) for part in self._parts if part.exists()]
+        if left and self._where:  # nothing is recorded before they are all ready
+            print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
+
+    def _setups(self) -> list[Setup]:
+        """What each shard is told: its part of the sessions, of the trace and of the requests in flight."""
+        config, count = self._config, self._count
+        return [
+            Setup(
+                job=config.job,
+                shard=Shard(index, count),
+                url=config.url,
+                trace=part,
+                overwrite=config.overwrite or self._in_parts,
+                parallel=None if config.parallel is None else len(range(index, config.parallel, count)),
+                timeout_s=config.timeout_s,
+                resumed=None if self._resumed is None else config.trace,
+            )
+            for index, part in enumerate(self._parts)
+        ]
+
+    def _header(self, ready: Sequence[Ready]) -> Header:
+        """The trace's header, now that the shards have drawn the load. Raises InputError if that is empty."""
+        if planned_by(ready) == 0:
+            raise InputError(
+                self._config.empty
+                if self._resumed is None
+                else f"--resume: {self._config.trace}: the run is complete; expected one that was cut short"
+            )
+        self._digest = add_shares([each.digest_share for each in ready])
+        if self._resumed is not None:
+            return partial(resumed_at, self._resumed)
+        return partial(zeroed, self._meta, self._digest)
+
+    def _make_room(self) -> None:
+        """Remove what is to be overwritten, so that nobody takes it for a part of this run later."""
+        if self._config.overwrite and self._in_parts:
+            for path in [*parts_of(self._config.trace), self._config.trace]:
+                path.unlink(missing_ok=True)
+
+
+def zeroed(meta: Meta, digest: str, epoch_unix_ns: int) -> Meta:
+    """The header of a fresh run."""
+    workload = msgspec.structs.replace(meta.workload or Workload(), digest=digest)
+    return msgspec.structs.replace(meta, workload=workload, epoch_unix_ns=epoch_unix_ns)
+
+
+def planned_by(ready: Sequence[Ready]) -> int | None:
+    """How many requests all shards will send; null: one of them cannot tell."""
+    planned = [each.planned for each in ready]
+    return None if None in planned else sum(count for count in planned if count is not None)
+
+
+def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Done | Failed) -> None:
+    """Note what a shard says; end a run of which the engine takes nothing, which no shard of several can tell."""
+    progress.hear(index, word)
+    if progress.only_refusals():
+        shards.stop("refused")
+
+
+@contextlib.contextmanager
+def interrupted(shards: Shards) -> Iterator[None]:
+    """Ctrl-C or SIGTERM stops the run once it is under way; before that, and the second time, it ends at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # within a coroutine
+
+    def on_signal(number: signal.Signals) -> None:
+        if shards.going and shards.stopping is None:
+            shards.stop(number.name)
+        else:
+            shards.kill()
+            task.cancel()
+
+    for number in INTERRUPTS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in INTERRUPTS:
+            loop.remove_signal_handler(number)

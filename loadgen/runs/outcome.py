@@ -1,0 +1,99 @@
+"""What came of a run, put together from what its shards said last and, where one died, from what it had recorded."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.job import add_shares
+from loadgen.measures.samples import Sample
+from loadgen.measures.tally import Tally
+from loadgen.runs.merging import record_lines
+from loadgen.runs.shardmessages import Done, Failed
+from tracefile import Meta
+from tracefile.decoding import KvtapeDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUse:
+    """What one shard did and took."""
+
+    where: str
+    """Its process, or its machine's address."""
+    sent: int
+    shard_cpu_s: float
+    """Of the process that plans, builds, reads and records."""
+    sender_cpu_s: float
+    """Of the process that sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """What came of a run."""
+
+    tally: Tally
+    findings: dict[str, int]
+    """What the job found, over all shards."""
+    digest: str
+    """The workload's: equal digests, equal traffic planned."""
+    sent_digest: str | None
+    """Of the bodies that were sent; null: a shard died and took it along."""
+    stopped: str | None
+    """Why it was cut short: SIGINT, SIGTERM, refused, a shard that failed; null: it was not."""
+    failures: list[str]
+    """What went wrong with shards, a line each."""
+    seconds: float
+    """From t = 0 to the last end."""
+    shards: list[ShardUse]
+    loop_delay_ms: Sample = field(default_factory=Sample)
+    """How late timers rang in the senders."""
+
+
+def driven_from(
+    words: Sequence[Done | Failed],
+    parts: Sequence[Path],
+    *,
+    where: Sequence[str],
+    digest: str,
+    stopped: str | None,
+) -> Driven:
+    """Of every shard its last words, its part of the trace, and where it ran."""
+    tally, delay_ms, findings, seconds = Tally(), Sample(), Counter[str](), 0.0
+    shards: list[ShardUse] = []
+    done = [word for word in words if isinstance(word, Done)]
+    for word, part, place in zip(words, parts, where, strict=True):
+        own, own_s = (word.tally, word.seconds) if isinstance(word, Done) else recorded(part)
+        tally.merge(own)
+        seconds = max(seconds, own_s)
+        cpu_s = (word.shard_cpu_s, word.sender_cpu_s) if isinstance(word, Done) else (0.0, 0.0)
+        shards.append(ShardUse(where=place, sent=own.started, shard_cpu_s=cpu_s[0], sender_cpu_s=cpu_s[1]))
+    for word in done:
+        findings.update(word.findings)
+        delay_ms.extend(word.loop_delay_ms)
+    whole = len(done) == len(words)
+    return Driven(
+        tally=tally,
+        findings=dict(findings),
+        digest=digest,
+        sent_digest=add_shares([word.sent_share for word in done]) if whole else None,
+        stopped=stopped or ("refused" if tally.only_refusals else None),
+        failures=[f"shard {index}: {word.text}" for index, word in enumerate(words) if isinstance(word, Failed)],
+        seconds=seconds,
+        shards=shards,
+        loop_delay_ms=delay_ms,
+    )
+
+
+def recorded(part: Path) -> tuple[Tally, float]:
+    """What the records of a shard that died amount to, and when the last of them ended, in seconds.
+
+    Who was held back it did not record, so they tell no lag.
+    """
+    tally, decoder, seconds = Tally(), KvtapeDecoder(Meta()), 0.0
+    for line in record_lines(part):
+        record = decoder.decode(line, str(part))
+        tally.started += 1
+        tally.finish(record, held=True, told=True)
+        seconds = max(seconds, (record.end_ms() or 0.0) / 1000)
+    tally.held = 0
+    return tally, seconds

@@ -1,0 +1,146 @@
+"""A run's shards on the machines of a Ray cluster (``--ray ADDRESS``): the same shards behind the same messages.
+
+Clocks: each machine's wall clock is compared with this one's before the start, by the quickest of several questions
+and answers, and t = 0 is told in its own time. From then on each shard keeps time by its machine's monotonic clock;
+at the end the wall clocks are compared again, and the header has what both comparisons found.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loadgen.runs.shardactor import ShardActor, version
+from loadgen.runs.shardmessages import Failed, FromParent
+from loadgen.runs.shardprocess import Hear
+from loadgen.runs.shards import CORES_A_SHARD, ClockOffset, Host
+from tracefile import InputError
+
+START_TIMEOUT_S = 120.0
+"""How long a cluster may take to start an actor: it may have to start a worker first."""
+CONNECT_TIMEOUT_S = 10.0
+CLOCK_QUESTIONS = 10
+CHUNK_BYTES = 4 << 20
+"""A part comes in pieces of this size, one at a time."""
+
+
+@contextlib.contextmanager
+def ray_host(address: str) -> Iterator[Host]:
+    """The machines of a cluster; raises InputError if it cannot be reached, or there is no Ray here."""
+    try:
+        import ray  # noqa: PLC0415 - an extra, and slow to load
+    except ImportError:
+        raise InputError("--ray: Ray is not installed; expected pip install 'kvtape[ray]'") from None
+    require_reachable(address)
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"--ray: {address}: {reason}; expected the address of a Ray cluster, or auto") from None
+    try:
+        actor_class = ray.remote(num_cpus=CORES_A_SHARD, scheduling_strategy="SPREAD")(ShardActor)
+        yield Host(partial(RayShard.start, actor_class.remote), int(ray.cluster_resources().get("CPU", 0)), apart=True)
+    finally:
+        ray.shutdown()
+
+
+def require_reachable(address: str) -> None:
+    """Raise InputError if nobody listens at a ``HOST:PORT``: Ray itself would go on trying for minutes."""
+    found = re.fullmatch(r"(\S+):(\d+)", address)
+    if found is None or "://" in address:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise InputError(
+            f"--ray: {address}: {error.strerror or error}; expected the address of a Ray cluster"
+        ) from None
+
+
+class RayShard:
+    """One shard in an actor."""
+
+    def __init__(self, actor: Any, where: str, clock: ClockOffset, hear: Hear) -> None:
+        self.where = where
+        self.clock: ClockOffset | None = clock
+        self._actor = actor
+        self._hear = hear
+        self._hearing = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, actor_of: Callable[[], Any], hear: Hear) -> "RayShard":
+        """Start an actor and its shard. Raises InputError if the cluster does not, or has another version of this."""
+        actor = actor_of()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                where, theirs = await actor.start.remote()
+                clock = await measured_offset(actor.clock.remote)
+        except TimeoutError:
+            raise InputError(
+                f"--ray: no actor after {START_TIMEOUT_S:.0f} s; expected free cores in the cluster"
+            ) from None
+        except ray_error() as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise InputError(f"--ray: {reason}; expected kvtape {version()} on every machine") from None
+        if theirs != version():
+            raise InputError(f"--ray: {where}: kvtape {theirs}; expected {version()}, as here")
+        return cls(actor, where, clock, hear)
+
+    def send(self, message: FromParent) -> None:
+        """Send a message; to one that is gone it is lost."""
+        self._actor.send.remote(message)
+
+    async def fetch_part(self, part: Path) -> None:
+        """Copy its part here, as far as it is still to be had, and look at its clock again."""
+        with part.open("wb") as file, contextlib.suppress(ray_error()):
+            while piece := await self._actor.read.remote(file.tell(), CHUNK_BYTES):
+                file.write(piece)
+            self.clock = await measured_offset(self._actor.clock.remote)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._actor.kill.remote()
+
+    async def close(self) -> None:
+        """Let it go."""
+        self._hearing.cancel()
+        with contextlib.suppress(ray_error()):
+            await self._actor.close.remote()
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                for message in await self._actor.hear.remote():
+                    self._hear(message)
+        except ray_error() as error:
+            reason = str(error).strip().splitlines()[0]
+            self._hear(Failed(f"{self.where}: its Ray actor is gone: {reason}", is_input=False))
+
+
+async def measured_offset(
+    their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns
+) -> ClockOffset:
+    """How far another wall clock is ahead, by the quickest answer: its asking lies between two looks at our own."""
+    best: ClockOffset | None = None
+    for _ in range(CLOCK_QUESTIONS):
+        before_ns = clock()
+        theirs_ns = await their_clock()
+        after_ns = clock()
+        if best is None or after_ns - before_ns < best.round_trip_ns:
+            best = ClockOffset(theirs_ns - (before_ns + after_ns) // 2, after_ns - before_ns)
+    assert best is not None  # it was asked
+    return best
+
+
+def ray_error() -> type[Exception]:
+    """What Ray raises when an actor, its worker or its machine is gone."""
+    from ray.exceptions import RayError  # noqa: PLC0415 - as above
+
+    error: type[Exception] = RayError
+    return error

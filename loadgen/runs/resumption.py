@@ -1,0 +1,196 @@
+"""Going on with a run that was killed: what it recorded is kept by whole sessions, the others are sent again.
+
+A session is over when its last turn was recorded, or a turn that failed, as any session's ends it. One that was cut
+in its middle goes on nowhere: its context was in memory. So its records are dropped and it is sent again whole.
+
+Times: the trace keeps its zero, so the pause between the two runs is in it. The plan's time stops at the last thing
+that was recorded and goes on from there; what was due before then and was not recorded is due at once.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.job import WHOLE, Job, add_shares
+from loadgen.runs.merging import merge_parts, record_lines
+from tracefile import InputError, Meta, RequestId
+from tracefile import Workload as WorkloadMeta
+from tracefile.appending import new_trace_file
+from tracefile.decoding import decode_meta, is_header, parse_object
+from tracefile.durable import rename_durably
+from tracefile.lines import LineReader
+from tracefile.mending import mend
+from tracefile.schema import Status
+from tracefile.writing import encode_meta
+
+HISTORY = "resumed"
+"""Of the header's workload: a list with what each resumption found; absent in a run that was never resumed."""
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """Of a record what resuming asks for."""
+
+    request_id: RequestId
+    status: Status = "ok"
+    arrival_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+ABORTED: Status = "client_abort"
+
+_outline = msgspec.json.Decoder(Outline)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run goes on."""
+
+    meta: Meta
+    """The header to go on under: the earlier one's zero, with this resumption in its history."""
+    kept: int
+    """Records of sessions that are over."""
+    dropped: int
+    """Records of sessions that will be sent again."""
+    from_ms: float
+    """Where in the plan's time it goes on."""
+
+
+def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Resumed | None:
+    """Make of what a killed run left the trace that its resumption adds to; null: it left nothing.
+
+    ``parts``: its shards' traces, where it had several. ``meta``: the header of a fresh run of the same job, all but
+    its clock. Raises InputError if the trace is another workload's, or cannot be read and written.
+    """
+    left = [path for path in (trace, *parts) if path.exists() and path.stat().st_size]
+    headers = {path: last_header(path) for path in left if mend(path).meta is not None}
+    if not headers:
+        return None
+    opened = job.open(WHOLE)
+    digest = add_shares([opened.digest_share()])
+    for path, header in headers.items():
+        _check_same(path, header, digest)
+    earlier = max(headers.values(), key=lambda header: len(_history(header)))
+    if parts:
+        merge_parts(trace, list(headers), earlier)
+    found = Found.of(trace)
+    over = set(opened.resume(found.ended))
+    if found.lines > len(over):
+        _keep(trace, over, earlier)
+    history = _history(earlier)
+    shift_ms = history[-1]["shift_ms"] if history else 0.0
+    from_ms = max(0.0, found.until_ms - shift_ms)
+    return Resumed(_continued(meta, earlier, digest), len(over), found.requests - len(over), from_ms)
+
+
+def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
+    """The header once it is known when the plan's zero was."""
+    workload = _workload(resumed.meta)
+    shift_ms = round((t0_unix_ns - (resumed.meta.epoch_unix_ns or 0)) / 1e6, 3)
+    this = {
+        "from_ms": round(resumed.from_ms, 3),
+        "shift_ms": shift_ms,
+        "kept": resumed.kept,
+        "dropped": resumed.dropped,
+    }
+    extra = workload.extra | {HISTORY: [*_history(resumed.meta), this]}
+    workload = msgspec.structs.replace(workload, extra=extra)
+    return msgspec.structs.replace(resumed.meta, workload=workload)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a trace holds."""
+
+    ended: dict[RequestId, bool]
+    """Requests that came to an end of their own, and whether it was a good one; aborted ones are sent again."""
+    requests: int
+    lines: int
+    """More than requests where a merge was killed before it had removed the parts."""
+    until_ms: float
+    """When the last thing in it happened, on its clock."""
+
+    @classmethod
+    def of(cls, trace: Path) -> "Found":
+        """Read it once."""
+        ended: dict[RequestId, bool] = {}
+        aborted: set[RequestId] = set()
+        lines, until_ms = 0, 0.0
+        for outline in map(_outline.decode, record_lines(trace)):
+            lines += 1
+            if outline.status == ABORTED:
+                aborted.add(outline.request_id)
+            else:
+                ended[outline.request_id] = outline.status == "ok"
+            until_ms = max(until_ms, (outline.arrival_ms or 0.0) + (outline.e2e_ms or 0.0))
+        return cls(ended, len(aborted | ended.keys()), lines, until_ms)
+
+
+def ended_requests(trace: Path) -> dict[RequestId, bool]:
+    """The requests of a trace that came to an end of their own, and whether it was a good one."""
+    return Found.of(trace).ended
+
+
+def _check_same(path: Path, header: Meta, digest: str) -> None:
+    found = _workload(header).digest
+    if found != digest:
+        raise InputError(
+            f"--resume: {path}: is of workload {(found or 'unknown')[:12]}; expected {digest[:12]}, "
+            "the same flags, seed and data as the run that is to go on"
+        )
+
+
+def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
+    """Write the trace anew with these requests' records alone."""
+    aside = trace.with_name(f".{trace.name}.resuming")
+    file = new_trace_file(aside, overwrite=True, name=trace.name)
+    try:
+        file.take(encode_meta(meta))
+        for line in _lines_of(trace, over):
+            file.take(line + b"\n")
+            if file.failing:
+                file.drain()
+        file.finish()
+        file.make_durable()
+        rename_durably(aside, trace)
+    except OSError as error:
+        raise InputError(f"{trace}: {error.strerror or error}; expected a folder to write the trace in") from error
+    finally:
+        file.abandon()
+        aside.unlink(missing_ok=True)
+
+
+def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
+    """The lines of these requests, one of each."""
+    wanted = set(over)
+    for line in record_lines(trace):
+        outline = _outline.decode(line)
+        if outline.request_id in wanted and outline.status != ABORTED:
+            wanted.remove(outline.request_id)
+            yield line
+
+
+def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:
+    """The header with the earlier one's zero, its history and the load's digest."""
+    history = _history(earlier)
+    extra = _workload(meta).extra | ({HISTORY: history} if history else {})
+    workload = msgspec.structs.replace(_workload(meta), digest=digest, extra=extra)
+    return msgspec.structs.replace(meta, epoch_unix_ns=earlier.epoch_unix_ns, workload=workload)
+
+
+def last_header(path: Path) -> Meta:
+    """The header that the last records of a whole trace are under."""
+    with LineReader(path) as lines:
+        *_, last = (line for line in lines if is_header(line))
+    return decode_meta(parse_object(last, str(path))["meta"], str(path))
+
+
+def _history(meta: Meta) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = _workload(meta).extra.get(HISTORY, [])
+    return history
+
+
+def _workload(meta: Meta) -> WorkloadMeta:
+    return meta.workload or WorkloadMeta()

@@ -1,0 +1,199 @@
+"""A run's shards as their parent drives them: all ready, off at one t = 0, ended together, whoever dies on the way."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
+from tracefile import InputError, Meta
+
+CORES_A_SHARD = 2
+"""One for the process that plans and records, one for the process that sends."""
+
+HEAD_START_S = 0.1
+"""From the word to go to t = 0, in which it reaches every shard and the first requests are built."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """What another machine's wall clock says beyond this one's, and how sure that is."""
+
+    offset_ns: int
+    round_trip_ns: int
+    """Of the quickest answer: the offset is wrong by half of it at most."""
+
+
+class ShardLink(Protocol):
+    """One shard, wherever it runs."""
+
+    where: str
+    """For people: its process, its machine."""
+    clock: ClockOffset | None
+    """Null: it is on this machine, and has its clocks."""
+
+    def send(self, message: FromParent) -> None:
+        """Send a message; to one that is gone it is lost."""
+
+    async def fetch_part(self, part: Path) -> None:
+        """Have what it wrote at ``part`` on this machine."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    async def close(self) -> None:
+        """Let it go, once it has said its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where shards run."""
+
+    start: Callable[[Callable[[FromShard], None]], Awaitable[ShardLink]]
+    """Starts a shard; its messages go to the callable."""
+    cores: int
+    apart: bool
+    """Whether shards may run on other machines, so that their parts have to be fetched."""
+
+
+Header = Callable[[int], Meta]
+"""The trace's header, once it is known when t = 0 is on the wall clock (ns since 1970)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """When t = 0 is."""
+
+    at_ns: int
+    """On this machine's ``perf_counter_ns``."""
+    unix_ns: int
+
+
+class Shards:
+    """All shards of a run; an asynchronous context manager that leaves none behind.
+
+    ``ready``, then ``go``, then ``ended``; ``stop`` and ``kill`` at any time.
+    """
+
+    def __init__(self, count: int, host: Host) -> None:
+        self._count = count
+        self._host = host
+        self._inbox: asyncio.Queue[tuple[int, FromShard]] = asyncio.Queue()
+        self.links: list[ShardLink] = []
+        self.stopping: str | None = None
+        """Why they were told to stop; null: they were not."""
+        self.going = False
+        """Whether they were told to go."""
+        self.meta = Meta()
+        """The trace's header, from then on."""
+        self.clocks: list[ClockOffset | None] = []
+        """How the shards' clocks stood then."""
+
+    async def __aenter__(self) -> "Shards":
+        starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
+        try:
+            self.links += await asyncio.gather(*starting)
+        except BaseException:
+            started = await asyncio.gather(*starting, return_exceptions=True)
+            self.links += [link for link in started if not isinstance(link, BaseException)]
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def ready(self, setups: Sequence[Setup]) -> list[Ready]:
+        """Set all up and wait until they are ready. Raises InputError if one cannot be."""
+        for link, setup in zip(self.links, setups, strict=True):
+            link.send(setup)
+        found: dict[int, Ready] = {}
+        while len(found) < self._count:
+            index, message = await self._inbox.get()
+            if isinstance(message, Failed):
+                raise InputError(message.text if message.is_input else f"shard {index}: {message.text}")
+            assert isinstance(message, Ready)
+            found[index] = message
+        return [found[index] for index in range(self._count)]
+
+    def go(self, header: Header, from_ms: float = 0.0) -> Zero:
+        """Send all off at one t = 0, or at ``from_ms`` of a plan that an earlier run began."""
+        head_start_ns = int(HEAD_START_S * 1e9) - round(from_ms * 1e6)
+        zero = Zero(time.perf_counter_ns() + head_start_ns, time.time_ns() + head_start_ns)
+        meta = header(zero.unix_ns)
+        self.meta = meta
+        for link in self.links:
+            link.send(_go(zero, self.meta, link.clock, from_ms))
+        self.clocks = [link.clock for link in self.links]
+        self.going = True
+        return zero
+
+    async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
+        """Wait until all have ended; when one ends too early the others are stopped. ``hear`` has what they say."""
+        last_words: dict[int, Done | Failed] = {}
+        while len(last_words) < self._count:
+            index, message = await self._inbox.get()
+            assert isinstance(message, Progress | Done | Failed)
+            if index in last_words:  # a process that ends after its last word says nothing new
+                continue
+            hear(index, message)
+            if isinstance(message, Done | Failed):
+                last_words[index] = message
+                self._heed(message)
+        return [last_words[index] for index in range(self._count)]
+
+    async def fetch(self, parts: Sequence[Path]) -> Meta:
+        """Have every shard's part on this machine; returns the header, with what became of other machines' clocks."""
+        await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
+        apart = [_clock_told(link, before) for link, before in zip(self.links, self.clocks, strict=True) if before]
+        return (
+            msgspec.structs.replace(self.meta, extra=self.meta.extra | {"shard_clocks": apart}) if apart else self.meta
+        )
+
+    def stop(self, reason: str) -> None:
+        """Have them send nothing more and record what is in flight."""
+        if self.stopping is None:
+            self.stopping = reason
+            for link in self.links:
+                link.send(Stop(reason))
+
+    def kill(self) -> None:
+        """End all at once."""
+        for link in self.links:
+            link.kill()
+
+    def _hear(self, index: int) -> Callable[[FromShard], None]:
+        return lambda message: self._inbox.put_nowait((index, message))
+
+    def _heed(self, message: Done | Failed) -> None:
+        if isinstance(message, Failed):
+            self.stop("shard failed")
+        elif message.stopped is not None:
+            self.stop(message.stopped)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self.links))
+
+
+def _go(zero: Zero, meta: Meta, clock: ClockOffset | None, from_ms: float) -> Go:
+    """The word to go, in the times of the shard's own machine."""
+    if clock is None:
+        return Go(zero.at_ns, zero.unix_ns, meta, from_ms)
+    assert meta.epoch_unix_ns is not None  # a header says when its zero was
+    theirs = msgspec.structs.replace(meta, epoch_unix_ns=meta.epoch_unix_ns + clock.offset_ns)
+    return Go(None, zero.unix_ns + clock.offset_ns, theirs, from_ms)
+
+
+def _clock_told(link: ShardLink, before: ClockOffset) -> dict[str, object]:
+    """For the header: how another machine's clock stood at the start, and how far it had moved by the end."""
+    moved_ns = 0 if link.clock is None else link.clock.offset_ns - before.offset_ns
+    return {
+        "where": link.where,
+        "offset_ms": before.offset_ns / 1e6,
+        "round_trip_ms": before.round_trip_ns / 1e6,
+        "moved_ms": moved_ns / 1e6,
+    }

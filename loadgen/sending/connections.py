@@ -1,0 +1,92 @@
+"""The sender's connections: opened ahead of need, each flight on one of them as soon as there is one."""
+
+import asyncio
+from collections import deque
+
+from loadgen.sending.flight import Flight
+from wire.connection import ServerConnection
+from wire.pool import ConnectError, ConnectionPool
+
+SPARE = 4
+"""So many idle connections are kept open beyond those in use, so that a request more finds one."""
+
+
+class Connections:
+    """Gives flights connections; those that find none wait in order for whichever is free or open first."""
+
+    def __init__(self, pool: ConnectionPool, limit: int | None) -> None:
+        """``limit``: most connections, as many as there can be requests in flight; null: no limit."""
+        self._pool = pool
+        self._limit = limit
+        self._waiting: deque[Flight] = deque()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def start(self, flight: Flight) -> None:
+        """Begin a flight now, or as soon as there is a connection."""
+        connection = self._pool.take_idle()
+        if connection is None:
+            self._waiting.append(flight)
+            self._open()
+            return
+        flight.begin(connection)
+        if self._pool.num_idle < SPARE and len(self._opening) < SPARE and self._may_open():
+            self._open()
+
+    def start_anew(self, flight: Flight) -> None:
+        """Begin a flight on a connection that nobody has used."""
+        self._open(flight)
+
+    def serve(self) -> None:
+        """A connection may have fallen idle: begin who waits."""
+        while self._waiting:
+            if self._waiting[0].end_ns:
+                self._waiting.popleft()
+                continue
+            connection = self._pool.take_idle()
+            if connection is None:
+                return
+            self._waiting.popleft().begin(connection)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for task in self._opening:
+            task.cancel()
+        self._pool.close()
+
+    def _may_open(self) -> bool:
+        return self._limit is None or self._pool.num_open + len(self._opening) < self._limit
+
+    def _open(self, flight: Flight | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(flight))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(self, flight: Flight | None) -> None:
+        """Open a connection for a flight, or for whoever waits when it is open."""
+        try:
+            connection = await self._pool.connect()
+        except ConnectError as error:
+            self._fail(flight, error)
+            return
+        if flight is None:
+            self._give(connection)
+        elif flight.end_ns:
+            self._pool.keep(connection)
+        else:
+            flight.begin(connection)
+
+    def _give(self, connection: ServerConnection) -> None:
+        while self._waiting:
+            flight = self._waiting.popleft()
+            if not flight.end_ns:
+                flight.begin(connection)
+                return
+        self._pool.keep(connection)
+
+    def _fail(self, flight: Flight | None, error: ConnectError) -> None:
+        """One flight ends with the error: the one that the connection was for, or the first that waits."""
+        while flight is None or flight.end_ns:
+            if not self._waiting:
+                return
+            flight = self._waiting.popleft()
+        flight.give_up("timeout" if error.kind == "connect_timeout" else "error", error.kind)

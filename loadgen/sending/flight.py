@@ -1,0 +1,137 @@
+"""One request in flight: what it meets on its connection, with the time of every read."""
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Protocol
+
+from loadgen.sending.crossing import Ended, Order
+from wire.client import Outcome
+from wire.connection import ResponseHead, ServerConnection
+from wire.errors import LossKind
+
+
+class Owner(Protocol):
+    """Whom a flight tells of its end."""
+
+    def ended(self, flight: "Flight") -> None:
+        """It is over, and its connection free for others."""
+
+    def stale(self, flight: "Flight") -> None:
+        """The server had closed the connection before it: it is to be sent again, on a new one."""
+
+
+class Flight:
+    """An order from its start to its end: the sink of its response."""
+
+    __slots__ = (
+        "_connection",
+        "_owner",
+        "_request",
+        "_retried",
+        "concurrency",
+        "end_ns",
+        "error_kind",
+        "held",
+        "number",
+        "outcome",
+        "reads",
+        "scheduled_ns",
+        "sent_ns",
+        "started_ns",
+        "status",
+        "told_reads",
+    )
+
+    def __init__(self, order: Order, owner: Owner, *, scheduled_ns: int, started_ns: int, concurrency: int, held: bool):
+        self.number = order.number
+        self.scheduled_ns = scheduled_ns
+        self.started_ns = started_ns
+        """From when its timeout counts."""
+        self.concurrency = concurrency
+        self.held = held
+        self.sent_ns = 0
+        """0: not yet."""
+        self.end_ns = 0
+        """0: it is not over."""
+        self.status: int | None = None
+        self.outcome: Outcome = "ok"
+        self.error_kind: LossKind | None = None
+        self.reads: list[tuple[int, bytes]] = []
+        self.told_reads = 0
+        self._request = order.data
+        self._owner = owner
+        self._connection: ServerConnection | None = None
+        self._retried = False
+
+    def begin(self, connection: ServerConnection) -> None:
+        """Write the request. Of a second try the first one stays the send: the server saw to it that it took longer."""
+        self._connection = connection
+        self.sent_ns = self.sent_ns or perf_counter_ns()
+        connection.start(self._request, self)
+
+    def give_up(self, outcome: Outcome, kind: LossKind | None) -> None:
+        """End it now; its connection, if it has one, is dropped."""
+        if self._connection is not None:
+            self._connection.abort()
+        self._end(outcome, kind)
+
+    def summary(self) -> Ended:
+        """What came of it."""
+        return Ended(
+            self.number,
+            self.scheduled_ns,
+            self.sent_ns,
+            self.end_ns,
+            self.status,
+            self.outcome,
+            self.error_kind,
+            self.concurrency,
+            self.held,
+            self.told_reads,
+            self.reads,
+        )
+
+    # What the connection calls.
+
+    def response_head(self, head: ResponseHead) -> None:
+        """Keep the final head's status."""
+        if not head.informational:
+            self.status = head.status
+            self._request = b""  # it will not be sent again
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """Keep a read; one that held framing alone says nothing."""
+        del raw
+        if data:
+            self.reads.append((at_ns, data))
+
+    def response_end(self) -> None:
+        """The response is whole."""
+        self._end("ok", None)
+
+    def response_lost(self, kind: LossKind) -> None:
+        """The connection ended first."""
+        assert self._connection is not None
+        if kind == "upstream_closed" and self._connection.stale and not self._retried:
+            self._retried = True
+            self._connection = None
+            self._owner.stale(self)
+        else:
+            self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
+
+    def pause_request(self) -> None:
+        """The whole request is in the transport's buffer already."""
+
+    def resume_request(self) -> None:
+        """See ``pause_request``."""
+
+    def _end(self, outcome: Outcome, kind: LossKind | None) -> None:
+        self.end_ns = perf_counter_ns()
+        self.sent_ns = self.sent_ns or self.end_ns
+        self.outcome, self.error_kind = outcome, kind
+        self._connection = None
+        self._owner.ended(self)
+
+
+Start = Callable[[Flight], None]
+"""Begins a flight on a connection, now or as soon as there is one."""

@@ -1,0 +1,288 @@
+"""The sender: a process that writes requests at their absolute times and stamps what comes back, and does nothing else.
+
+Between a due time and its first byte lie one heap pop and one write: requests come here as bytes, ahead of need
+(``loadgen/sending/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing
+here parses an answer, and nothing waits for whoever does.
+"""
+
+import asyncio
+import gc
+import heapq
+import itertools
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loadgen.sending.connections import Connections
+from loadgen.sending.crossing import (
+    Batch,
+    Connected,
+    Ended,
+    Halt,
+    Halted,
+    Order,
+    Orders,
+    Pulse,
+    SenderSetup,
+    Unreachable,
+    encode,
+    to_sender,
+)
+from loadgen.sending.flight import Flight, Start
+from loadgen.sending.frames import FrameSocket
+from loadgen.sending.pacing import Alarm, Clock
+from wire.loop import run
+from wire.pool import ConnectError, ConnectionPool
+from wire.url import parse_url
+
+STARTS_PER_TURN = 16
+"""Most requests started before the loop may read again."""
+BEAT_NS = 50_000_000
+"""Between two samples of the loop's delay, each with a look for requests that take too long."""
+BEATS_PER_PULSE = 5
+
+Message = Batch | Pulse | Halted
+
+
+class Sender:
+    """Orders in, flights in between, ends out. All methods return at once."""
+
+    def __init__(
+        self,
+        start: Start,
+        deliver: Callable[[Message], None],
+        *,
+        start_anew: Start,
+        on_free: Callable[[], None] = lambda: None,
+        parallel: int | None = None,
+        timeout_ns: int | None = None,
+        clock: Clock = time.perf_counter_ns,
+    ) -> None:
+        """``start`` begins a flight, ``start_anew`` one that met a stale connection; ``on_free``: one may be free."""
+        self._start_flight, self._start_anew, self._on_free = start, start_anew, on_free
+        self._deliver = deliver
+        self._parallel = parallel
+        self._timeout_ns = timeout_ns
+        self._clock = clock
+        self._upcoming: list[tuple[int, int, Order]] = []
+        self._held: deque[Order] = deque()
+        self._flights: dict[int, Flight] = {}  # in order of their start, so that the first is the oldest
+        self._started = 0
+        self._ended: list[Ended] = []
+        self._expired: list[int] = []
+        self._alarm = Alarm(self._advance, clock)
+        self._beat = Alarm(self._on_beat, clock)
+        self._next_beat_ns = clock() + BEAT_NS
+        self._beat.set(self._next_beat_ns)
+        self._beats = 0
+        self._delays_ns: list[int] = []
+        self._cpu_before_ns = time.process_time_ns()
+
+    def take(self, orders: Sequence[Order]) -> None:
+        """Hold these until they are due; what is due already starts now."""
+        for order in orders:
+            heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
+        self._advance()
+
+    def halt(self) -> None:
+        """Start nothing more and abort what is in flight."""
+        self._upcoming.clear()
+        self._held.clear()
+        for flight in list(self._flights.values()):
+            flight.give_up("client_abort", None)
+        self._hand_over()
+        self._deliver(self._pulse())
+        self._deliver(Halted())
+
+    def close(self) -> None:
+        """Ring no more."""
+        self._alarm.close()
+        self._beat.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
+        assert self._parallel is None or len(self._flights) <= self._parallel
+        assert not self._held or len(self._flights) == self._parallel
+        assert not any(flight.end_ns for flight in self._flights.values())
+
+    def _advance(self) -> None:
+        """Start what is due, and have the alarm ring for what is next."""
+        upcoming, now_ns = self._upcoming, self._clock()
+        for _ in range(STARTS_PER_TURN):
+            if not upcoming or upcoming[0][0] > now_ns:
+                break
+            order = heapq.heappop(upcoming)[2]
+            if self._parallel is not None and len(self._flights) >= self._parallel:
+                self._held.append(order)
+            else:
+                self._start(order, now_ns)
+        self._alarm.set(upcoming[0][0] if upcoming else None)
+
+    def _start(self, order: Order, now_ns: int, *, held: bool = False) -> None:
+        if order.until_ns is not None and now_ns > order.until_ns:
+            self._expire(order)
+            return
+        self._started += 1
+        flight = Flight(
+            order,
+            self,
+            scheduled_ns=now_ns if order.fills else order.at_ns,
+            started_ns=now_ns,
+            concurrency=len(self._flights) + 1,
+            held=held and not order.fills,
+        )
+        self._flights[order.number] = flight
+        self._start_flight(flight)
+
+    def ended(self, flight: Flight) -> None:
+        """A flight is over: its slot goes to who was held, its connection to who waits for one."""
+        del self._flights[flight.number]
+        self._will_hand_over()
+        self._ended.append(flight.summary())
+        while self._held and (self._parallel is None or len(self._flights) < self._parallel):
+            self._start(self._held.popleft(), self._clock(), held=True)
+        self._on_free()
+
+    def stale(self, flight: Flight) -> None:
+        """A flight met a connection that the server had closed."""
+        self._start_anew(flight)
+
+    def _expire(self, order: Order) -> None:
+        self._started += 1
+        self._will_hand_over()
+        self._expired.append(order.number)
+
+    def _will_hand_over(self) -> None:
+        if not self._ended and not self._expired:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """What ended in this turn of the loop, as one message."""
+        if self._ended or self._expired:
+            self._deliver(Batch(self._ended, self._expired, self._started, len(self._flights)))
+            self._ended, self._expired = [], []
+
+    def _on_beat(self) -> None:
+        now_ns = self._clock()
+        self._delays_ns.append(now_ns - self._next_beat_ns)
+        self._next_beat_ns = max(self._next_beat_ns, now_ns - BEAT_NS) + BEAT_NS
+        self._beat.set(self._next_beat_ns)
+        self._give_up_the_late(now_ns)
+        self._beats += 1
+        if self._beats % BEATS_PER_PULSE == 0:
+            self._deliver(self._pulse())
+
+    def _give_up_the_late(self, now_ns: int) -> None:
+        if self._timeout_ns is None:
+            return
+        started_by_ns = now_ns - self._timeout_ns
+        for flight in list(
+            itertools.takewhile(lambda flight: flight.started_ns <= started_by_ns, self._flights.values())
+        ):
+            flight.give_up("timeout", "timeout")
+
+    def _pulse(self) -> Pulse:
+        first_reads_ns: list[int] = []
+        gaps_ns: list[int] = []
+        for flight in self._flights.values():
+            reads, told = flight.reads, flight.told_reads
+            if len(reads) == told:
+                continue
+            if told == 0:
+                first_reads_ns.append(reads[0][0] - flight.sent_ns)
+            new = reads[max(0, told - 1) :]
+            gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
+            flight.told_reads = len(reads)
+        delays_ns, self._delays_ns = self._delays_ns, []
+        cpu_ns = time.process_time_ns() - self._cpu_before_ns
+        return Pulse(self._started, len(self._flights), cpu_ns, delays_ns, first_reads_ns, gaps_ns)
+
+
+class SenderProcess:
+    """A sender at the end of its shard's socket: setup, orders, halt, and the end when the shard closes it."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._link: FrameSocket | None = None
+        self._sender: Sender | None = None
+        self._connections: Connections | None = None
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Until the shard has closed its end. Raises what a callback raised: its flight would never end."""
+        asyncio.get_running_loop().set_exception_handler(self._on_failure)
+        self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
+        await self._over
+        if self._sender is not None:
+            self._sender.close()
+        if self._connections is not None:
+            self._connections.close()
+        await asyncio.sleep(0)  # lets the transports see it
+
+    def _on_frame(self, payload: bytes) -> None:
+        message = to_sender.decode(payload)
+        if isinstance(message, SenderSetup):
+            task = asyncio.get_running_loop().create_task(self._set_up(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif self._sender is None:
+            raise AssertionError("orders before the connections were open")
+        elif isinstance(message, Orders):
+            self._sender.take(message.orders)
+        elif isinstance(message, Halt):
+            self._sender.halt()
+
+    async def _set_up(self, setup: SenderSetup) -> None:
+        pool = ConnectionPool(parse_url(setup.url))
+        self._connections = connections = Connections(pool, setup.parallel)
+        try:
+            await pool.warm(setup.warm)
+        except ConnectError as error:
+            self._send(Unreachable(error.kind))
+            return
+        self._sender = Sender(
+            connections.start,
+            self._send,
+            start_anew=connections.start_anew,
+            on_free=connections.serve,
+            parallel=setup.parallel,
+            timeout_ns=setup.timeout_ns,
+        )
+        # Collecting garbage stops the clock for tens of ms; reference counts free what a request leaves.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._send(Connected())
+
+    def _send(self, message: Message | Connected | Unreachable) -> None:
+        assert self._link is not None
+        self._link.send(encode(message))
+
+    def _on_end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _on_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not isinstance(error, OSError) and not self._over.done():
+            self._over.set_exception(error)
+
+
+async def _serve(fd: int) -> None:
+    await SenderProcess().serve(socket.socket(fileno=fd))
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m loadgen.sending.sender FD``: started by a shard, with its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run(_serve(int(argv[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""The sender's process as its shard has it: started, told what to send, and heard."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from loadgen.sending.child import start_child
+from loadgen.sending.crossing import (
+    Connected,
+    Halt,
+    Order,
+    Orders,
+    Pulse,
+    SenderSetup,
+    Unreachable,
+    encode,
+    from_sender,
+)
+from loadgen.sending.frames import FrameSocket
+from loadgen.sending.planrun import FromSender
+from tracefile import InputError
+
+LEAVE_S = 5.0
+"""How long it may take to leave once it is told to."""
+REAP_POLL_S = 0.005
+
+
+class SenderProcess:
+    """A sender. ``hear`` has its messages, ``lost`` is called if it dies."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self._process, self._url = process, url
+        self._socket: FrameSocket | None = None
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        self.hear: Callable[[FromSender], None] = _unexpected
+        self.lost: Callable[[], None] = _nobody
+
+    @classmethod
+    async def start(cls, setup: SenderSetup) -> "SenderProcess":
+        """Start it and wait until its connections are open. Raises InputError if they cannot be."""
+        process, sock = start_child("loadgen.sending.sender")
+        sender = cls(process, setup.url)
+        sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
+        sender._say(setup)
+        try:
+            await sender._connected
+        except BaseException:
+            await sender.close()
+            raise
+        return sender
+
+    def give(self, orders: list[Order]) -> None:
+        """Have these sent at their times."""
+        self._say(Orders(orders))
+
+    def halt(self) -> None:
+        """Have it send nothing more and abort what is in flight."""
+        self._say(Halt())
+
+    async def close(self) -> None:
+        """Let it go; one that does not leave is killed."""
+        self._closing = True
+        if self._socket is not None:
+            self._socket.close()
+        for _ in range(int(LEAVE_S / REAP_POLL_S)):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(REAP_POLL_S)
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def _say(self, message: SenderSetup | Orders | Halt) -> None:
+        if self._socket is not None:
+            self._socket.send(encode(message))
+
+    def _take(self, payload: bytes) -> None:
+        message: Any = from_sender.decode(payload)
+        if isinstance(message, Connected):
+            self._connected.set_result(None)
+        elif isinstance(message, Unreachable):
+            self._connected.set_exception(
+                InputError(f"--url: {self._url}: {message.kind}; expected an engine that accepts connections")
+            )
+        else:
+            self.hear(message)
+
+    def _end(self) -> None:
+        if self._closing:
+            return
+        if not self._connected.done():
+            self._connected.set_exception(RuntimeError("the sender process ended before its connections were open"))
+        else:
+            self.lost()
+
+
+def _unexpected(message: FromSender) -> None:
+    """Before the run it may tell how it is doing, and nothing else."""
+    if isinstance(message, Pulse):
+        return
+    raise AssertionError(f"nobody asked: {message}")
+
+
+def _nobody() -> None:
+    """Nothing is sent yet."""

@@ -1,0 +1,1 @@
+"""Text for engines that take conversations: words, chats and templates, in the target's own tokens."""

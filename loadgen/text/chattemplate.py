@@ -1,0 +1,152 @@
+"""What a chat template writes around the messages, in tokens: learnt from conversations of marked words.
+
+What stands between the marks is the template's. It depends on who speaks in which order (a template may close an old
+answer otherwise than a new one), so it is learnt for each order of roles that a run has. It must not depend on what is
+said: two conversations are asked for each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.draws import TokenIds
+from loadgen.text.spoken import Call, Spoken, chat_messages
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from loadgen.text.words import Words
+
+MARK = 3
+"""Words that mark a place: as many as do not stand together by chance."""
+
+Order = tuple[tuple[str, int], ...]
+"""Who speaks, one after another: role, and how many tool calls the message makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The template's own tokens for one order: before, between and behind the places where something is said."""
+
+    ids: tuple[tuple[int, ...], ...]
+    """One more than there are places."""
+    spaced: tuple[bool, ...]
+    """For each place whether what is said there stands behind a space."""
+    written: tuple[bool, ...]
+    """For each place whether the template writes it; some have no room for a call."""
+
+    @property
+    def tokens(self) -> int:
+        """What the template adds."""
+        return sum(map(len, self.ids))
+
+
+def order_of(conversation: Sequence[Spoken]) -> Order:
+    """Who speaks in a conversation."""
+    return tuple((message.role, len(message.calls)) for message in conversation)
+
+
+def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
+    """What the template writes around messages in this order; raises TokenizerError if that cannot be told."""
+    first, second = (_cut(tokenizer, words, order, offset) for offset in (0, len(words.texts) // 2))
+    if first != second:
+        raise TokenizerError("what its chat template writes depends on what is said")
+    return first
+
+
+def places(conversation: Sequence[Spoken]) -> list[Spoken | Call]:
+    """Where something is said: each message, then its calls."""
+    found: list[Spoken | Call] = []
+    for message in conversation:
+        found += (message, *message.calls)
+    return found
+
+
+def compose(words: Words, gaps: Gaps, conversation: Sequence[Spoken]) -> TokenIds | None:
+    """The conversation's tokens under the template; null: not all that is said is known in tokens."""
+    parts: list[TokenIds] = [np.asarray(gaps.ids[0], dtype=np.uint32)]
+    for place, gap, spaced, written in zip(places(conversation), gaps.ids[1:], gaps.spaced, gaps.written, strict=True):
+        if written:
+            said = _said_ids(words, place, spaced)
+            if said is None:
+                return None
+            parts.append(said)
+        parts.append(np.asarray(gap, dtype=np.uint32))
+    return np.concatenate(parts)
+
+
+def compose_head(words: Words, gaps: Gaps, conversation: Sequence[Spoken], message: int) -> TokenIds | None:
+    """The tokens before what message number ``message`` says; null: not all of them are known."""
+    return compose(words, _head(gaps, conversation, message), conversation[:message])
+
+
+def head_length(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> int | None:
+    """How many tokens are before what message number ``message`` says; null: not known."""
+    return composed_length(_head(gaps, conversation, message), conversation[:message])
+
+
+def _head(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> Gaps:
+    before = len(places(conversation[:message]))
+    return Gaps(gaps.ids[: before + 1], gaps.spaced[:before], gaps.written[:before])
+
+
+def composed_length(gaps: Gaps, conversation: Sequence[Spoken]) -> int | None:
+    """How long the conversation is under the template; null: not known."""
+    total = gaps.tokens
+    for place, written in zip(places(conversation), gaps.written, strict=True):
+        if not written:
+            continue
+        length = len(place.numbers) if isinstance(place, Call) else place.length
+        if length is None:
+            return None
+        total += length
+    return total
+
+
+def _said_ids(words: Words, place: Spoken | Call, spaced: bool) -> TokenIds | None:
+    if place.numbers is not None:
+        return words.ids(place.numbers, spaced=spaced)
+    return place.ids if isinstance(place, Spoken) else None
+
+
+def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
+    marked = _marked(words, order, offset)
+    token_ids = tokenizer.encode_chat(chat_messages(marked))
+    gaps: list[tuple[int, ...]] = []
+    spaced: list[bool] = []
+    written: list[bool] = []
+    behind = 0
+    for place in places(marked):
+        assert place.numbers is not None  # marked
+        plain, after_space = words.ids(place.numbers).tolist(), words.ids(place.numbers, spaced=True).tolist()
+        at = _find(token_ids, (plain, after_space), behind)
+        if at is None and isinstance(place, Spoken):
+            raise TokenizerError(f"its chat template changes or leaves out what the {place.role} says")
+        written.append(at is not None)
+        spaced.append(at is not None and token_ids[at] == after_space[0] != plain[0])
+        gaps.append(() if at is None else tuple(token_ids[behind:at]))
+        behind = behind if at is None else at + MARK
+    return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced), tuple(written))
+
+
+def _marked(words: Words, order: Order, offset: int) -> list[Spoken]:
+    """A conversation in which every place has words of its own."""
+    count = 0
+
+    def mark() -> tuple[str, TokenIds]:
+        nonlocal count
+        numbers = (np.arange(MARK, dtype=np.uint32) + np.uint32(offset + MARK * count)) % len(words.texts)
+        count += 1
+        return words.text(numbers), numbers
+
+    conversation = []
+    for role, calls in order:
+        text, numbers = mark()
+        made = tuple(Call(*mark()) for _ in range(calls))
+        conversation.append(Spoken(role, text, numbers, calls=made))
+    return conversation
+
+
+def _find(token_ids: Sequence[int], marks: Sequence[Sequence[int]], behind: int) -> int | None:
+    for at in range(behind, len(token_ids) - MARK + 1):
+        if any(list(token_ids[at : at + MARK]) == list(mark) for mark in marks):
+            return at
+    return None

@@ -1,0 +1,162 @@
+"""What is known of the target's text before a run: words whose tokens survive, and what its chat template adds.
+
+Found by the run's parent, and plain values, so that it crosses to the shards; ``Speech`` is it at work in a shard.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.draws import TokenIds
+from loadgen.text.chattemplate import (
+    Gaps,
+    Order,
+    compose,
+    compose_head,
+    composed_length,
+    head_length,
+    learn_gaps,
+    order_of,
+)
+from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.prefixtruth import PrefixTruth
+from loadgen.text.spoken import Call, Spoken, chat_messages
+from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
+from loadgen.text.words import UNPROVEN, Words, find_words, prove
+
+MOST_ORDERS = 256
+"""Orders of speakers that are asked for before a run; a local tokenizer learns others when they come."""
+SHORTEST_CALL = Piece(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """Plain values; ``unknown`` says why nothing is promised of its prompts."""
+
+    words: Words
+    gaps: Mapping[Order, Gaps]
+    tokenizer: str | None = None
+    """Whose tokens: a directory's name, or ``engine``; null: nobody could be asked."""
+    path: Path | None = None
+    """Where a shard finds the tokenizer; null: nowhere, the engine was asked."""
+    unknown: str | None = None
+
+    def fingerprint(self, *, rendered: bool) -> str:
+        """Names what is sent for the same draws: the words, and with ``rendered`` their ids and the template's."""
+        said: object = (self.words, *self.gaps.items()) if rendered else self.words.texts
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+NO_TARGET = TargetText(UNPROVEN, {}, unknown="no tokenizer was asked")
+
+
+def learn_target(tokenizer: Tokenizer, orders: Iterable[Order], path: Path | None = None) -> TargetText:
+    """Find the words and learn the template for each order. Where that fails, ``unknown`` says why."""
+    try:
+        words = find_words(tokenizer)
+        prove(tokenizer, words, seed=0)
+    except TokenizerError as error:
+        return TargetText(UNPROVEN, {}, tokenizer.name, path, str(error))
+    gaps: dict[Order, Gaps] = {}
+    unknown = None
+    for order in orders:
+        try:
+            gaps[order] = learn_gaps(tokenizer, words, order)
+        except TokenizerError as error:
+            unknown = str(error)
+    return TargetText(words, gaps, tokenizer.name, path, unknown)
+
+
+@dataclass(slots=True)
+class Speech:
+    """Makes messages in words, and says what they are in tokens."""
+
+    target: TargetText
+    truth: PrefixTruth = field(default_factory=PrefixTruth)
+    tokenizer: Tokenizer | None = None
+    """To learn orders and encode texts as they come; null: what was learnt before the run is all there is."""
+    _gaps: dict[Order, Gaps | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._gaps |= self.target.gaps
+
+    def say(self, said: Said) -> Spoken:
+        """One message."""
+        if not isinstance(said, Drawn):
+            return Spoken(said.role, said.text, quoted=said.message)
+        numbers = self.numbers(said.pieces)
+        return Spoken(said.role, self.target.words.text(numbers), numbers, length=len(numbers))
+
+    def call(self, said: Said) -> Call | None:
+        """The call that a tool's message answers; null: it is no such message."""
+        if said.role != "tool":
+            return None
+        piece = said.call if isinstance(said, Drawn) else None
+        numbers = self.numbers([piece or SHORTEST_CALL])
+        return Call(self.target.words.text(numbers), numbers)
+
+    def numbers(self, pieces: Sequence[Piece]) -> TokenIds:
+        """The words of pieces, one after another."""
+        return np.concatenate([self.target.words.numbers(piece.key, piece.tokens) for piece in pieces])
+
+    def ids(self, conversation: Sequence[Spoken]) -> TokenIds | None:
+        """The conversation in tokens, as the target will see it; null: not known."""
+        if any(message.quoted is not None for message in conversation):
+            return self._encoded(conversation)
+        gaps = self.gaps(order_of(conversation))
+        return None if gaps is None else compose(self.target.words, gaps, conversation)
+
+    def head(self, conversation: Sequence[Spoken], message: int) -> TokenIds | None:
+        """The tokens before what message number ``message`` says; null: not known."""
+        gaps = self.gaps(order_of(conversation))
+        return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
+
+    def head_length(self, conversation: Sequence[Spoken], message: int) -> int | None:
+        """How many tokens are before what message number ``message`` says; null: not known."""
+        gaps = self.gaps(order_of(conversation))
+        return None if gaps is None else head_length(gaps, conversation, message)
+
+    def length(self, conversation: Sequence[Spoken]) -> int | None:
+        """How many tokens it is; null: not known."""
+        if any(message.quoted is not None for message in conversation):
+            token_ids = self._encoded(conversation)
+            return None if token_ids is None else len(token_ids)
+        gaps = self.gaps(order_of(conversation))
+        return None if gaps is None else composed_length(gaps, conversation)
+
+    def gaps(self, order: Order) -> Gaps | None:
+        """What the template writes; null: not known."""
+        if order not in self._gaps:
+            self._gaps[order] = self._learn(order)
+        return self._gaps[order]
+
+    def encode(self, text: str) -> TokenIds | None:
+        """A text's tokens; null: there is nobody to ask."""
+        return None if self.tokenizer is None else np.asarray(self.tokenizer.encode(text), dtype=np.uint32)
+
+    def _learn(self, order: Order) -> Gaps | None:
+        if self.tokenizer is None or not self.target.words.starts:
+            return None
+        try:
+            return learn_gaps(self.tokenizer, self.target.words, order)
+        except TokenizerError:
+            return None
+
+    def _encoded(self, conversation: Sequence[Spoken]) -> TokenIds | None:
+        if self.tokenizer is None:
+            return None
+        try:
+            return np.asarray(self.tokenizer.encode_chat(chat_messages(conversation)), dtype=np.uint32)
+        except TokenizerError:
+            return None
+
+
+def open_speech(target: TargetText, *, encodes: bool = True) -> Speech:
+    """A target's speech in a shard; ``encodes``: with the local tokenizer, where there is one, for texts as they come.
+
+    Without it a shard starts seconds earlier, and knows what was learnt before the run.
+    """
+    return Speech(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)

@@ -1,0 +1,139 @@
+"""Words whose tokens survive: any row of them, joined by spaces, is one token a word, at a message's start too.
+
+A word is kept if the tokenizer makes one token of it at the start of a line and one of it behind a space. Tokenizers
+cut a text at spaces before all else, so what holds for two words holds for a row; ``prove`` does not take that on
+trust, and encodes rows of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.draws import TokenIds, Vocabulary, mix64, tokens_of
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+
+LEADER = "the"
+"""A word before each candidate, to see it behind a space."""
+MOST_WORDS = 2048
+FEWEST_WORDS = 64
+"""With fewer, prompts that should differ would begin alike too often."""
+FIRST_ID, LAST_ID, CHUNK = 256, 60_000, 4096
+"""Where a vocabulary is looked through for words: behind bytes and special tokens, not into its rarest part."""
+PROOF_ROWS, PROOF_LENGTH = 8, 256
+
+COMMON = """
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work government number night point home water
+room mother area money story fact month lot right study book eye job word business issue side kind head
+house service friend father power hour game line end member law car city community name president team
+minute idea kid body back parent face others level office door health person art war history party result
+change morning reason research girl guy moment air teacher force education foot boy age policy music market
+sense plan college interest death
+""".split()  # noqa: SIM905 - a list of a hundred literals reads worse
+"""Common English words: candidates for a tokenizer that spells no ids, and what is said where there is no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words by number. Without a tokenizer nobody knows their ids, and these are empty."""
+
+    texts: tuple[str, ...]
+    starts: tuple[int, ...] = ()
+    """Each word's id where nothing, or no space, is before it."""
+    follows: tuple[int, ...] = ()
+    """Its id behind a space."""
+
+    def numbers(self, key: int, count: int) -> TokenIds:
+        """Which words a key stands for: the first ``count`` of its row."""
+        return tokens_of(key, count, Vocabulary(0, len(self.texts)))
+
+    def text(self, numbers: TokenIds) -> str:
+        """The words, joined by spaces."""
+        texts = self.texts
+        return " ".join([texts[number] for number in numbers.tolist()])
+
+    def ids(self, numbers: TokenIds, *, spaced: bool = False) -> TokenIds:
+        """The ids of the words' text; ``spaced``: its first word too is as behind a space."""
+        found = np.asarray(self.follows, dtype=np.uint32)[numbers]
+        if len(found) and not spaced:
+            found[0] = self.starts[int(numbers[0])]
+        return found
+
+
+UNPROVEN = Words(tuple(COMMON))
+"""What is said where no tokenizer can be asked: most vocabularies have a token for each, but nothing is promised."""
+
+
+def find_words(tokenizer: Tokenizer) -> Words:
+    """Up to ``MOST_WORDS`` words of a tokenizer; the same for every run. Raises TokenizerError if it has too few."""
+    found: dict[str, tuple[int, int]] = {}
+    for candidates in _candidates(tokenizer):
+        found |= _kept(tokenizer, [word for word in candidates if word not in found])
+        if len(found) >= MOST_WORDS:
+            break
+    if len(found) < FEWEST_WORDS:
+        raise TokenizerError(f"only {len(found)} words of its vocabulary survive re-tokenization")
+    texts = tuple(found)[:MOST_WORDS]
+    return Words(texts, tuple(found[text][0] for text in texts), tuple(found[text][1] for text in texts))
+
+
+def prove(tokenizer: Tokenizer, words: Words, seed: int, *, rows: int = PROOF_ROWS, length: int = PROOF_LENGTH) -> None:
+    """Encode random rows of the words; raises TokenizerError if one is not a token a word, the expected one."""
+    for row in range(rows):
+        numbers = words.numbers(mix64(seed + row), length)
+        token_ids = tokenizer.encode(words.text(numbers))
+        plain = np.array_equal(token_ids, words.ids(numbers))
+        # Vocabularies that write a space before every text have but one form of a word.
+        if not plain and not np.array_equal(token_ids, words.ids(numbers, spaced=True)):
+            raise TokenizerError("rows of its words do not survive re-tokenization")
+
+
+def _candidates(tokenizer: Tokenizer) -> Iterator[list[str]]:
+    """Plain lower-case words, a chunk of the vocabulary at a time: ids written out, a line each."""
+    newline = tokenizer.encode("\n")
+    yield COMMON
+    if len(newline) != 1:
+        return
+    for first in range(FIRST_ID, LAST_ID, CHUNK):
+        separated = np.full(2 * CHUNK, newline[0], dtype=np.int64)
+        separated[::2] = np.arange(first, first + CHUNK)
+        try:
+            text = tokenizer.decode(separated.tolist())
+        except TokenizerError:  # past the vocabulary's end, or no /detokenize
+            return
+        yield sorted({word for line in text.split("\n") if _is_plain(word := line.strip(" "))})
+
+
+def _is_plain(word: str) -> bool:
+    return 3 <= len(word) <= 12 and word.isascii() and word.isalpha() and word.islower()
+
+
+def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Of the candidates those with one token in both places, with these two."""
+    leader = tokenizer.encode(LEADER)
+    starts = _lines(tokenizer, candidates)
+    follows = _lines(tokenizer, [f"{LEADER} {word}" for word in candidates])
+    return {
+        word: (start[0], follow[-1])
+        for word, start, follow in zip(candidates, starts, follows, strict=True)
+        if len(start) == 1 and len(follow) == len(leader) + 1
+    }
+
+
+def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
+    """The ids of each line, encoded together; raises TokenizerError if line ends cannot be told from lines."""
+    if not lines:
+        return []
+    newline = tokenizer.encode("a\na")[1:-1]
+    if len(newline) != 1:
+        raise TokenizerError("its line ends are no tokens of their own")
+    found: list[list[int]] = [[]]
+    for token_id in tokenizer.encode("\n".join(lines)):
+        if token_id == newline[0]:
+            found.append([])
+        else:
+            found[-1].append(token_id)
+    if len(found) != len(lines):
+        raise TokenizerError("its line ends are no tokens of their own")
+    return found
