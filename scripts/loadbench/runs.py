@@ -30,7 +30,7 @@ class Measured:
     requests_per_s: float
     events_per_s: float
     cpu_us_per_request: float | None
-    """Of all the client's processes, over the steady part."""
+    """Of all the client's processes, from the first request until they are gone: what was put off is in it."""
     client_cpu: float | None
     """In cores, over the steady part."""
     server_cpu: float
@@ -101,6 +101,7 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
     seconds = (end_ns - start_ns) / 1e9
     rate = steady / seconds if seconds else 0.0
     cpu_s = cost.cpu_between(start_ns, end_ns)
+    whole_s = cost.cpu_between(int(received.min()), cost.at_ns[-1]) if len(received) and cost.at_ns else None
     errors_ms = ttft_errors_ms(ended, ran.ttfts_ns)
     lag_ms = np.empty(0) if case.rate is None else lags_ms(received, case.rate)
     lateness_ms = np.array([one.lateness_ns for one in ended if one.lateness_ns is not None]) / 1e6
@@ -110,7 +111,7 @@ def figures_of(subject: str, case: Case, ran: Ran) -> Measured:
         requests=len(ended),
         requests_per_s=rate,
         events_per_s=rate * case.output_tokens,
-        cpu_us_per_request=cpu_s * 1e6 / steady if cpu_s is not None and steady else None,
+        cpu_us_per_request=whole_s * 1e6 / len(ended) if whole_s is not None else None,
         client_cpu=cpu_s / seconds if cpu_s is not None and seconds else None,
         server_cpu=truth.cpu_ns / max(1, truth.told_ns - truth.started_ns),
         server_late_p99_ms=quantile(lateness_ms, 0.99),
