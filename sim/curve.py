@@ -12,35 +12,22 @@ block hits only if those before it do: what counts is the running maximum of the
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.chain import Chains, hashed_records
+from sim.accesses import Accesses, Int64Array, read_block_sizes
+from sim.groups import Grouping, add_group_arguments, grouping_of
 from sim.hits import parse_block_size
 from sim.stackdepth import count_depths
-from tracefile.reading import open_trace
+from sim.usage import CacheUse, cache_use
+from tracefile.errors import InputError
 
-Int64Array = npt.NDArray[np.int64]
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
-
-
-@dataclass(frozen=True, slots=True)
-class Accesses:
-    """A trace's prompts as one flat array of block numbers, for the one pass."""
-
-    blocks: Int64Array
-    """Dense numbers 0 … distinct − 1 of the full prompt blocks, request by request, root to leaf."""
-    starts: Int64Array
-    """Where each request's blocks start in ``blocks``; one more entry than requests."""
-    limits: Int64Array
-    """How many leading blocks each request may hit."""
-    distinct: int
-    block_size: int
-    input_tokens: int
+GROUPED_SHARES = (0.50, 0.90, 1.00)
+"""Where ``--by`` looks unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +63,61 @@ class HitCurve:
         """The smallest cache, in blocks, that hits at least ``hits`` blocks."""
         return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
 
+    def size_for_share(self, share: float) -> int:
+        """The smallest cache, in blocks, that hits that share of what is attainable."""
+        return self.size_for(-int(-self.attainable_blocks * share // 1))
+
+    def rate_at(self, size: int) -> float:
+        """Hit tokens of a cache of ``size`` blocks over prompt tokens; 0 of nothing is 0."""
+        return self.hits_at(size) * self.block_size / self.input_tokens if self.input_tokens else 0.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim curve``."""
     parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
     parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curve")
+    parser.add_argument(
+        "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
+    )
+    parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
+    add_group_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the curve and print it."""
-    curve = hit_curve(read_accesses(arguments.trace, parse_block_size(arguments.block_size)))
-    print(json.dumps(curve_as_json(curve)) if arguments.json else describe(curve))
+    """Compute the curves and print them."""
+    block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
+    cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
+    grouping = grouping_of(arguments)
+    found = []
+    for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
+        curve = hit_curve(accesses)
+        found.append((curve, use_at(accesses, curve, grouping, cache_tokens)))
+    if arguments.json:
+        print(json.dumps(curves_as_json(found, str(arguments.trace))))
+    else:
+        print("\n\n".join(describe(curve, cache_tokens, uses) for curve, uses in found))
     return 0
 
 
-def read_accesses(trace: Path, block_size: int | None = None) -> Accesses:
-    """Read a trace's prompts. Raises InputError for a trace without hashes or a block size it cannot be read at."""
-    blocks: list[int] = []
-    starts = [0]
-    limits: list[int] = []
-    numbers: dict[int, int] = {}
-    input_tokens = 0
-    with open_trace(trace) as reader:
-        chains = Chains(reader.meta, block_size)
-        for record in hashed_records(reader):
-            blocks += [numbers.setdefault(key, len(numbers)) for key in chains.prompt(record)]
-            starts.append(len(blocks))
-            prompt_tokens = record.prompt_tokens or 0
-            limits.append((prompt_tokens - 1) // chains.block_size)
-            input_tokens += prompt_tokens
-    return Accesses(
-        np.array(blocks, np.int64),
-        np.array(starts, np.int64),
-        np.array(limits, np.int64),
-        len(numbers),
-        chains.block_size,
-        input_tokens,
-    )
+def parse_block_sizes(one: int | None, several: str | None) -> list[int | None]:
+    """``--block-size`` or ``--block-sizes``; neither: the trace's own. Raises InputError."""
+    if several is None:
+        return [parse_block_size(one)]
+    if one is not None:
+        raise InputError("--block-sizes: given with --block-size; expected one of them")
+    return [*parse_numbers(several, "--block-sizes")]
+
+
+def parse_numbers(text: str | None, flag: str) -> list[int]:
+    """Positive numbers with commas between, each once, in order. Raises InputError."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")}) if text is not None else []
+    except ValueError:
+        numbers = [0]
+    if numbers and numbers[0] < 1:
+        raise InputError(f"{flag}: {text!r}; expected positive numbers with commas between")
+    return numbers
 
 
 def hit_curve(accesses: Accesses) -> HitCurve:
@@ -131,7 +135,21 @@ def hit_curve(accesses: Accesses) -> HitCurve:
     )
 
 
-def curve_as_json(curve: HitCurve) -> dict[str, Any]:
+def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]) -> list[CacheUse]:
+    """Who uses caches of ``cache_tokens``, or else those that hit certain shares of what is attainable."""
+    if grouping is None or not curve.attainable_blocks:
+        return []
+    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    sizes = sizes or sorted({curve.size_for_share(share) for share in GROUPED_SHARES})
+    return cache_use(accesses, grouping, [size for size in sizes if size])
+
+
+def curves_as_json(found: list[tuple[HitCurve, list[CacheUse]]], trace: str) -> dict[str, Any]:
+    """What ``--json`` prints, and ``report curve`` draws."""
+    return {"kind": "curve", "trace": trace, "curves": [curve_as_json(curve, uses) for curve, uses in found]}
+
+
+def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
     """The curve as plain lists and numbers."""
     return {
         "block_size": curve.block_size,
@@ -140,20 +158,43 @@ def curve_as_json(curve: HitCurve) -> dict[str, Any]:
         "sizes": curve.sizes.tolist(),
         "hit_blocks": curve.hit_blocks.tolist(),
         "hit_tokens": curve.hit_tokens.tolist(),
+        "use": [asdict(use) for use in uses],
     }
 
 
-def describe(curve: HitCurve) -> str:
-    """The curve as a few lines for a terminal: what each share of the attainable hits costs."""
+def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> str:
+    """The curve as a few lines for a terminal: what each share of the attainable hits costs, or what each size hits."""
     attainable = curve.attainable_blocks
-    rate = attainable * curve.block_size / curve.input_tokens if curve.input_tokens else 0.0
     lines = [
         f"attainable: {attainable:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} tokens, "
-        f"{rate:.2%} of input tokens"
+        f"{curve.rate_at(len(curve.sizes)):.2%} of input tokens"
     ]
-    if attainable:
-        lines.append(f"{'of attainable':>14} {'hit blocks':>12} {'cache blocks':>13} {'cache tokens':>15}")
-    for share in SHARES if attainable else ():
-        size = curve.size_for(-int(-attainable * share // 1))
-        lines.append(f"{share:>14.0%} {curve.hits_at(size):>12,} {size:>13,} {size * curve.block_size:>15,}")
+    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    shares = [curve.hits_at(size) / attainable if attainable else 0.0 for size in sizes]
+    if not cache_tokens and attainable:
+        shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
+    if sizes:
+        lines.append(
+            f"{'of attainable':>14} {'hit blocks':>12} {'of input':>9} {'cache blocks':>13} {'cache tokens':>15}"
+        )
+    for share, size in zip(shares, sizes, strict=True):
+        hits, tokens = curve.hits_at(size), size * curve.block_size
+        lines.append(f"{share:>14.0%} {hits:>12,} {curve.rate_at(size):>9.2%} {size:>13,} {tokens:>15,}")
+    for use in uses:
+        lines += _describe_use(use)
     return "\n".join(lines)
+
+
+def _describe_use(use: CacheUse) -> list[str]:
+    lines = [
+        "",
+        f"{use.blocks:,} blocks ({use.tokens:,} tokens)",
+        f"{'group':>24} {'requests':>9} {'hit rate':>9} {'of hits':>8} {'of inserted':>12} {'of held':>8}",
+    ]
+    for group in use.groups:
+        name = group.name if len(group.name) <= 24 else group.name[:23] + "…"
+        lines.append(
+            f"{name:>24} {group.requests:>9,} {group.hit_rate:>9.2%} {group.hit_share:>8.2%} "
+            f"{group.inserted_share:>12.2%} {group.held_share:>8.2%}"
+        )
+    return lines

@@ -1,4 +1,4 @@
-"""LRU stack depths of prefix blocks: the compiled pass behind ``sim curve``.
+"""LRU stack depths of prefix blocks: the compiled passes behind ``sim curve`` and ``sim reuse``.
 
 Each block's last touch is a bit at its place in time, so its depth is one more than the number of bits after it. The
 bits are packed 64 to a word under a Fenwick tree of word counts, small enough to stay in the nearest cache. Blocks
@@ -45,6 +45,89 @@ def count_depths(
         live += _touch(blocks[first:end], now, touched_at, bits, tree)
         now += end - first
     return depths
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def access_depths(
+    blocks: Int64Array, starts: Int64Array, distinct: int
+) -> tuple[Int64Array, Int64Array]:  # pragma: no cover - compiled
+    """The depth of every single access as its request arrives, and the access before it.
+
+    Beside ``blocks``: depths, 0 for a block never touched before; and the request that touched it last, −1 for none.
+    """
+    depths = np.zeros(len(blocks), np.int64)
+    before = np.full(len(blocks), -1, np.int64)
+    touched_at = np.full(distinct, -1, np.int64)
+    touched_by = np.full(distinct, -1, np.int64)
+    words = (len(blocks) >> 6) + 1
+    bits = np.zeros(words, np.uint64)
+    tree = np.zeros(words + 1, np.int32)
+    now = 0
+    live = 0
+    for request in range(len(starts) - 1):
+        first, end = starts[request], starts[request + 1]
+        depth = 0
+        expected = -2
+        for position in range(first, end):
+            at = touched_at[blocks[position]]
+            if at < 0:
+                continue
+            depth = depth + 1 if at == expected else live - _bits_up_to(tree, bits, at) + 1
+            expected = at - 1
+            depths[position] = depth
+            before[position] = touched_by[blocks[position]]
+        live += _touch(blocks[first:end], now, touched_at, bits, tree)
+        for position in range(first, end):
+            touched_by[blocks[position]] = request
+        now += end - first
+    return depths, before
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def resident_owners(
+    blocks: Int64Array, starts: Int64Array, owners: Int64Array, num_owners: int, size: int
+) -> tuple[Int64Array, Int64Array]:  # pragma: no cover - compiled
+    """Who fills an LRU of ``size`` blocks, a block belonging to whose request touched it last.
+
+    ``owners``: of each request, below ``num_owners``; blocks are numbered below ``len(blocks)``. Returns, by owner, the
+    blocks that were put in because they were not there, and the sum over requests, after each, of the blocks that are.
+    """
+    inserted = np.zeros(num_owners, np.int64)
+    held = np.zeros(num_owners, np.int64)
+    now_held = np.zeros(num_owners, np.int64)
+    since = np.zeros(num_owners, np.int64)  # the request from which on ``now_held`` is not yet in ``held``
+    # A ring in order of touch, one place for each block; the last place is both ends. −1: not in it.
+    ends = len(blocks)
+    after = np.full(ends + 1, -1, np.int64)
+    previous = np.full(ends + 1, -1, np.int64)
+    after[ends] = previous[ends] = ends
+    owner_of = np.zeros(ends + 1, np.int64)
+    room = size
+    for request in range(len(starts) - 1):
+        mine = owners[request]
+        for position in range(starts[request + 1] - 1, starts[request] - 1, -1):
+            block = blocks[position]
+            gone = block
+            if after[block] < 0:
+                inserted[mine] += 1
+                gone = after[ends] if room == 0 else np.int64(-1)
+                room = max(room - 1, 0)
+            if gone >= 0:
+                loser = owner_of[gone]
+                held[loser] += now_held[loser] * (request - since[loser])
+                since[loser] = request
+                now_held[loser] -= 1
+                after[previous[gone]], previous[after[gone]] = after[gone], previous[gone]
+                after[gone] = -1
+            held[mine] += now_held[mine] * (request - since[mine])
+            since[mine] = request
+            now_held[mine] += 1
+            owner_of[block] = mine
+            last = previous[ends]
+            after[last], previous[block] = block, last
+            after[block], previous[ends] = ends, block
+    held += now_held * (len(starts) - 1 - since)
+    return inserted, held
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from simbench.timing import Figures, measure
 
+from sim.accesses import read_accesses
 from sim.chain import Chains
-from sim.curve import hit_curve, read_accesses
+from sim.curve import hit_curve
 from sim.objectlru import find_paths, object_hits
 from sim.segmentpool import Batch, SegmentPool, lay_out
 from tracefile import load_trace

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.curve import Accesses, HitCurve, hit_curve, read_accesses
+from sim.accesses import Accesses, read_accesses
+from sim.curve import HitCurve, hit_curve
 
 SIX = Path(__file__).parent / "data" / "six_requests.jsonl"
 Prompt = tuple[list[int], int]
@@ -49,7 +50,8 @@ def accesses(prompts: list[Prompt], block_size: int = 16) -> Accesses:
         np.array([limit for _, limit in prompts], np.int64),
         len(numbers),
         block_size,
-        16 * len(blocks),
+        block_size * np.diff(starts),
+        np.full(len(prompts), np.nan),
     )
 
 
@@ -99,13 +101,16 @@ def test_six_requests_by_hand() -> None:
 
 def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["trace"], len(found["curves"])) == ("curve", str(SIX), 1)
+    assert found["curves"][0] == {
         "block_size": 4,
         "lookup_blocks": 14,
         "input_tokens": 61,
         "sizes": [1, 2, 3, 4, 5],
         "hit_blocks": [3, 5, 6, 7, 8],
         "hit_tokens": [12, 20, 24, 28, 32],
+        "use": [],
     }
 
 
@@ -114,8 +119,11 @@ def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "attainable: 8 of 14 full prompt blocks of 4 tokens, 52.46% of input tokens"
     # 80 % of 8 hits are 6.4: the smallest size with at least 7.
-    assert [line.split() for line in lines[2:4]] == [["50%", "5", "2", "8"], ["80%", "7", "4", "16"]]
-    assert lines[-1].split() == ["100%", "8", "5", "20"]
+    assert [line.split() for line in lines[2:4]] == [
+        ["50%", "5", "32.79%", "2", "8"],
+        ["80%", "7", "45.90%", "4", "16"],
+    ]
+    assert lines[-1].split() == ["100%", "8", "52.46%", "5", "20"]
 
 
 def test_a_trace_that_shares_nothing_has_an_empty_curve(capsys: pytest.CaptureFixture[str]) -> None:

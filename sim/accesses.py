@@ -1,0 +1,119 @@
+"""A trace's prompts as flat arrays of block numbers, for the passes over all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.chain import Chains, hashed_records
+from sim.groups import Grouping, Groups, namer_of
+from sim.interning import intern_chains
+from tracefile.errors import InputError
+from tracefile.reading import open_trace
+from tracefile.schema import Record
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Requests one after another, each with its full prompt blocks, root to leaf."""
+
+    blocks: Int64Array
+    """Dense numbers 0 … distinct − 1; a block whose hash is not known has one of its own."""
+    starts: Int64Array
+    """Where each request's blocks start in ``blocks``; one more entry than requests."""
+    limits: Int64Array
+    """How many leading blocks each request may hit."""
+    distinct: int
+    block_size: int
+    prompt_tokens: Int64Array
+    arrival_ms: npt.NDArray[np.float64]
+    """NaN: not recorded."""
+    groups: Groups | None = None
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return int(self.prompt_tokens.sum())
+
+    @property
+    def request_of(self) -> Int64Array:
+        """Beside ``blocks``: whose each is."""
+        return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
+
+    @property
+    def may_hit(self) -> npt.NDArray[np.bool_]:
+        """Beside ``blocks``: whether it is short of its prompt's last token."""
+        lengths = np.diff(self.starts)
+        return np.arange(len(self.blocks)) < np.repeat(self.starts[:-1] + self.limits, lengths)
+
+
+def read_accesses(
+    trace: Path, block_size: int | None = None, grouping: Grouping | None = None, *, by_arrival: bool = False
+) -> Accesses:
+    """Read a trace's prompts, in file order or by arrival.
+
+    Raises InputError for a trace without hashes, or times where they are needed, or a block size it cannot be read at.
+    """
+    return read_block_sizes(trace, [block_size], grouping, by_arrival=by_arrival)[0]
+
+
+def read_block_sizes(
+    trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None, *, by_arrival: bool = False
+) -> list[Accesses]:
+    """The same at each of several block sizes, from one reading of the file."""
+    with open_trace(trace) as reader:
+        readings = [_Reading(Chains(reader.meta, size), grouping) for size in block_sizes]
+        records = hashed_records(reader)
+        for record in _by_arrival(list(records), trace) if by_arrival else records:
+            for reading in readings:
+                reading.add(record)
+    return [reading.accesses() for reading in readings]
+
+
+@dataclass(slots=True)
+class _Reading:
+    chains: Chains
+    grouping: Grouping | None
+    groups: Groups | None = None
+    prompts: list[list[int]] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    arrival_ms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.grouping is not None:
+            self.groups = Groups(namer_of(self.grouping))
+
+    def add(self, record: Record) -> None:
+        keys = self.chains.prompt(record)
+        self.prompts.append(keys)
+        self.prompt_tokens.append(record.prompt_tokens or 0)
+        self.arrival_ms.append(float("nan") if record.arrival_ms is None else record.arrival_ms)
+        if self.groups is not None:
+            self.groups.add(record, keys)
+
+    def accesses(self) -> Accesses:
+        starts = np.cumsum([0, *map(len, self.prompts)])
+        interned = intern_chains(self.prompts, starts[:-1], int(starts[-1]))
+        tokens = np.array(self.prompt_tokens, np.int64)
+        block_size = self.chains.block_size
+        return Accesses(
+            blocks=interned.keys.astype(np.int64),
+            starts=starts.astype(np.int64),
+            limits=(tokens - 1) // block_size,
+            distinct=interned.distinct,
+            block_size=block_size,
+            prompt_tokens=tokens,
+            arrival_ms=np.array(self.arrival_ms),
+            groups=self.groups,
+        )
+
+
+def _by_arrival(records: list[Record], trace: Path) -> list[Record]:
+    for record in records:
+        if record.arrival_ms is None:
+            raise InputError(f"{trace}: request {record.request_id}: arrival_ms: missing; expected a time")
+    return sorted(records, key=lambda record: record.arrival_ms or 0.0)
