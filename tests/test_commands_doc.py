@@ -15,7 +15,7 @@ COMMANDS = [
     "loadgen",
     "loadgen calibrate",
     "replay",
-    *(f"sim {name}" for name in ("pool", "curve", "misses", "fit", "run", "serve")),
+    *(f"sim {name}" for name in ("pool", "curve", "misses", "reuse", "fit", "run", "serve")),
     "report compare",
     *(f"tracefile {name}" for name in ("info", "check", "convert", "join")),
 ]
