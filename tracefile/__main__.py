@@ -17,9 +17,10 @@ from tracefile.reading import TraceReader, check_continues, open_trace
 from tracefile.schema import Meta
 from tracefile.sessions import SessionIndex
 from tracefile.summary import Summary, share, summarise, summary_object
-from tracefile.writing import TraceWriter, meta_object
+from tracefile.writing import meta_object, new_writer
 
 FINDINGS_SHOWN = 100
+OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,19 @@ def parse_config(argv: Sequence[str]) -> Config:
     info.add_argument(
         "trace",
         metavar="TRACE",
-        help="a kvtape, Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace; plain, .gz or .zst",
+        help="a kvtape, Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace; plain, .gz or .zst, or .parquet",
     )
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
     check = actions.add_parser("check", help="whether a trace keeps the schema's rules: exit 1 and the lines if not")
     check.add_argument("trace", metavar="TRACE")
     convert = actions.add_parser("convert", help="write a trace of any known format in this schema")
     convert.add_argument("trace", metavar="IN")
-    convert.add_argument("output", metavar="OUT", help="a .gz or .zst suffix compresses")
+    convert.add_argument("output", metavar="OUT", help=OUTPUT_HELP)
     convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     convert.add_argument("--sessions", action="store_true", help="tell sessions where they are not, in finish order")
     join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
-    join.add_argument("-o", "--output", required=True, metavar="OUT", help="a .gz or .zst suffix compresses")
+    join.add_argument("-o", "--output", required=True, metavar="OUT", help=OUTPUT_HELP)
     join.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     return Config(**vars(parser.parse_args(argv)))
 
@@ -102,7 +103,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     """Copy record by record; constant memory, but for the session index's bounded one."""
     assert config.output is not None
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
-    with TraceWriter(config.output, reader.meta, overwrite=config.overwrite) as writer:
+    with new_writer(config.output, reader.meta, overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
             writer.change_meta(reader.latest_meta)
             writer.write(index.link(record) if index else record)
@@ -116,7 +117,7 @@ def join_traces(config: Config) -> int:
     metas = [_first_meta(trace) for trace in config.traces]
     for trace, meta in zip(config.traces, metas, strict=True):
         check_continues(metas[0], meta, trace)
-    with TraceWriter(config.output, metas[0], overwrite=config.overwrite) as writer:
+    with new_writer(config.output, metas[0], overwrite=config.overwrite) as writer:
         for trace in config.traces:
             with open_trace(trace) as reader:
                 for record in counted(reader, "records joined"):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 
+from tracefile.columns import is_parquet, read_footer
 from tracefile.decoding import is_header, is_object, parse_object
 from tracefile.segments import open_lines, trace_files
 
@@ -11,8 +12,11 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     """Hex SHA-256 over the record lines as they stand in the file, uncompressed, each with a line end.
 
     Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
-    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace.
+    and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
+    columns says its own: that of the lines our writers write of its records.
     """
+    if is_parquet(path):
+        return read_footer(path).digest
     digest = hashlib.sha256()
     for file in trace_files(path):
         with open_lines(file) as lines:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from tracefile.columns import columns_reader, is_parquet
 from tracefile.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
 from tracefile.importers.recognition import CSV_FORMATS, TraceFormat, recognise
@@ -166,11 +167,11 @@ def check_continues(first: Meta, later: Meta, where: str) -> None:
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a trace of any ``TraceFormat``, plain, gzip or zstd; all told by content, never by name.
+    """Open a trace of any ``TraceFormat``, plain, gzip or zstd, or in columns; all told by content, never by name.
 
     A folder of segments, their manifest, or the name that the whole would have, opens them as one.
     """
-    return TraceReader(path)
+    return columns_reader(path) if is_parquet(path) else TraceReader(path)
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:

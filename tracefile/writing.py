@@ -3,14 +3,18 @@
 import os
 import threading
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from tracefile.appending import append_to, new_trace_file
+from tracefile.columns import columns_writer, has_parquet_suffix
 from tracefile.errors import InputError
 from tracefile.schema import Meta, Record
 from tracefile.unknown import merge_unknown
+
+if TYPE_CHECKING:
+    from tracefile.columnswriting import ColumnsWriter
 
 FLUSH_INTERVAL_S = 1.0
 
@@ -125,3 +129,10 @@ class TraceWriter:
                 self.flush()
             except InputError:
                 self._dirty.set()
+
+
+def new_writer(path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> "TraceWriter | ColumnsWriter":
+    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines."""
+    if has_parquet_suffix(path):
+        return columns_writer(path)(path, meta, overwrite=overwrite)
+    return TraceWriter(path, meta, overwrite=overwrite)
