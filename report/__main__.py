@@ -1,4 +1,4 @@
-"""``report compare``: traces side by side, as tables, as JSON and as one page."""
+"""``report compare``: traces side by side, as tables, as JSON and as one page; ``report curve``: a cache's numbers."""
 
 import argparse
 import re
@@ -39,6 +39,8 @@ class CommandConfig:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``report``; 1 if a gate failed."""
+    if argv[:1] == ["curve"]:
+        return _draw_curves(_parser().parse_args(argv))
     config = parse_command(argv)
     compared = compare(config.compare)
     if config.page is not None:
@@ -77,6 +79,15 @@ def command() -> None:
     run_command("report", main)
 
 
+def _draw_curves(flags: argparse.Namespace) -> int:
+    from report.curvefiles import read_curve_files  # noqa: PLC0415
+    from report.curvepage import render_curves  # noqa: PLC0415 - as above
+
+    _write(flags.output, render_curves(read_curve_files(flags.files)), "-o")
+    print(f"page: {flags.output}", file=sys.stderr)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="report", description="Metrics, gates and pictures of traces.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -108,6 +119,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="EXPRESSION",
         help="exit 1 unless LABEL.COHORT.METRIC.KEY<=NUMBER holds (repeatable)",
+    )
+    curve = commands.add_parser(
+        "curve",
+        help="draw what sim curve, sim misses and sim reuse found",
+        description="Draw what sim curve, sim misses and sim reuse print with --json, as one page.",
+    )
+    curve.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
+    curve.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PAGE", help="write one self-contained HTML page"
     )
     return parser
 

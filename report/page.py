@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -52,18 +52,18 @@ def render_page(compared: Compared) -> str:
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     present = {name for trace in result.traces.values() for name in trace.cohorts}
-    return _template().render(
+    return template("page.html.jinja").render(
         result=result,
         figures=drawn,
-        figures_json=_script_json(drawn),
+        figures_json=script_json(drawn),
         cards=cards(result),
         first=first,
         cohorts=[name for name in cohort_order(present) if name in MAIN],
         buckets=[name for name in cohort_order(present) if name not in MAIN],
         slots={label: slot % _SLOTS for slot, label in enumerate(result.traces)},
         plotly=Markup(get_plotlyjs()),
-        style=Markup(_asset("page.css")),
-        script=Markup(_asset("page.js")),
+        style=Markup(asset("page.css")),
+        script=Markup(asset("page.js")),
     )
 
 
@@ -100,8 +100,11 @@ def cards(result: Comparison) -> list[Card]:
     return found
 
 
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+def template(name: str) -> Template:
+    """A page's template, with what templates may call."""
+    environment = Environment(
+        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals |= {
         "levels": list(LEVELS),
         "metrics": METRICS,
@@ -110,10 +113,11 @@ def _template() -> Template:
         "wording": wording,
         "wall_clock": _wall_clock,
     }
-    return environment.from_string(_asset("page.html.jinja"))
+    return environment.get_template(name)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the package: a template, a style or a script."""
     return (files("report") / name).read_text(encoding="utf-8")
 
 
@@ -122,7 +126,7 @@ def _id(cohort: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in cohort)
 
 
-def _script_json(value: object) -> Markup:
+def script_json(value: object) -> Markup:
     """JSON that can stand inside a script element, whatever a label says."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for letter, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):

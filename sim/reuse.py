@@ -1,6 +1,7 @@
 """``sim reuse``: after how long a trace's blocks are asked for again, and how many it touches in a while.
 
-Requests are taken by arrival. What is counted are the accesses of curves: full prompt blocks; one whose hash is not known is never seen again.
+Requests are taken by arrival. What is counted are the accesses of curves: full prompt blocks; one whose hash is not
+known is never seen again.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def distribution(unit: str, values: Int64Array | FloatArray) -> Distribution:
 
 
 def working_set(accesses: Accesses, first: npt.NDArray[np.bool_], window_ms: float) -> list[Window]:
-    """Windows of ``window_ms`` from the first arrival on; ``first``: which accesses are of blocks never touched before."""
+    """Windows of ``window_ms`` from the first arrival on; ``first``: which accesses are of blocks not seen before."""
     if not len(accesses.arrival_ms):
         return []
     start_ms = float(accesses.arrival_ms[0])

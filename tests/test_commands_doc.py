@@ -17,6 +17,7 @@ COMMANDS = [
     "replay",
     *(f"sim {name}" for name in ("pool", "curve", "misses", "reuse", "fit", "run", "serve")),
     "report compare",
+    "report curve",
     *(f"tracefile {name}" for name in ("info", "check", "convert", "join")),
 ]
 
