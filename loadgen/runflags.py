@@ -1,6 +1,8 @@
 """How a run is run, whatever it sends: in how many processes, on which machines, and who is told how far it is."""
 
 import argparse
+import os
+import sys
 from dataclasses import dataclass
 
 from tracefile import InputError
@@ -54,3 +56,8 @@ def parse_procs(text: str) -> int | None:
     if not text.isdecimal():
         raise InputError(f"--procs: {text!r}; expected a whole number, or {AUTO}")
     return int(text)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

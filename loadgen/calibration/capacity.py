@@ -8,11 +8,12 @@ machine's most that it offers.
 import hashlib
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+
+from loadgen.runflags import usable_cores
 
 SHORT_ANSWER, LONG_ANSWER = 16, 256
 SHORT_PROMPT, LONG_PROMPT = 256, 8192
@@ -82,11 +83,6 @@ def machine() -> str:
     return (
         f"{platform.node()}, {_processor()}, {usable_cores()} cores, Python {platform.python_version()}, {_version()}"
     )
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def calibration_file(procs: int) -> Path:

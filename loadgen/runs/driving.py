@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import msgspec
 from loadgen.job import Job, Shard, add_shares
 from loadgen.measures.progress import RunProgress, TargetRate
 from loadgen.measures.watching import opened, watched
-from loadgen.runflags import ONE_PROCESS, RunFlags
+from loadgen.runflags import ONE_PROCESS, RunFlags, usable_cores
 from loadgen.runs.merging import merge_parts, part_of, parts_of
 from loadgen.runs.outcome import Driven, driven_from
 from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
@@ -71,7 +70,7 @@ def drive(config: Drive) -> Driven:
 def host_of(flags: RunFlags) -> Iterator[Host]:
     """Where the shards run. Raises InputError if that cannot be reached."""
     if flags.ray is None:
-        yield Host(ShardProcess.start, len(os.sched_getaffinity(0)), apart=False)
+        yield Host(ShardProcess.start, usable_cores(), apart=False)
         return
     from loadgen.runs.rayshards import ray_host  # noqa: PLC0415 - the few who want it wait for it
 
