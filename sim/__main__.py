@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "curve": ("sim.curve", "prefix hits of a trace at every cache size, in one pass"),
     "misses": ("sim.misses", "why prompt tokens were not served from a cache of one size, and who evicted whom"),
     "reuse": ("sim.reuse", "after how long blocks are asked for again, and how many are touched in a while"),
+    "audit": ("sim.audit", "whether reported cached tokens are what the rules make of the captured schedule"),
     "run": ("sim.run", "predict a trace's times and cached tokens with a fitted model"),
     "fit": ("sim.fit", "fit the model of step times to captured traces"),
     "serve": ("sim.serve", "serve an OpenAI-compatible engine that keeps the model's time"),

@@ -103,7 +103,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Compose the next step; its tokens count as computed from now on."""
         step = Step()
-        most = self._most_per_request()
+        most = self.most_per_request()
         self._schedule_running(step, most)
         if not step.preempted:
             self._admit_waiting(step, most)
@@ -139,7 +139,7 @@ class Scheduler:
             self.waiting.remove(request)
         self._retire(request)
 
-    def _most_per_request(self) -> int:
+    def most_per_request(self) -> int:
         """Most tokens of one request in this step: a long prefill leaves room for others, if there are any."""
         threshold = self.config.long_prefill_token_threshold
         if threshold > 0 and len(self.running) + len(self.waiting) > 1:
@@ -156,7 +156,7 @@ class Scheduler:
         while position < len(running) and budget > 0:
             request = running[position]
             position += 1
-            tokens = self._lacking(request)
+            tokens = self.lacking(request)
             if tokens == 0:
                 continue
             if tokens > 1:
@@ -204,7 +204,7 @@ class Scheduler:
         for request in reversed(skipped):
             self._queue(request, at_front=True)
 
-    def _lacking(self, request: Request) -> int:
+    def lacking(self, request: Request) -> int:
         """Tokens that are known or about to be sampled, and not computed.
 
         0 where the last token is already on its way: an asynchronous engine schedules no step for nothing.

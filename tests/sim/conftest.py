@@ -28,3 +28,8 @@ def slow_engine() -> ModuleType:
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     return load_beside("synthetic.py")
+
+
+@pytest.fixture(scope="session")
+def captured_loads() -> ModuleType:
+    return load_beside("captured_loads.py")

@@ -1,0 +1,149 @@
+"""Cached tokens under pressure: a pool too small for the load, and what the rules make of the schedule captured there.
+
+    python scripts/pressure.py --engine sim    # on the embedded engine, about two minutes a pool
+    python scripts/pressure.py --engine vllm   # on a real vLLM on this machine's CPU, three or four
+
+Each pool size is an engine of its own. Every load goes through a tap into an emptied cache; ``sim audit`` then holds
+the cached tokens that the engine reported against the rules, request by request. Preemptions are the engine's own
+count. The loads evict all the time, and the smaller pools preempt.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import vllm_engine
+from demo import EngineKind, capture
+from job import Workspace
+
+LOADS = {
+    "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think-s 0.2:2 --prefix-count 3"
+    " --prefix-tokens 1000 --prompt-tokens 64:400 --output-tokens 32:128",
+    "poisson": "--pattern poisson --rate 3.5 --seed 32 --prefix-count 12 --prefix-tokens 1500"
+    " --prompt-tokens 32:300 --output-tokens 32:192",
+    "burst": "--pattern burst --burst-size 24 --burst-every-s 10 --seed 33 --prefix-count 8 --prefix-tokens 700"
+    " --prompt-tokens 32:500 --output-tokens 48:256",
+}
+STEP = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
+LONGEST = ["--max-model-len", "4096"]  # a longer one would not fit the smallest pool
+PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", re.MULTILINE)
+HEADINGS = ["blocks", "load", "n", "exact", "reported", "by the rules", "evicted", "preempted", "by the rules"]
+
+
+@contextlib.contextmanager
+def engine(kind: EngineKind, work: Workspace, blocks: int) -> Iterator[str]:
+    """An engine with a pool of ``blocks``, for the length of the ``with`` block; gives its URL."""
+    if kind == "vllm":
+        shape = vllm_engine.ModelShape()
+        vllm_engine.install(shape)
+        print(f"\n── engine: starting vLLM with {blocks} blocks (about a minute)", flush=True)
+        flags = ["--num-gpu-blocks-override", str(blocks), *LONGEST]
+        with vllm_engine.running_vllm(shape, work.log(f"engine {blocks}"), extra=flags) as url:
+            yield url
+        return
+    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(blocks), *STEP, *LONGEST]
+    with work.serving(f"engine {blocks}", command, f"http://{address}") as url:
+        yield url
+
+
+def preemptions(url: str) -> int:
+    """How often the engine has preempted since it started, as its metrics say."""
+    return round(sum(float(count) for count in PREEMPTIONS.findall(httpx.get(f"{url}/metrics", timeout=30.0).text)))
+
+
+def idle(url: str, timeout_s: float = 60.0) -> None:
+    """Wait until the cache can be emptied: not while a request still holds blocks."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        running = re.findall(
+            r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$",
+            httpx.get(f"{url}/metrics", timeout=30.0).text,
+            re.MULTILINE,
+        )
+        if not any(float(count) for count in running):
+            return
+        time.sleep(0.2)
+
+
+def measure(
+    kind: EngineKind, work: Workspace, sizes: Sequence[int], loads: Sequence[str], seconds: float
+) -> list[dict[str, Any]]:
+    """Capture every load on every pool, then audit each trace."""
+    captured = []
+    for blocks in sizes:
+        with engine(kind, work, blocks) as url:
+            for name in loads:
+                before = preemptions(url)
+                idle(url)
+                trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}")
+                captured.append((blocks, name, trace, preemptions(url) - before))
+    results = []
+    for blocks, name, trace, preempted in captured:
+        text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
+        results.append({"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)})
+    return results
+
+
+def last_object(text: str) -> dict[str, Any]:
+    """The JSON object that a command printed last; notices may stand before it."""
+    found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    return found
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """One row a load, in Markdown, and under it what differs and why."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for one in results:
+        cells = [
+            f"{one['blocks']:,}",
+            one["load"],
+            f"{one['requests']:,}",
+            f"{one['exact_share']:.1%}",
+            f"{one['reported_tokens'] / one['prompt_tokens']:.2%}",
+            f"{one['predicted_tokens'] / one['prompt_tokens']:.2%}",
+            f"{one['evicted_blocks']:,}",
+            f"{one['engine_preemptions']:,}",
+            f"{one['preemptions']:,}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    requests, exact = (sum(one[name] for one in results) for name in ("requests", "exact"))
+    lines.append(f"\n{exact:,} of {requests:,} requests exact ({exact / requests:.2%}).")
+    for one in results:
+        causes = Counter(difference["cause"] for difference in one["differences"])
+        lines += [f"- {one['load']}, {one['blocks']:,} blocks: {count} × {cause}" for cause, count in causes.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and print the table; 1 if fewer than ``--least-exact`` of all requests are exact."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[400, 800, 1600], help="pool sizes, one engine each")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--seconds", type=float, default=35.0, help="how long sessions arrive in each load")
+    parser.add_argument("--least-exact", type=float, default=0.98, help="share of all requests that must be exact")
+    parser.add_argument("--out", type=Path, default=Path("out/pressure"), help="a directory, made anew")
+    args = parser.parse_args()
+    shutil.rmtree(args.out, ignore_errors=True)
+    args.out.mkdir(parents=True)
+    load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
+    with vllm_engine.on_core(load_core):
+        results = measure(args.engine, Workspace(args.out.resolve()), args.blocks, args.loads, args.seconds)
+    (args.out / "results.json").write_text(json.dumps(results, indent=1))
+    print(f"\n{table(results)}")
+    exact = sum(one["exact"] for one in results) / sum(one["requests"] for one in results)
+    return int(exact < args.least_exact)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""An engine's schedule out of a capture of it: the scheduler's own rules, kept to the times at which tokens were seen.
+
+Which blocks a request finds cached depends on who was admitted before it, what had filled and what had been freed by
+then. A capture tells most of that. Every step that samples ends when its tokens were seen, and a request was admitted
+in the step that makes its first token come out when it did; so nothing is left for a model of latency. What no token
+tells (a chunk in the middle of a prompt with nobody decoding) is laid in between by its share of the tokens.
+
+Reported cached tokens are not looked at.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from sim.config import EngineConfig
+from sim.observations import seen_tokens
+from sim.request import Request
+from sim.scheduler import Scheduler, Step
+from sim.stepahead import StepAhead
+from sim.workload import Arrival
+from tracefile.schema import Record
+
+MOST_ROUNDS = 8
+_UNSEEN = float("inf")
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What the rules make of one captured request."""
+
+    arrival: Arrival
+    request: Request | None = None
+    """None: the engine never got it, or could not serve it."""
+    admitted_ms: float | None = None
+    """When the step was composed that first served it. None: none did."""
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    steps_off: int = 0
+    """How many steps after the one that samples its first token here that token was seen; negative: before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """A schedule that was run: what became of every arrival, in their order."""
+
+    outcomes: list[Admitted]
+    steps: int
+    preemptions: int
+    evicted_blocks: int
+    shifted: dict[int, int]
+    """Who was admitted how many steps later than its first token says, by place."""
+
+    @property
+    def misfits(self) -> int:
+        """Requests whose first token comes out in another step than it was seen in."""
+        return sum(1 for outcome in self.outcomes if outcome.steps_off)
+
+
+class CapturedSchedule:
+    """One run over ``arrivals``, which must not wait for each other.
+
+    ``shifted``: by place, how many steps later than its first token says a request is to be admitted (negative: sooner,
+    if it had come by then): for what the rule of thumb below gets wrong, and to ask what another order within the
+    clock's uncertainty would have made of it. ``by_reads``: first tokens of one step are in line as they were read, not
+    as their requests came.
+    """
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        config: EngineConfig,
+        shifted: Mapping[int, int] | None = None,
+        *,
+        by_reads: bool = False,
+    ) -> None:
+        self.scheduler = Scheduler(config)
+        self._outcomes = [Admitted(arrival) for arrival in arrivals]
+        self._seen_ms = [_every_token_ms(arrival.record) for arrival in arrivals]
+        self._first_ms = [_first_token_ms(arrival.record) for arrival in arrivals]
+        self._shifted = dict(shifted or {})
+        self._left = dict(self._shifted)
+        self._slack_ms = _least_step_ms(arrivals) / 2.0
+        self._now_ms = -math.inf
+        self._planned_ms = -math.inf
+        self._step_ends_ms: list[float] = []
+        self._first_step: dict[int, int] = {}
+        self._preemptions = 0
+        self._pending = self._in_line(arrivals, by_reads=by_reads)
+        self._leaving = sorted(
+            (
+                (arrival.arrival_ms + arrival.patience_ms, place)
+                for place, arrival in enumerate(arrivals)
+                if arrival.patience_ms is not None
+            ),
+            reverse=True,
+        )
+
+    def run(self) -> Reconstruction:
+        """Until everything has ended."""
+        composed: Step | None = None
+        while True:
+            step = composed or self._compose()
+            if step is None:
+                if not self._wait():
+                    break
+                continue
+            end_ms = self._planned_ms
+            composed = self._compose() if self.scheduler.config.async_scheduling else None
+            self._finish(step, end_ms)
+        for place, outcome in enumerate(self._outcomes):
+            if outcome.request is not None:
+                outcome.cached_tokens = outcome.request.cached_tokens
+                outcome.preemptions = outcome.request.preemptions
+            outcome.steps_off = self._steps_off(place)
+        return Reconstruction(
+            self._outcomes,
+            len(self._step_ends_ms),
+            self._preemptions,
+            self.scheduler.pool.evicted_blocks,
+            self._shifted,
+        )
+
+    def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
+        """Places of those that the engine got, the first to be admitted last.
+
+        First come, first served: who is admitted sooner has its first token no later, and of those that have it in one
+        step, who came sooner. One without a token that was seen stands behind all that had come before it.
+        """
+        steps = self._first_steps(0.0 if by_reads else self._slack_ms)
+        order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
+        ranks, latest = {}, -1
+        for place in order:
+            latest = max(latest, steps.get(place, latest))
+            ranks[place] = steps.get(place, latest)
+        runs = [place for place in order if arrivals[place].fate == "runs"]
+        return sorted(runs, key=lambda place: ranks[place])[::-1]
+
+    def _first_steps(self, slack_ms: float) -> dict[int, int]:
+        """By place: which step its first token is of, counted over steps that have any."""
+        seen = sorted((first_ms, place) for place, first_ms in enumerate(self._first_ms) if first_ms < _UNSEEN)
+        steps, count, before_ms = {}, -1, -math.inf
+        for first_ms, place in seen:
+            count += first_ms - before_ms > slack_ms
+            steps[place], before_ms = count, first_ms
+        return steps
+
+    def _compose(self) -> Step | None:
+        """The next step, or None if there is nothing to compute now."""
+        while self._leaving and self._leaving[-1][0] <= self._now_ms:
+            self._leave(self._leaving.pop()[1])
+        self._enter()
+        if not self.scheduler.has_work:
+            return None
+        step = self.scheduler.schedule()
+        self._preemptions += len(step.preempted)
+        for request in step.admitted:
+            outcome = self._outcomes[request.index]
+            outcome.admitted_ms = self._now_ms if outcome.admitted_ms is None else outcome.admitted_ms
+        if not step.scheduled:
+            return None
+        self._planned_ms = self._end_of(step)
+        return step
+
+    def _finish(self, step: Step, end_ms: float) -> None:
+        self._now_ms = max(self._now_ms, end_ms)
+        for share in step.scheduled:
+            if share.samples and share.request.num_generated == 0:
+                self._first_step.setdefault(share.request.index, len(self._step_ends_ms))
+        self._step_ends_ms.append(self._now_ms)
+        self.scheduler.finish_step(step)
+
+    def _steps_off(self, place: int) -> int:
+        """From the step that samples its first token to the one whose end is nearest to when that was seen."""
+        step, first_ms = self._first_step.get(place), self._first_ms[place]
+        if step is None or first_ms == _UNSEEN or abs(self._step_ends_ms[step] - first_ms) <= self._slack_ms:
+            return 0
+        after = bisect_left(self._step_ends_ms, first_ms)
+        around = [near for near in (after - 1, after) if 0 <= near < len(self._step_ends_ms)]
+        return min(around, key=lambda near: abs(self._step_ends_ms[near] - first_ms)) - step
+
+    def _wait(self) -> bool:
+        """With nothing to compute: let the next request come; False if none will."""
+        if not self._pending:
+            return False
+        place = self._pending.pop()
+        self._now_ms = self._planned_ms = max(self._now_ms, self._outcomes[place].arrival.arrival_ms)
+        self._add(place)
+        return True
+
+    def _leave(self, place: int) -> None:
+        """Its client goes away."""
+        if place in self._pending:
+            self._pending.remove(place)
+        request = self._outcomes[place].request
+        if request is not None and request.state != "finished":
+            self.scheduler.abort(request)
+
+    def _add(self, place: int) -> bool:
+        """Hand a request to the scheduler; False if it can never serve it."""
+        arrival = self._outcomes[place].arrival
+        request = Request(
+            arrival.record.request_id,
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            list(arrival.hashes),
+            arrival.arrival_ms,
+            place,
+        )
+        request.priority = arrival.record.priority or 0
+        if not self.scheduler.accepts(request):
+            return False
+        self._outcomes[place].request = request
+        self.scheduler.add(request)
+        return True
+
+    def _enter(self) -> None:
+        """Hand over, in line, whoever the capture says is in the step that is about to be composed."""
+        ahead = self._share_out()
+        seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
+        while self._pending and ahead.budget > 0 and seats > 0:
+            place = self._pending[-1]
+            arrival = self._outcomes[place].arrival
+            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead)
+            if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
+                break
+            self._pending.pop()
+            if self._add(place):
+                ahead.add(place, 0, arrival.hashes, depth, arrival.prompt_tokens - depth)
+                seats -= 1
+
+    def _share_out(self) -> StepAhead:
+        """What the step that is about to be composed will do for those whom the scheduler has."""
+        scheduler = self.scheduler
+        ahead = StepAhead(
+            scheduler.config.max_num_batched_tokens, scheduler.most_per_request(), scheduler.config.block_size
+        )
+        for request in scheduler.running:
+            token, depth = request.num_generated + request.placeholders, request.num_computed
+            ahead.add(request.index, token, request.hashes, depth, scheduler.lacking(request))
+        for request in scheduler.waiting:
+            depth = self._hit_tokens(request.hashes, request.num_tokens, ahead)
+            ahead.add(request.index, request.num_generated, request.hashes, depth, request.num_tokens - depth)
+        return ahead
+
+    def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead) -> int:
+        """Of a prompt of ``tokens``, those that are cached now or will be by whoever is before it in the step."""
+        pool, most = self.scheduler.pool, (tokens - 1) // self.scheduler.config.block_size
+        hits = len(pool.lookup(hashes, most))
+        while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
+            hits += 1
+        return hits * self.scheduler.config.block_size
+
+    def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
+        """Whether a request that has ``tokens`` to compute is in the step ``ahead``: if its first token would then come
+        out no sooner than it was seen."""
+        arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._first_ms[place]
+        most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
+        more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
+        later = self._left.get(place, 0)
+        ends_ms = self._ends_ms(ahead.sampling, more - later) if first_ms < _UNSEEN else []
+        if not ends_ms:
+            # Nobody decodes for so long: steps without a token lie between, as many as it takes, and when they end is
+            # only nearly known.
+            return self._came(place, later)
+        end_ms = median(ends_ms)
+        nexts_ms = [next_ms for next_ms in self._ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]
+        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._slack_ms
+        came = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
+        return came and first_ms <= until_ms
+
+    def _came(self, place: int, later: int) -> bool:
+        """Whether a request had come by now, or some steps ago where it is to be admitted so much later."""
+        if later < 0:
+            return True
+        came = self._outcomes[place].arrival.arrival_ms <= self._now_ms
+        if came and later > 0:
+            self._left[place] = later - 1
+        return came and later == 0
+
+    def _ends_ms(self, sampling: Sequence[tuple[int, int]], steps: int) -> list[float]:
+        """When those sampled in a step got the token of ``steps`` later, as far as they did."""
+        return [
+            seen_ms[token + steps]
+            for place, token in sampling
+            if 0 <= token + steps < len(seen_ms := self._seen_ms[place])
+        ]
+
+    def _end_of(self, step: Step) -> float:
+        """When ``step`` ended: as its tokens were seen; without any, by its share of what is left to the next one."""
+        ends_ms = []
+        prefills: list[tuple[float, int]] = []
+        for request, tokens, _, samples in step.scheduled:
+            seen_ms, first_ms = self._seen_ms[request.index], self._first_ms[request.index]
+            token = request.num_generated + request.placeholders - 1
+            if samples and token < len(seen_ms):
+                ends_ms.append(seen_ms[token])
+            elif not samples and self._planned_ms < first_ms < _UNSEEN:
+                share = tokens / (request.num_tokens - request.num_computed + tokens)
+                prefills.append((self._planned_ms + share * (first_ms - self._planned_ms), tokens))
+        if ends_ms:
+            return max(self._planned_ms, median(ends_ms))
+        return max(prefills, key=lambda prefill: prefill[1])[0] if prefills else self._planned_ms
+
+
+def reconstruct(arrivals: Sequence[Arrival], config: EngineConfig) -> Reconstruction:
+    """The schedule that fits the capture best.
+
+    A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
+    the schedule run again, as long as there are such.
+    """
+    shifted: dict[int, int] = {}
+    best: Reconstruction | None = None
+    for _ in range(MOST_ROUNDS):
+        found = CapturedSchedule(arrivals, config, shifted).run()
+        if best is None or found.misfits < best.misfits:
+            best = found
+        if not found.misfits:
+            break
+        for place, outcome in enumerate(found.outcomes):
+            shifted[place] = shifted.get(place, 0) + outcome.steps_off
+    assert best is not None
+    return best
+
+
+def _first_token_ms(record: Record) -> float:
+    """When the first token was seen; infinity: it was not."""
+    if record.ttft_ms is None or record.arrival_ms is None:
+        return _UNSEEN
+    return record.arrival_ms + record.ttft_ms
+
+
+def _every_token_ms(record: Record) -> list[float]:
+    """When each token was seen; those that came with later ones in a read are laid between their neighbours."""
+    times_ms = seen_tokens(record)
+    if not times_ms and record.status == "ok" and record.output_tokens and (end_ms := record.end_ms()) is not None:
+        # Not streamed: all that is known of its tokens is when the last had come.
+        times_ms = [math.nan] * (record.output_tokens - 1) + [end_ms]
+    known = [place for place, time_ms in enumerate(times_ms) if not math.isnan(time_ms)]
+    if len(known) == len(times_ms) or record.arrival_ms is None:
+        return times_ms
+    places, seen = [-1, *known], [record.arrival_ms, *(times_ms[place] for place in known)]
+    filled: list[float] = np.interp(range(len(times_ms)), places, seen).tolist()
+    return filled
+
+
+def _least_step_ms(arrivals: Sequence[Arrival]) -> float:
+    """A step as short as they get: gaps shorter than this are of reads, not of steps."""
+    gaps_ms = [gap for arrival in arrivals for gap in arrival.record.itl_ms]
+    return float(np.quantile(gaps_ms, 0.05)) if gaps_ms else 1.0

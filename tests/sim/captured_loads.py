@@ -1,0 +1,78 @@
+"""Random loads on a small pool, and what a tap with an exact clock would have recorded of them."""
+
+import random
+
+from sim.config import EngineConfig
+from sim.engine import Engine
+from sim.latency import FrontendModel
+from sim.model import default_model, make_model
+from sim.prediction import predicted_records
+from sim.workload import Arrival, plan_arrivals
+from tracefile import BlockHash, Meta, Record, RequestId
+
+BLOCK_SIZE = 32
+META = Meta(source="tap", model="tiny", block_size=BLOCK_SIZE)
+
+
+class RandomLoad:
+    """Prompts on shared prefixes and on earlier answers, at times of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._next_key = 1
+        self._chains = [self._fresh(self._rng.randrange(2, 60)) for _ in range(3)]
+
+    def records(self, count: int) -> list[Record]:
+        now_ms, records = 0.0, []
+        for number in range(count):
+            records.append(self._record(number, now_ms))
+            now_ms += 0.5 + self._rng.expovariate(1 / self._rng.choice([30, 120, 400]))
+        return records
+
+    def _fresh(self, blocks: int) -> list[int]:
+        first, self._next_key = self._next_key, self._next_key + blocks
+        return list(range(first, first + blocks))
+
+    def _record(self, number: int, arrival_ms: float) -> Record:
+        rng = self._rng
+        start = rng.choice(self._chains[:3] if rng.random() < 0.5 else self._chains[-8:])
+        start = start[: rng.randrange(1, min(len(start), 80) + 1)] if rng.random() < 0.3 else start[:80]
+        prompt = (len(start) + rng.randrange(40)) * BLOCK_SIZE + rng.randrange(1, BLOCK_SIZE)
+        output = rng.randrange(1, 90)
+        chain = start + self._fresh((prompt + output - 1) // BLOCK_SIZE - len(start))
+        self._chains.append(chain)
+        hashes = [BlockHash(key) for key in chain]
+        return Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=arrival_ms,
+            stream=True,
+            http_status=200,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            block_hashes=hashes[: prompt // BLOCK_SIZE],
+            output_block_hashes=hashes[prompt // BLOCK_SIZE :],
+        )
+
+
+def random_engine(seed: int, *, async_scheduling: bool = False) -> EngineConfig:
+    """A pool that some of the requests fill alone."""
+    rng = random.Random(seed)
+    return EngineConfig(
+        num_gpu_blocks=rng.choice([140, 200, 300]),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=rng.choice([4, 16, 32]),
+        max_num_batched_tokens=rng.choice([256, 1024, 2048]),
+        async_scheduling=async_scheduling,
+    )
+
+
+def captured(records: list[Record], engine: EngineConfig, frontend_ms: float = 0.0) -> list[Record]:
+    """What became of ``records`` on ``engine``: its own trace, cached tokens and preemptions included."""
+    frontend = FrontendModel(f0_ms=frontend_ms, f1_ms_per_prompt_token=0.0)
+    model = make_model(default_model().step, frontend, engine)
+    arrivals = plan_arrivals(META, records, engine.block_size)
+    return predicted_records(Engine(arrivals, engine, model).run())
+
+
+def arrivals_of(records: list[Record]) -> list[Arrival]:
+    return plan_arrivals(META, records, BLOCK_SIZE)
