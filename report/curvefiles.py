@@ -20,6 +20,9 @@ class OneCurve(msgspec.Struct, frozen=True):
     sizes: list[int]
     """In blocks."""
     hit_tokens: list[float]
+    hit_tokens_low: list[float] = []
+    """Ends of intervals, where the curve was sampled."""
+    hit_tokens_high: list[float] = []
 
 
 class CurveFile(msgspec.Struct, frozen=True, tag_field="kind", tag="curve"):

@@ -1,6 +1,6 @@
 """A cache's numbers as one page: hits by size, reuse, working set, misses by cause, and who evicted whom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -38,13 +38,13 @@ def render_curves(files: CurveFiles) -> str:
 
 def hits_figure(files: CurveFiles) -> Figure | None:
     """Hit rate by cache size; None without a curve that hits anything."""
-    data = []
+    data: list[Trace] = []
     slot = 0
     for label, file in files.curves.items():
         for curve in file.curves:
             name = f"{label}, {curve.block_size}-token blocks" if len(file.curves) > 1 else label
             if curve.sizes:
-                data.append(_hits_line(name, curve, slot))
+                data += _hits_lines(name, curve, slot)
             slot += 1
     return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")
 
@@ -93,11 +93,17 @@ def working_set_figure(files: CurveFiles) -> Figure | None:
     return figure
 
 
-def _hits_line(name: str, curve: OneCurve, slot: int) -> Trace:
+def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
+    """The band of a sampled curve, lower edge first, then the curve."""
     places = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
     x = [curve.sizes[place] * curve.block_size for place in places]
+    for edge, fill in ((curve.hit_tokens_low, "none"), (curve.hit_tokens_high, "tonexty")):
+        if edge:
+            y = [round(edge[place] / (curve.input_tokens or 1), 6) for place in places]
+            band = {"showlegend": False, "fill": fill, "hoverinfo": "skip", "meta": {"slot": slot, "part": "band"}}
+            yield {**_line(name, x, y, slot), **band, "hovertemplate": None}
     y = [round(curve.hit_tokens[place] / (curve.input_tokens or 1), 6) for place in places]
-    return _line(name, x, y, slot)
+    yield _line(name, x, y, slot)
 
 
 def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile], list[float]]) -> Figure | None:

@@ -19,11 +19,14 @@ from typing import Any
 import numpy as np
 
 from sim.accesses import Accesses, Int64Array, read_block_sizes
+from sim.chain import Chains, hashed_records
 from sim.groups import Grouping, add_group_arguments, grouping_of
 from sim.hits import parse_block_size
+from sim.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.stackdepth import count_depths
 from sim.usage import CacheUse, cache_use
 from tracefile.errors import InputError
+from tracefile.reading import open_trace
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)
@@ -81,6 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
     add_group_arguments(parser)
+    parser.add_argument(
+        "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
+    )
+    parser.add_argument(
+        "--exact-blocks", type=int, default=1 << 16, metavar="N", help="sample only beyond N blocks (default 65536)"
+    )
+    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="which blocks are sampled (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 
@@ -89,6 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping = grouping_of(arguments)
+    if arguments.sample is not None:
+        return _run_sampled(arguments, block_sizes, cache_tokens)
     found = []
     for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
         curve = hit_curve(accesses)
@@ -97,6 +109,23 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(curves_as_json(found, str(arguments.trace))))
     else:
         print("\n\n".join(describe(curve, cache_tokens, uses) for curve, uses in found))
+    return 0
+
+
+def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int]) -> int:
+    if arguments.by is not None:
+        raise InputError("--by: given with --sample; expected one of them: groups need the whole trace")
+    sampling = Sampling(rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed)
+    curves, texts = [], []
+    for block_size in block_sizes:
+        with open_trace(arguments.trace) as reader:
+            chains = Chains(reader.meta, block_size)
+            shown = [size for size in (tokens // chains.block_size for tokens in cache_tokens) if size]
+            curve = sample_curve(hashed_records(reader), chains, sampling, shown)
+        curves.append(sampled_as_json(curve))
+        texts.append(describe_sampled(curve, shown))
+    found = {"kind": "curve", "trace": str(arguments.trace), "curves": curves}
+    print(json.dumps(found) if arguments.json else "\n\n".join(texts))
     return 0
 
 

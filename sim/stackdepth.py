@@ -38,7 +38,7 @@ def count_depths(
             at = touched_at[blocks[position]]
             if at < 0:
                 break
-            depth = depth + 1 if at == expected else live - _bits_up_to(tree, bits, at) + 1
+            depth = depth + 1 if at == expected else live - bits_up_to(tree, bits, at) + 1
             expected = at - 1
             deepest = max(deepest, depth)
             depths[deepest] += 1
@@ -72,7 +72,7 @@ def access_depths(
             at = touched_at[blocks[position]]
             if at < 0:
                 continue
-            depth = depth + 1 if at == expected else live - _bits_up_to(tree, bits, at) + 1
+            depth = depth + 1 if at == expected else live - bits_up_to(tree, bits, at) + 1
             expected = at - 1
             depths[position] = depth
             before[position] = touched_by[blocks[position]]
@@ -150,24 +150,25 @@ def _touch(
             fresh += 1
         else:
             if at >> 6 != old_word:
-                _add(tree, old_word, -cleared)
+                add_bits(tree, old_word, -cleared)
                 old_word, cleared = at >> 6, 0
             bits[old_word] &= ~(np.uint64(1) << np.uint64(at & 63))
             cleared += 1
         if now >> 6 != new_word:
-            _add(tree, new_word, added)
+            add_bits(tree, new_word, added)
             new_word, added = now >> 6, 0
         bits[new_word] |= np.uint64(1) << np.uint64(now & 63)
         added += 1
         touched_at[block] = now
         now += 1
-    _add(tree, old_word, -cleared)
-    _add(tree, new_word, added)
+    add_bits(tree, old_word, -cleared)
+    add_bits(tree, new_word, added)
     return fresh
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _add(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
+def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
+    """``change`` more bits in ``word``."""
     if change == 0:
         return
     node = word + 1
@@ -177,7 +178,7 @@ def _add(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _bits_up_to(
+def bits_up_to(
     tree: npt.NDArray[np.int32], bits: npt.NDArray[np.uint64], at: int
 ) -> int:  # pragma: no cover - compiled
     """Bits set at times up to and including ``at``."""

@@ -96,6 +96,14 @@ def test_figures_hold_what_the_files_say(files: list[str]) -> None:
     assert working_set["data"][1]["y"] == [48, 64, 80]
 
 
+def test_a_sampled_curve_has_its_band(tmp_path: Path) -> None:
+    sampled = {**CURVE, "hit_tokens_low": [16, 16, 64], "hit_tokens_high": [16, 48, 96]}
+    hits = hits_figure(read_curve_files([write(tmp_path, "sampled.json", "curve", curves=[sampled])]))
+    assert hits is not None
+    assert [line["y"] for line in hits["data"]] == [[0.1, 0.1, 0.4], [0.1, 0.3, 0.6], [0.1, 0.2, 0.5]]
+    assert len(go.Figure(hits).data) == 3
+
+
 def test_what_is_not_given_is_not_drawn(files: list[str]) -> None:
     assert 'id="hits"' not in render_curves(read_curve_files(files[1:]))
     assert hits_figure(CurveFiles()) is misses_figure(CurveFiles()) is working_set_figure(CurveFiles()) is None
