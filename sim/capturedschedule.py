@@ -14,18 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
-
 from sim.config import EngineConfig
-from sim.observations import seen_tokens
 from sim.request import Request
 from sim.scheduler import Scheduler, Step
+from sim.seentimes import UNSEEN_MS, SeenTimes
 from sim.stepahead import StepAhead
 from sim.workload import Arrival
-from tracefile.schema import Record
 
 MOST_ROUNDS = 8
-_UNSEEN = float("inf")
 
 
 @dataclass(slots=True)
@@ -79,25 +75,16 @@ class CapturedSchedule:
     ) -> None:
         self.scheduler = Scheduler(config)
         self._outcomes = [Admitted(arrival) for arrival in arrivals]
-        self._seen_ms = [_every_token_ms(arrival.record) for arrival in arrivals]
-        self._first_ms = [_first_token_ms(arrival.record) for arrival in arrivals]
+        self._seen = SeenTimes(arrivals)
         self._shifted = dict(shifted or {})
         self._left = dict(self._shifted)
-        self._slack_ms = _least_step_ms(arrivals) / 2.0
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
         self._step_ends_ms: list[float] = []
         self._first_step: dict[int, int] = {}
         self._preemptions = 0
         self._pending = self._in_line(arrivals, by_reads=by_reads)
-        self._leaving = sorted(
-            (
-                (arrival.arrival_ms + arrival.patience_ms, place)
-                for place, arrival in enumerate(arrivals)
-                if arrival.patience_ms is not None
-            ),
-            reverse=True,
-        )
+        self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
 
     def run(self) -> Reconstruction:
         """Until everything has ended."""
@@ -130,7 +117,7 @@ class CapturedSchedule:
         First come, first served: who is admitted sooner has its first token no later, and of those that have it in one
         step, who came sooner. One without a token that was seen stands behind all that had come before it.
         """
-        steps = self._first_steps(0.0 if by_reads else self._slack_ms)
+        steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
         order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
         ranks, latest = {}, -1
         for place in order:
@@ -139,19 +126,10 @@ class CapturedSchedule:
         runs = [place for place in order if arrivals[place].fate == "runs"]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
-    def _first_steps(self, slack_ms: float) -> dict[int, int]:
-        """By place: which step its first token is of, counted over steps that have any."""
-        seen = sorted((first_ms, place) for place, first_ms in enumerate(self._first_ms) if first_ms < _UNSEEN)
-        steps, count, before_ms = {}, -1, -math.inf
-        for first_ms, place in seen:
-            count += first_ms - before_ms > slack_ms
-            steps[place], before_ms = count, first_ms
-        return steps
-
     def _compose(self) -> Step | None:
         """The next step, or None if there is nothing to compute now."""
-        while self._leaving and self._leaving[-1][0] <= self._now_ms:
-            self._leave(self._leaving.pop()[1])
+        while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
+            self._leave(self._leaving.pop())
         self._enter()
         if not self.scheduler.has_work:
             return None
@@ -175,8 +153,8 @@ class CapturedSchedule:
 
     def _steps_off(self, place: int) -> int:
         """From the step that samples its first token to the one whose end is nearest to when that was seen."""
-        step, first_ms = self._first_step.get(place), self._first_ms[place]
-        if step is None or first_ms == _UNSEEN or abs(self._step_ends_ms[step] - first_ms) <= self._slack_ms:
+        step, first_ms = self._first_step.get(place), self._seen.first_ms[place]
+        if step is None or first_ms == UNSEEN_MS or abs(self._step_ends_ms[step] - first_ms) <= self._seen.slack_ms:
             return 0
         after = bisect_left(self._step_ends_ms, first_ms)
         around = [near for near in (after - 1, after) if 0 <= near < len(self._step_ends_ms)]
@@ -257,18 +235,18 @@ class CapturedSchedule:
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
         """Whether a request that has ``tokens`` to compute is in the step ``ahead``: if its first token would then come
         out no sooner than it was seen."""
-        arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._first_ms[place]
+        arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
         most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
         later = self._left.get(place, 0)
-        ends_ms = self._ends_ms(ahead.sampling, more - later) if first_ms < _UNSEEN else []
+        ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
         if not ends_ms:
             # Nobody decodes for so long: steps without a token lie between, as many as it takes, and when they end is
             # only nearly known.
             return self._came(place, later)
         end_ms = median(ends_ms)
-        nexts_ms = [next_ms for next_ms in self._ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]
-        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._slack_ms
+        nexts_ms = [next_ms for next_ms in self._seen.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]
+        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._seen.slack_ms
         came = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
         return came and first_ms <= until_ms
 
@@ -281,29 +259,25 @@ class CapturedSchedule:
             self._left[place] = later - 1
         return came and later == 0
 
-    def _ends_ms(self, sampling: Sequence[tuple[int, int]], steps: int) -> list[float]:
-        """When those sampled in a step got the token of ``steps`` later, as far as they did."""
-        return [
-            seen_ms[token + steps]
-            for place, token in sampling
-            if 0 <= token + steps < len(seen_ms := self._seen_ms[place])
-        ]
-
     def _end_of(self, step: Step) -> float:
         """When ``step`` ended: as its tokens were seen; without any, by its share of what is left to the next one."""
-        ends_ms = []
-        prefills: list[tuple[float, int]] = []
-        for request, tokens, _, samples in step.scheduled:
-            seen_ms, first_ms = self._seen_ms[request.index], self._first_ms[request.index]
-            token = request.num_generated + request.placeholders - 1
-            if samples and token < len(seen_ms):
-                ends_ms.append(seen_ms[token])
-            elif not samples and self._planned_ms < first_ms < _UNSEEN:
-                share = tokens / (request.num_tokens - request.num_computed + tokens)
-                prefills.append((self._planned_ms + share * (first_ms - self._planned_ms), tokens))
-        if ends_ms:
+        sampling = [
+            (share.request.index, share.request.num_generated + share.request.placeholders - 1)
+            for share in step.scheduled
+            if share.samples
+        ]
+        if ends_ms := self._seen.ends_ms(sampling):
             return max(self._planned_ms, median(ends_ms))
-        return max(prefills, key=lambda prefill: prefill[1])[0] if prefills else self._planned_ms
+        if sampling:
+            # Only of clients that had gone before they could see it.
+            left_ms = min(self._seen.left_ms[place] for place, _ in sampling)
+            return max(self._planned_ms, left_ms) if left_ms < math.inf else self._planned_ms
+        longest = max(step.scheduled, key=lambda share: share.num_tokens)
+        request, first_ms = longest.request, self._seen.first_ms[longest.request.index]
+        if not self._planned_ms < first_ms < UNSEEN_MS:
+            return self._planned_ms
+        share = longest.num_tokens / (request.num_tokens - longest.depth)
+        return self._planned_ms + share * (first_ms - self._planned_ms)
 
 
 def reconstruct(arrivals: Sequence[Arrival], config: EngineConfig) -> Reconstruction:
@@ -324,30 +298,3 @@ def reconstruct(arrivals: Sequence[Arrival], config: EngineConfig) -> Reconstruc
             shifted[place] = shifted.get(place, 0) + outcome.steps_off
     assert best is not None
     return best
-
-
-def _first_token_ms(record: Record) -> float:
-    """When the first token was seen; infinity: it was not."""
-    if record.ttft_ms is None or record.arrival_ms is None:
-        return _UNSEEN
-    return record.arrival_ms + record.ttft_ms
-
-
-def _every_token_ms(record: Record) -> list[float]:
-    """When each token was seen; those that came with later ones in a read are laid between their neighbours."""
-    times_ms = seen_tokens(record)
-    if not times_ms and record.status == "ok" and record.output_tokens and (end_ms := record.end_ms()) is not None:
-        # Not streamed: all that is known of its tokens is when the last had come.
-        times_ms = [math.nan] * (record.output_tokens - 1) + [end_ms]
-    known = [place for place, time_ms in enumerate(times_ms) if not math.isnan(time_ms)]
-    if len(known) == len(times_ms) or record.arrival_ms is None:
-        return times_ms
-    places, seen = [-1, *known], [record.arrival_ms, *(times_ms[place] for place in known)]
-    filled: list[float] = np.interp(range(len(times_ms)), places, seen).tolist()
-    return filled
-
-
-def _least_step_ms(arrivals: Sequence[Arrival]) -> float:
-    """A step as short as they get: gaps shorter than this are of reads, not of steps."""
-    gaps_ms = [gap for arrival in arrivals for gap in arrival.record.itl_ms]
-    return float(np.quantile(gaps_ms, 0.05)) if gaps_ms else 1.0

@@ -61,6 +61,18 @@ def test_blocks_are_back_when_the_client_has_left(captured_loads: ModuleType) ->
     assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 0, 0]
 
 
+def test_a_client_that_stays_without_a_token_keeps_its_blocks(captured_loads: ModuleType) -> None:
+    """No read tells when ``a`` computes on, but it is there until its client leaves: ``b``, which needs all, waits."""
+    engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
+    stays = msgspec.structs.replace(
+        asked("a", 0.0, 60, 100, 1),
+        **{"status": "client_abort", "ttft_ms": 10.0, "e2e_ms": 1000.0, "output_tokens": 1, "max_tokens": 100},
+    )
+    big = served(asked("b", 500.0, 159, 1, 11), ttft_ms=520.0)
+    found = reconstruct(captured_loads.arrivals_of([stays, big]), engine)
+    assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 1000.0]
+
+
 def test_a_response_in_one_piece_keeps_its_blocks_to_its_end(captured_loads: ModuleType) -> None:
     """Not streamed: only the end is known, and a second request that came meanwhile shares its prompt."""
     engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
