@@ -15,6 +15,7 @@ from typing import get_args
 from sim.chain import Chains, hashed_records, is_private, tokens_computed
 from sim.config import FreeRule
 from sim.pool import BlockPool
+from sim.radixconfig import RadixConfig, add_radix_flags, radix_config
 from sim.settings import refuse_other_attention
 from tracefile.errors import InputError
 from tracefile.importers.mooncake import PARTIAL_BLOCK
@@ -37,6 +38,8 @@ class PoolConfig:
     """None: the trace's own."""
     object_lru: bool = False
     """A plain LRU of single blocks instead of the pool."""
+    radix: RadixConfig | None = None
+    """SGLang's radix cache instead of vLLM's pool; ``blocks`` and ``free_rule`` do not count then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,13 +66,22 @@ class HitCounts:
         """Hit tokens over input tokens; 0 of nothing is 0."""
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
+    @property
+    def size(self) -> str:
+        """The cache's size in words."""
+        return "endless" if self.blocks is None else f"{self.blocks:,} blocks of {self.block_size} tokens"
+
     def count(self, record: Record, hit_blocks: int) -> None:
         """Add one request that was run."""
+        self.count_tokens(record, hit_blocks * self.block_size)
+
+    def count_tokens(self, record: Record, hit_tokens: int) -> None:
+        """Add one request whose hits may end inside a block."""
         tokens = record.prompt_tokens or 0
         self.input_tokens += tokens
         self.lookup_blocks += tokens // self.block_size
-        self.hit_blocks += hit_blocks
-        self.hit_tokens += hit_blocks * self.block_size
+        self.hit_blocks += hit_tokens // self.block_size
+        self.hit_tokens += hit_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--object-lru", action="store_true", help="a plain LRU of single blocks, as a yardstick, instead of the pool"
     )
+    add_radix_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -100,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         free_rule=arguments.free_rule,
         block_size=parse_block_size(arguments.block_size),
         object_lru=arguments.object_lru,
+        radix=radix_config(arguments),
     )
     counts = count_trace_hits(config)
     if arguments.json:
@@ -113,8 +127,13 @@ def count_trace_hits(config: PoolConfig) -> HitCounts:
     """Run the whole trace through the cache that ``config`` names. Streams: memory is the pool's, not the trace's."""
     with open_trace(config.trace) as reader:
         refuse_other_attention(reader.meta, config.trace)
-        chains = Chains(reader.meta, config.block_size)
         records = hashed_records(reader)
+        if config.radix is not None:
+            from sim.radixpool import count_radix_hits, page_chains  # noqa: PLC0415 - it counts in what is above
+
+            radix_chains = page_chains(reader.meta, config.radix.page_size, config.block_size)
+            return count_radix_hits(records, radix_chains, config.radix, config.blocks)
+        chains = Chains(reader.meta, config.block_size)
         if config.object_lru:
             return count_object_hits(records, chains, config.blocks)
         if config.trace.stat().st_size >= COMPILED_FROM_BYTES:
@@ -242,9 +261,8 @@ def parse_block_size(block_size: int | None) -> int | None:
 
 def describe(counts: HitCounts) -> str:
     """The counts as a few lines for a terminal."""
-    size = "endless" if counts.blocks is None else f"{counts.blocks:,} blocks of {counts.block_size} tokens"
     lines = [
-        f"{size}: {counts.hit_tokens:,} of {counts.input_tokens:,} input tokens hit ({counts.hit_rate:.2%})",
+        f"{counts.size}: {counts.hit_tokens:,} of {counts.input_tokens:,} input tokens hit ({counts.hit_rate:.2%})",
         f"{counts.hit_blocks:,} of {counts.lookup_blocks:,} full prompt blocks, {counts.evicted_blocks:,} evicted, "
         f"{counts.requests:,} requests",
     ]

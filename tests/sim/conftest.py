@@ -26,6 +26,11 @@ def slow_engine() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def slow_radix() -> ModuleType:
+    return load_beside("slow_radix.py")
+
+
+@pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     return load_beside("synthetic.py")
 

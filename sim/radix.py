@@ -1,0 +1,207 @@
+"""SGLang's radix cache: cached prefixes as a tree whose nodes are runs of tokens, evicted leaf by leaf.
+
+A node is a piece of a chain: the tokens from ``start`` to ``end``, under the hashes of the blocks these lie in. Equal
+hashes mean equal tokens up to that block's end; different ones are taken to differ from the block's first token on.
+Nodes are cut wherever a lookup or an insertion ends, inside a block too. Time is the order in which nodes are touched:
+each touch has a number of its own, so that the order of eviction is never a matter of chance.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+
+class RadixNode:
+    """Tokens ``start`` to ``end`` of a chain; the root has none."""
+
+    __slots__ = ("children", "end", "keys", "last_access", "locks", "parent", "queued", "start")
+
+    def __init__(self, parent: "RadixNode | None", keys: list[int], start: int, end: int, last_access: int) -> None:
+        self.parent = parent
+        self.keys = keys
+        """Hashes of the blocks that its tokens lie in."""
+        self.start = start
+        self.end = end
+        self.last_access = last_access
+        self.locks = 0
+        """Requests in flight that stand here or below; a locked node is not evicted."""
+        self.children: dict[int, RadixNode] = {}
+        """By the hash of the block that a child's first token lies in."""
+        self.queued = False
+        """Whether the eviction queue has an entry for it, maybe an outdated one."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def path(self) -> Iterator["RadixNode"]:
+        """The node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class RadixTree:
+    """The cached prefixes. A chain is given as its blocks' hashes and how many of its tokens are meant."""
+
+    __slots__ = ("_clock", "_queue", "block_size", "evictable_tokens", "evicted_nodes", "evicted_tokens",
+                 "protected_tokens", "root")  # fmt: skip
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.root = RadixNode(None, [], 0, 0, 0)
+        self.evictable_tokens = 0
+        """Tokens of nodes that nobody locks, inner ones included: they can go once what is below them went."""
+        self.protected_tokens = 0
+        """Tokens of locked nodes."""
+        self.evicted_nodes = 0
+        self.evicted_tokens = 0
+        self._clock = 0
+        self._queue: list[tuple[int, RadixNode]] = []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens cached."""
+        return self.evictable_tokens + self.protected_tokens
+
+    def match(self, keys: Sequence[int], tokens: int) -> RadixNode:
+        """Node where the longest cached prefix of the first ``tokens`` ends: its ``end`` is how many hit.
+
+        A node that matches in part is cut there. All on the way are touched, after what was cut off.
+        """
+        node = self.root
+        while node.end < tokens and (child := self._child(node, keys)):
+            agreed = self._agree(child, keys, tokens)
+            if agreed < child.end:
+                node = self._cut(child, agreed)
+                break
+            node = child
+        for above in reversed(list(node.path())):
+            above.last_access = self._tick()
+        return node
+
+    def insert(self, keys: Sequence[int], tokens: int) -> RadixNode:
+        """Cache the first ``tokens`` of a chain; the node where they end. What is cached already is touched."""
+        node = self.root
+        while node.end < tokens and (child := self._child(node, keys)):
+            child.last_access = self._tick()
+            agreed = self._agree(child, keys, tokens)
+            node = child if agreed == child.end else self._cut(child, agreed)
+        if node.end == tokens:
+            return node
+        first, size = node.end // self.block_size, self.block_size
+        leaf = RadixNode(node, list(keys[first : -(-tokens // size)]), node.end, tokens, self._tick())
+        node.children[leaf.keys[0]] = leaf
+        self.evictable_tokens += len(leaf)
+        self._offer(leaf)
+        return leaf
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep ``node`` and all above it until they are unlocked as often."""
+        for above in node.path():
+            if above.locks == 0:
+                self.evictable_tokens -= len(above)
+                self.protected_tokens += len(above)
+            above.locks += 1
+
+    def unlock(self, node: RadixNode) -> None:
+        """Take back one ``lock`` of this node."""
+        for above in node.path():
+            above.locks -= 1
+            if above.locks == 0:
+                self.evictable_tokens += len(above)
+                self.protected_tokens -= len(above)
+                self._offer(above)
+
+    def evict(self, tokens: int) -> list[RadixNode]:
+        """Evict whole leaves, least recently touched first, until ``tokens`` are free or nothing is left to evict.
+
+        A parent whose last child went is a leaf like any other.
+        """
+        evicted: list[RadixNode] = []
+        freed = 0
+        while freed < tokens and (leaf := self._next_leaf()):
+            parent = leaf.parent
+            assert parent is not None  # the root is never queued
+            del parent.children[leaf.keys[0]]
+            freed += len(leaf)
+            evicted.append(leaf)
+            self._offer(parent)
+        self.evictable_tokens -= freed
+        self.evicted_tokens += freed
+        self.evicted_nodes += len(evicted)
+        return evicted
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes but the root, parents first."""
+        pending = list(self.root.children.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending += node.children.values()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless sizes, links, locks and the queue agree with the tree."""
+        evictable = protected = 0
+        for node in self.nodes():
+            parent, size = node.parent, self.block_size
+            assert parent is not None
+            assert parent.children[node.keys[0]] is node
+            assert node.start == parent.end < node.end
+            assert len(node.keys) == -(-node.end // size) - node.start // size
+            assert parent is self.root or parent.locks >= sum(child.locks for child in parent.children.values())
+            assert node.queued or node.children or node.locks, "an evictable leaf that nobody would find"
+            evictable += 0 if node.locks else len(node)
+            protected += len(node) if node.locks else 0
+        assert (evictable, protected) == (self.evictable_tokens, self.protected_tokens)
+        assert len({id(node) for _, node in self._queue}) == len(self._queue)
+
+    def _child(self, node: RadixNode, keys: Sequence[int]) -> RadixNode | None:
+        return node.children.get(keys[node.end // self.block_size])
+
+    def _agree(self, node: RadixNode, keys: Sequence[int], tokens: int) -> int:
+        """Tokens from the root up to which ``node`` and a chain that reaches it agree; its first block does."""
+        first, end = node.start // self.block_size, min(node.end, tokens)
+        last = (end - 1) // self.block_size
+        own = node.keys
+        if own[last - first] == keys[last]:  # hashes are chained: then all before agree
+            return end
+        return (first + bisect_left(range(last - first), True, key=lambda at: own[at] != keys[first + at])) * (
+            self.block_size
+        )
+
+    def _cut(self, node: RadixNode, at: int) -> RadixNode:
+        """Cut ``node`` after token ``at``. The new upper part is returned; the lower counts as touched after it."""
+        parent = node.parent
+        assert parent is not None
+        first = node.start // self.block_size
+        upper = RadixNode(parent, node.keys[: -(-at // self.block_size) - first], node.start, at, self._tick())
+        upper.locks = node.locks
+        parent.children[upper.keys[0]] = upper
+        node.keys = node.keys[at // self.block_size - first :]
+        node.start, node.parent, node.last_access = at, upper, self._tick()
+        upper.children[node.keys[0]] = node
+        return upper
+
+    def _offer(self, node: RadixNode) -> None:
+        """Queue ``node`` for eviction if it is a leaf that nobody locks."""
+        if not (node.children or node.locks or node.queued or node is self.root):
+            node.queued = True
+            heapq.heappush(self._queue, (node.last_access, node))
+
+    def _next_leaf(self) -> RadixNode | None:
+        """The least recently touched leaf that nobody locks, taken out of the queue.
+
+        Entries are not moved when their node is touched, locked or given a child: it is seen to here.
+        """
+        while self._queue:
+            queued_at, node = heapq.heappop(self._queue)
+            node.queued = False
+            if node.last_access == queued_at and not (node.children or node.locks):
+                return node
+            self._offer(node)
+        return None
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
