@@ -146,7 +146,7 @@ def pressure(directory: Path, *flags: str) -> list[dict[str, Any]]:
 
 
 def test_the_embedded_engine_under_pressure(tmp_path: Path) -> None:
-    [result] = pressure(tmp_path, "--engine", "sim", "--blocks", "200", "--loads", "poisson", "--seconds", "2")
+    [result] = pressure(tmp_path, "--engine", "sim", "--blocks", "140", "--loads", "poisson", "--seconds", "2")
     assert result["evicted_blocks"] > 0
 
 
