@@ -77,21 +77,17 @@ def idle(url: str, timeout_s: float = 60.0) -> None:
 
 def measure(
     kind: EngineKind, work: Workspace, sizes: Sequence[int], loads: Sequence[str], seconds: float
-) -> list[dict[str, Any]]:
-    """Capture every load on every pool, then audit each trace."""
-    captured = []
+) -> Iterator[dict[str, Any]]:
+    """Capture and audit every load on every pool, one after another."""
     for blocks in sizes:
         with engine(kind, work, blocks) as url:
             for name in loads:
-                before = preemptions(url)
                 idle(url)
+                before = preemptions(url)
                 trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}")
-                captured.append((blocks, name, trace, preemptions(url) - before))
-    results = []
-    for blocks, name, trace, preempted in captured:
-        text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
-        results.append({"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)})
-    return results
+                preempted = preemptions(url) - before
+                text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
+                yield {"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)}
 
 
 def last_object(text: str) -> dict[str, Any]:
@@ -128,18 +124,20 @@ def main() -> int:
     """Measure and print the table; 1 if fewer than ``--least-exact`` of all requests are exact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
-    parser.add_argument("--blocks", type=int, nargs="+", default=[400, 800, 1600], help="pool sizes, one engine each")
+    parser.add_argument("--blocks", type=int, nargs="+", default=[300, 500, 900], help="pool sizes, one engine each")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
-    parser.add_argument("--seconds", type=float, default=35.0, help="how long sessions arrive in each load")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long sessions arrive in each load")
     parser.add_argument("--least-exact", type=float, default=0.98, help="share of all requests that must be exact")
     parser.add_argument("--out", type=Path, default=Path("out/pressure"), help="a directory, made anew")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
+    results = []
     with vllm_engine.on_core(load_core):
-        results = measure(args.engine, Workspace(args.out.resolve()), args.blocks, args.loads, args.seconds)
-    (args.out / "results.json").write_text(json.dumps(results, indent=1))
+        for result in measure(args.engine, Workspace(args.out.resolve()), args.blocks, args.loads, args.seconds):
+            results.append(result)
+            (args.out / "results.json").write_text(json.dumps(results, indent=1))
     print(f"\n{table(results)}")
     exact = sum(one["exact"] for one in results) / sum(one["requests"] for one in results)
     return int(exact < args.least_exact)
