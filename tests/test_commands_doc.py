@@ -18,7 +18,7 @@ COMMANDS = [
     *(f"sim {name}" for name in ("pool", "curve", "misses", "reuse", "audit", "fit", "run", "serve")),
     "report compare",
     "report curve",
-    *(f"tracefile {name}" for name in ("info", "check", "convert", "join")),
+    *(f"tracefile {name}" for name in ("info", "check", "convert", "join", "synthesize")),
 ]
 
 

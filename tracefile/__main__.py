@@ -1,4 +1,5 @@
-"""``tracefile info``, ``check``, ``convert``, ``join``: look at a trace, judge it, bring it to our schema, in one."""
+"""``tracefile info``, ``check``, ``convert``, ``join``, ``synthesize``: look at a trace, judge it, bring it to our
+schema, into one file, to another size."""
 
 import argparse
 import json
@@ -12,11 +13,13 @@ from rich.table import Table
 
 from tracefile.checking import check_trace
 from tracefile.commandline import run_command
+from tracefile.digest import trace_digest
 from tracefile.progress import counted
 from tracefile.reading import TraceReader, check_continues, open_trace
 from tracefile.schema import Meta
 from tracefile.sessions import SessionIndex
 from tracefile.summary import Summary, share, summarise, summary_object
+from tracefile.synthesis import Scale, Source, synthesize, synthetic_meta
 from tracefile.writing import meta_object, new_writer
 
 FINDINGS_SHOWN = 100
@@ -27,7 +30,7 @@ OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 class Config:
     """One call of the command."""
 
-    action: Literal["info", "check", "convert", "join"]
+    action: Literal["info", "check", "convert", "join", "synthesize"]
     trace: str = ""
     traces: tuple[str, ...] = ()
     """Of ``join``, in order."""
@@ -35,6 +38,9 @@ class Config:
     output: str | None = None
     overwrite: bool = False
     sessions: bool = False
+    times: float = 1.0
+    spread: float = 1.0
+    seed: int = 0
 
 
 def parse_config(argv: Sequence[str]) -> Config:
@@ -59,6 +65,21 @@ def parse_config(argv: Sequence[str]) -> Config:
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
     join.add_argument("-o", "--output", required=True, metavar="OUT", help=OUTPUT_HELP)
     join.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    synthesis = actions.add_parser("synthesize", help="scale a trace: more, or less, of the same traffic")
+    synthesis.add_argument("trace", metavar="TRACE")
+    synthesis.add_argument("--times", type=float, required=True, metavar="X", help="how many times its conversations")
+    synthesis.add_argument(
+        "--spread",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="share of the growth that is new trees of prefixes; the rest is traffic on the same ones (default 1)",
+    )
+    synthesis.add_argument("--seed", type=int, default=0, help="of every draw and every new hash (default 0)")
+    synthesis.add_argument(
+        "-o", "--output", default="/dev/stdout", metavar="OUT", help=f"default stdout; {OUTPUT_HELP}"
+    )
+    synthesis.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     return Config(**vars(parser.parse_args(argv)))
 
 
@@ -67,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config(argv)
     if config.action == "join":
         return join_traces(config)
-    actions = {"info": show_info, "check": show_check, "convert": convert_trace}
+    actions = {"info": show_info, "check": show_check, "convert": convert_trace, "synthesize": synthesize_trace}
     with open_trace(config.trace) as reader:
         code = actions[config.action](config, reader)
         _warn(reader)
@@ -107,6 +128,19 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
         for record in counted(reader, "records converted"):
             writer.change_meta(reader.latest_meta)
             writer.write(index.link(record) if index else record)
+    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    return 0
+
+
+def synthesize_trace(config: Config, reader: TraceReader) -> int:
+    """Scale the trace; only it and the conversations that have turns to come are in memory."""
+    assert config.output is not None
+    scale = Scale(times=config.times, spread=config.spread, seed=config.seed)
+    source = Source(counted(reader, "records read"), config.trace)
+    header = synthetic_meta(reader.meta, trace_digest(config.trace), scale)
+    with new_writer(config.output, header, overwrite=config.overwrite) as writer:
+        for record in counted(synthesize(source, scale), "records made"):
+            writer.write(record)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
     return 0
 
