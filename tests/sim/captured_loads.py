@@ -1,6 +1,9 @@
 """Random loads on a small pool, and what a tap with an exact clock would have recorded of them."""
 
 import random
+from itertools import accumulate, pairwise
+
+from msgspec.structs import replace
 
 from sim.config import EngineConfig
 from sim.engine import Engine
@@ -76,3 +79,14 @@ def captured(records: list[Record], engine: EngineConfig, frontend_ms: float = 0
 
 def arrivals_of(records: list[Record]) -> list[Arrival]:
     return plan_arrivals(META, records, BLOCK_SIZE)
+
+
+def late_reads(records: list[Record], seed: int, most_ms: float) -> list[Record]:
+    """The same, each read seen up to ``most_ms`` after its step's end."""
+    rng, late = random.Random(seed), []
+    for record in records:
+        reads_ms = accumulate(record.itl_ms, initial=record.ttft_ms or 0.0)
+        seen_ms = [read_ms + rng.uniform(0.0, most_ms) for read_ms in reads_ms]
+        gaps_ms = [after - before for before, after in pairwise(seen_ms)]
+        late.append(replace(record, ttft_ms=seen_ms[0], itl_ms=gaps_ms, e2e_ms=seen_ms[-1]))
+    return late

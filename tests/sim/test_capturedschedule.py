@@ -28,6 +28,16 @@ def test_an_engine_that_composes_a_step_ahead(seed: int, captured_loads: ModuleT
     assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
 
 
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_reads_that_come_a_little_late_change_nothing(seed: int, captured_loads: ModuleType) -> None:
+    """Two milliseconds, where the shortest steps take ten."""
+    engine = captured_loads.random_engine(seed)
+    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine)
+    seen = captured_loads.late_reads(truth, seed, 2.0)
+    found = reconstruct(captured_loads.arrivals_of(seen), engine)
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+
+
 def test_preemptions_come_out_of_the_rules(captured_loads: ModuleType) -> None:
     """Two requests of two blocks whose third does not fit beside the other's, in 5 usable blocks."""
     engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
