@@ -10,13 +10,13 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import vllm_engine
 from demo import capture, engine
-from job import Workspace
+from job import Command, Workspace
 
 LOAD = (
     "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think-s 0.2:1.0"
@@ -32,15 +32,13 @@ REPLAYS = {
 COHORTS = ("turn1", "turns2+")
 
 
-def run_replays(work: Workspace, url: str) -> dict[str, Path]:
-    """Capture, capture again, replay in every way; returns the traces by label."""
+def run_replays(work: Workspace, url: str, replays: Sequence[str]) -> dict[str, Path]:
+    """Capture, capture again, replay in each way; returns the traces by label."""
     traces = {name: capture(work, url, name, LOAD) for name in ("captured", "again")}
-    for name, flags in REPLAYS.items():
+    for name in replays:
         traces[name] = work.path(f"{name}.jsonl.zst")
-        source = traces["captured"]
-        work.run(
-            name, ["replay", source, "--url", url, "--replay-sessions", *flags, "--trace", traces[name], "--overwrite"]
-        )
+        source: Command = ["replay", traces["captured"], "--url", url, "--replay-sessions"]
+        work.run(name, [*source, *REPLAYS[name], "--trace", traces[name]])
     return traces
 
 
@@ -48,7 +46,9 @@ def compare(work: Workspace, traces: dict[str, Path]) -> dict[str, Any]:
     """``report compare`` over all of them, as its JSON."""
     output = work.path("report.json")
     labelled = [f"{label}={path}" for label, path in traces.items()]
-    yardsticks = ["--truth", "cold-again=cold", "--aa", "again"]
+    yardsticks = ["--aa", "again"]
+    if {"cold", "cold-again"} <= traces.keys():
+        yardsticks += ["--truth", "cold-again=cold"]
     work.run("report", ["report", "compare", *labelled, *yardsticks, "-o", work.path("report.html"), "--json", output])
     result: dict[str, Any] = json.loads(output.read_text())
     return result
@@ -75,13 +75,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="vllm")
     parser.add_argument("--out", type=Path, default=Path("out/fidelity"), help="a directory, made anew")
+    parser.add_argument("--replays", default=",".join(REPLAYS), metavar="LIST", help="which (%(default)s)")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     work = Workspace(args.out.resolve())
     load_core, _ = vllm_engine.measuring_cores()
     with vllm_engine.on_core(load_core), engine(args.engine, work) as url:
-        traces = run_replays(work, url)
+        traces = run_replays(work, url, args.replays.split(","))
     print("\n".join(table(compare(work, traces))))
     return 0
 

@@ -7,6 +7,7 @@ then nobody knows when the first token left.
 
 import argparse
 import asyncio
+import contextlib
 import heapq
 import os
 import re
@@ -223,7 +224,8 @@ async def _until_input_ends() -> None:
             loop.remove_reader(0)
             ended.set()
 
-    loop.add_reader(0, read)
+    with contextlib.suppress(PermissionError):  # a file or /dev/null has no end to wait for: until it is killed
+        loop.add_reader(0, read)
     await ended.wait()
 
 
