@@ -1,15 +1,17 @@
 """Why a reported count of cached tokens is not what the rules say: causes that are tested, one by one.
 
-What the trace cannot know comes first: content without hashes, or that was there before the capture. Then orders that
-its clock cannot tell apart: the request, or one next to it in line, a step sooner or later. An order is believed where
-it makes the request agree and no more requests differ than before; later differences that go with it follow from it.
-The search reads what was reported, so it explains differences and never counts towards what is exact.
+What the trace cannot know comes first: content without hashes, or that was there before the capture. Then a pool of
+another size: counts are then mostly off by as many blocks as the pool is, and agree in one of the right size. Then
+orders that its clock cannot tell apart: the request, or one next to it in line, a step sooner or later. An order is
+believed where it makes the request agree and no more requests differ than before; later differences that go with it
+follow from it. The search reads what was reported, so it explains differences and never counts towards what is exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import mode
 
-from sim.capturedschedule import Admitted, CapturedSchedule, Reconstruction
+from sim.capturedschedule import Admitted, CapturedSchedule, Reconstruction, reconstruct
 from sim.chain import is_private
 from sim.config import EngineConfig
 from sim.workload import Arrival
@@ -37,9 +39,11 @@ def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruc
     """Every difference of ``found`` from what was reported, with its cause, by when it was admitted."""
     causes: dict[int, str] = {}
     search = _OrderSearch(arrivals, engine, found)
+    blocks, in_that_pool = _other_pool(arrivals, engine, found)
     for place in _differing(found):
         causes[place] = (
             _beyond_the_trace(place, found, engine.block_size)
+            or (f"pool: agrees in one of {blocks} blocks" if place in in_that_pool else None)
             or search.cause(place)
             or _off_schedule(found.outcomes[place])
             or "unexplained"
@@ -85,6 +89,21 @@ def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str
     if not any(last in other.arrival.hashes for at, other in enumerate(found.outcomes) if at != place):
         return "cached before the capture, or part of an answer whose ids are unknown"
     return None
+
+
+def _other_pool(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> tuple[int, set[int]]:
+    """The size of a pool in which at most half as many requests differ, and who agrees there; nobody: there is none."""
+    differing = _differing(found)
+    off = [
+        ((outcome.cached_tokens or 0) - (outcome.arrival.record.cached_tokens or 0)) // engine.block_size
+        for outcome in (found.outcomes[place] for place in differing)
+        if outcome.request is not None
+    ]
+    blocks = engine.num_gpu_blocks - (mode(off) if off else 0)
+    if blocks == engine.num_gpu_blocks or blocks <= 1:
+        return blocks, set()
+    still = _differing(reconstruct(arrivals, replace(engine, num_gpu_blocks=blocks)))
+    return blocks, set(differing) - set(still) if 2 * len(still) <= len(differing) else set()
 
 
 def _off_schedule(outcome: Admitted) -> str | None:
