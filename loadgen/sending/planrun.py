@@ -21,9 +21,9 @@ from loadgen.sending.recording import Sent, answer_of
 from tracefile import Record
 from wire.url import Origin
 
-BUILDS_PER_TURN = 16
+BUILDS_PER_TURN = 64
 """Handing over wakes the sender, which is a change of process where both share a core: so many at once."""
-BUILD_NS = 2_000_000
+BUILD_NS = 4_000_000
 """No turn builds for longer: what ends meanwhile has follow-ups that are due."""
 SETTLED_PER_TURN = 8
 """At least, and as many as were built: else what has ended and is not recorded would grow with the run."""
