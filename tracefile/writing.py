@@ -55,6 +55,10 @@ class TraceWriter:
     ) -> None:
         """``append``: go on with a whole trace (``tracefile.mending`` makes it one) on the same clock."""
         self.path = os.fspath(path)
+        if has_parquet_suffix(path):
+            raise InputError(
+                f"{self.path}: lines are written here; expected .jsonl, for `tracefile convert` to put in columns"
+            )
         self.count = 0
         """Records taken so far."""
         self._lock = threading.Lock()

@@ -189,6 +189,11 @@ def test_a_bad_row_is_named(tmp_path: Path, name: str, values: list[Any], what: 
         load_trace(path)
 
 
+def test_a_writer_of_lines_takes_no_name_of_columns(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.parquet: lines are written here; expected \.jsonl"):
+        TraceWriter(tmp_path / "a.parquet", META)
+
+
 def test_other_parquet_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": [1]}), path)
