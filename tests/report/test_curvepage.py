@@ -1,9 +1,6 @@
 """``report curve``: figures that plotly accepts, a page that links to nothing, drawn by a real browser."""
 
 import json
-import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,9 @@ import pytest
 from report.__main__ import main
 from report.curvefiles import CurveFiles, read_curve_files
 from report.curvepage import hits_figure, misses_figure, render_curves, working_set_figure
+from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile.errors import InputError
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TRACE = "/data/monday.jsonl.zst"
 CURVE: dict[str, Any] = {"block_size": 16, "lookup_blocks": 9, "input_tokens": 160, "sizes": [1, 2, 3], "use": []}
 CURVE |= {"hit_blocks": [1, 2, 5], "hit_tokens": [16, 32, 80]}
@@ -144,17 +141,4 @@ def test_a_label_stands_for_one_file_of_a_kind(files: list[str]) -> None:
 def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, files: list[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["curve", *files, "-o", str(page)]) == 0
-    fetched = '`fetched:${performance.getEntriesByType("resource").map(one => one.name)}`'
-    tell = f'addEventListener("load", () => {{ document.title = {fetched} }})'
-    page.write_text(page.read_text().replace("</body>", f"<script>{tell}</script></body>"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    flags += ["--dump-dom", "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [str(CHROMIUM), *flags, page.as_uri()], capture_output=True, text=True, timeout=90, check=True
-    )
-    places = re.findall(r'class="plot[^"]*" id="([^"]+)"', done.stdout)
-    assert {"hits", "misses", "distance", "time", "working-set"} == set(places)
-    assert done.stdout.count('class="main-svg"') >= len(places)
-    assert "<title>fetched:</title>" in done.stdout
-    assert "Content Security Policy" not in done.stderr
+    assert figures_drawn(page) == {"hits", "misses", "distance", "time", "working-set"}
