@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.curve import Accesses, HitCurve, hit_curve
+from sim.accesses import Accesses
+from sim.curve import HitCurve, hit_curve
 from tap.admin.cachecurve import SIZES, CacheCurve
 from tap.admin.recency import STRETCH, RecencyStack
 
@@ -53,8 +54,10 @@ def sim_curve(requests: Requests) -> HitCurve:
     numbers: dict[int, int] = {}
     flat = [numbers.setdefault(block, len(numbers)) for blocks, _ in requests for block in blocks]
     starts = np.cumsum([0, *(len(blocks) for blocks, _ in requests)])
-    limits = np.array([(tokens - 1) // BLOCK for _, tokens in requests])
-    return hit_curve(Accesses(np.array(flat, np.int64), starts, limits, len(numbers), BLOCK, 0))
+    prompts = np.array([tokens for _, tokens in requests])
+    arrival_ms = np.arange(len(requests), dtype=np.float64)
+    blocks = np.array(flat, np.int64)
+    return hit_curve(Accesses(blocks, starts, (prompts - 1) // BLOCK, len(numbers), BLOCK, prompts, arrival_ms))
 
 
 def curve_of(requests: Requests, **parts: float) -> list[float]:
