@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main
-from tracefile import BlockHash, HashInfo, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
+from tests.replay.traces import request, written
+from tracefile import InputError, Record, RequestId, load_trace, trace_digest
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
@@ -131,19 +131,6 @@ def test_reset_cache_resets_and_looks(captured: Path, other_engine: Any, tmp_pat
     assert replay(other_engine, captured, tmp_path / "a", "--nonce", "n", "--replay-sessions") == 0
     assert replay(other_engine, captured, tmp_path / "b", "--nonce", "n", "--replay-sessions", "--reset-cache") == 0
     assert hits(tmp_path / "b") == hits(tmp_path / "a") == hits(captured)
-
-
-def written(path: Path, records: Sequence[Record], block_size: int | None = 4) -> Path:
-    with TraceWriter(path, Meta(source="tap", block_size=block_size, hash=HashInfo(algorithm="xxh3_64"))) as writer:
-        for record in records:
-            writer.write(record)
-    return path
-
-
-def request(name: str, **fields: Any) -> Record:
-    shape: dict[str, Any] = {"prompt_tokens": 9, "output_tokens": 2, "e2e_ms": 5.0}
-    hashes = [BlockHash(1), BlockHash(2)]
-    return Record(request_id=RequestId(name), **{"arrival_ms": 0.0, "block_hashes": hashes, **shape, **fields})
 
 
 def test_failures_of_the_capture_are_sent_as_far_as_they_went(other_engine: Any, tmp_path: Path) -> None:
