@@ -62,6 +62,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Settings under which it was fitted; ``sim run`` takes them unless told otherwise."""
     frontend_placement: FrontendPlacement = "parallel"
     noise: Noise = msgspec.field(default_factory=Noise)
+    draws: list[list[float]] = []
+    """Joint draws of the parameters: a row per draw, in the order of ``parameters``. From the bootstrap by session, so
+    that they say together how sure the fit is. Empty: a point, nothing is known of its uncertainty."""
+    drift_log_sd: float = 0.0
+    """Standard deviation of log(speed) between whole captures of one engine, beyond what the parameters explain: how
+    much faster or slower it may be on another day."""
     model_name: str | None = None
     """The served model's name, from the traces. Null: they do not say."""
     fitted_on: list[FitTrace] = []
@@ -77,6 +83,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"parameters.{name}: unknown; expected some of {', '.join(sorted(known))}")
             if not 0.0 <= parameter.value < float("inf"):
                 raise InputError(f"parameters.{name}.value: {parameter.value}; expected a finite number, 0 or more")
+        for number, draw in enumerate(self.draws):
+            if len(draw) != len(self.parameters):
+                raise InputError(f"draws[{number}]: {len(draw)} numbers; expected one for each of parameters")
+            if not all(0.0 <= value < float("inf") for value in draw):
+                raise InputError(f"draws[{number}]: {draw}; expected finite numbers, 0 or more")
+        if not 0.0 <= self.drift_log_sd < float("inf"):
+            raise InputError(f"drift_log_sd: {self.drift_log_sd}; expected a finite number, 0 or more")
 
     @property
     def step(self) -> StepModel:
