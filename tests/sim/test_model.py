@@ -32,7 +32,10 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 1}}', "num_gpu_blocks: 1"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"itl_log_ratio": [0]}}', "noise"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "draws": [[1.0]]}', r"draws\[0\]: 1 numbers"),
-        (b'{"parameters": {"t0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}', "-1"),
+        (
+            b'{"parameters": {"f0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
+            "0 or",
+        ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": -0.1}', "drift_log_sd: -0.1"),
     ],
 )
