@@ -10,6 +10,7 @@ import numpy.typing as npt
 from report.agreement import cached_agreement, hit_ratio
 from report.cells import MIN_CELL, Cell, describe, joined_rows, judge, measure
 from report.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
+from report.conditions import same_conditions
 from report.gates import check_gate, parse_gate
 from report.headline import headline
 from report.independence import refuse_fitted_on_compared
@@ -180,7 +181,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
         judged[name] = PairCohort(cached=cached_agreement(truth, other, truth_rows, other_rows, MIN_CELL), **errors)
     return Pair(
         truth=truth_label,
-        kind="error" if _conditions(truth) == _conditions(other) else "contrast",
+        kind="error" if same_conditions(truth.meta, other.meta) else "contrast",
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
@@ -200,16 +201,6 @@ def _per_request(
     if metric == "tpot":
         return truth.tpot_ms[truth_rows], other.tpot_ms[other_rows]
     return truth.ttft_ms[truth_rows], other.ttft_ms[other_rows]
-
-
-def _conditions(run: Run) -> tuple[bool, bool, float]:
-    """What makes two runs the same experiment: shared prompts, a prefix cache, the pace."""
-    workload, engine = run.meta.workload, run.meta.engine
-    return (
-        bool(workload and workload.cold_prompts),
-        engine is None or engine.enable_prefix_caching is not False,
-        (workload.speedup if workload else None) or 1.0,
-    )
 
 
 def _provenance(run: Run, cut: _Cut, cells: Cells) -> Provenance:

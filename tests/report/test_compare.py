@@ -12,7 +12,7 @@ import pytest
 from report.__main__ import main
 from report.cohorts import known_cohorts
 from report.results import Comparison
-from tracefile import InputError, Meta, Record, RequestId, TraceWriter, trace_digest
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, trace_digest
 
 MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -121,6 +121,32 @@ def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrac
     assert result["yardstick"] == "again"
     assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is True
     assert result["pairs"]["cold-predicted"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "kind"),
+    [
+        ({}, {}, "error"),
+        ({"num_gpu_blocks": 4_100, "max_num_seqs": None}, {}, "error"),  # a few blocks more; one setting not told
+        ({"num_gpu_blocks": 1_024}, {}, "contrast"),
+        ({"max_num_seqs": 8}, {}, "contrast"),
+        ({"max_num_batched_tokens": 8_192}, {}, "contrast"),
+        ({"block_size": 16}, {}, "contrast"),
+        ({"enable_prefix_caching": False}, {}, "contrast"),
+        ({}, {"free_rule": "append_all"}, "contrast"),
+    ],
+)
+def test_other_settings_of_the_engine_are_an_effect(
+    tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], kind: str
+) -> None:
+    known = {"block_size": 32, "num_gpu_blocks": 4_096, "max_num_seqs": 32, "max_num_batched_tokens": 2_048}
+    captured = Meta(source="sim", engine=Engine(**known), extra={"settings": {"free_rule": "vllm"}})
+    other = Meta(source="sim", engine=Engine(**(known | engine)), extra={"settings": {"free_rule": "vllm"} | settings})
+    traces = [
+        write(tmp_path / f"{name}.jsonl", [answered(number, 10.0) for number in range(30)], meta)
+        for name, meta in (("a", captured), ("b", other))
+    ]
+    assert compared(tmp_path, f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
 
 
 def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
