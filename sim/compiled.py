@@ -74,16 +74,6 @@ def lay_out(
     settings = _settings(config, model.frontend)
     requests, chains = _requests(arrivals, config, settings)
     flights, num_tokens = _flights(arrivals, requests, settings)
-    drawn = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals])
-    draws = Draws(
-        drawn.ttft_knots,
-        drawn.ttft_logs,
-        drawn.keys,
-        drawn.shared,
-        np.array([drawn.own_weight]),
-        drawn.normals,
-        drawn.gap_factors,
-    )
     roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
     size = int(requests["first_block"][-1])
     width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
@@ -107,19 +97,47 @@ def lay_out(
             stats=np.zeros(1, layout.PREFIX_STATS),
             finished=np.zeros(most_running, np.int64),
         ),
-        costs=_record(layout.COSTS, model.step, model.frontend),
+        costs=_costs(model),
         clock=clock,
         flights=flights,
         arrivals=arrival_heap(flights, np.array(roots, np.int64)),
         events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
-        draws=draws,
+        draws=_draws(arrivals, model, seed),
         timeline=Timeline(np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width))),
         token_steps=np.zeros(int(num_tokens.sum()), np.int32),
         itl_ms=np.zeros(int(num_tokens.sum())),
     )
     return world, interned
+
+
+def with_model(world: World, arrivals: Sequence[Arrival], model: Model, seed: int | None) -> World:
+    """``world``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
+    laid out once for many runs. The front end's placement stays."""
+    own = cast(World, _copied(world))
+    return own._replace(costs=_costs(model), draws=_draws(arrivals, model, seed))
+
+
+def _copied(part: Any) -> Any:
+    return type(part)(*map(_copied, part)) if isinstance(part, tuple) else part.copy()
+
+
+def _costs(model: Model) -> Records:
+    return _record(layout.COSTS, model.step, model.frontend)
+
+
+def _draws(arrivals: Sequence[Arrival], model: Model, seed: int | None) -> Draws:
+    drawn = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals])
+    return Draws(
+        drawn.ttft_knots,
+        drawn.ttft_logs,
+        drawn.keys,
+        drawn.shared,
+        np.array([drawn.own_weight]),
+        drawn.normals,
+        drawn.gap_factors,
+    )
 
 
 def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:

@@ -29,9 +29,10 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def entry(function: Kernel) -> Kernel:
-    """Compile ``function`` when Python first calls it; later processes read the machine code from the cache."""
+    """Compile ``function`` when Python first calls it; later processes read the machine code from the cache. It runs
+    without Python's lock, so that threads run on cores of their own."""
     _spare_imports()
-    return cast(Kernel, numba.njit(_nrt=False, cache=True)(function))
+    return cast(Kernel, numba.njit(_nrt=False, cache=True, nogil=True)(function))
 
 
 def _spare_imports() -> None:
