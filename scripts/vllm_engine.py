@@ -180,7 +180,7 @@ def on_core(core: int | None) -> Iterator[None]:
 def measuring_cores() -> tuple[int | None, int | None]:
     """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return (cores[0], cores[-1]) if len(cores) > 1 else (None, None)
+    return (cores[-1], cores[0]) if len(cores) > 1 else (None, None)
 
 
 @contextlib.contextmanager

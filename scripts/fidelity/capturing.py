@@ -1,0 +1,122 @@
+"""Make the captures that are missing, one after another, each kept as soon as it is whole."""
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+
+import vllm_engine
+from demo import EngineKind
+from fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
+from fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
+from fidelity.manifest import Manifest, definition, file_digest, index, read_manifest, trace_path, write_manifest
+from job import Command, Workspace, shown
+from proxybench.conditions import Watch
+
+from tracefile import load_trace
+
+TICKS_PER_S = 100.0
+"""Of /proc/stat, on every Linux there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One started engine and what is captured on it."""
+
+    kind: EngineKind
+    url: str
+    out: Path
+    work: Workspace
+
+    def capture(self, capture: Capture) -> Manifest:
+        """Make one capture; what an interrupted run left of it is replaced."""
+        trace = trace_path(self.out, capture)
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.unlink(missing_ok=True)
+        probes = probe(self.url, served_model(self.url), int(definition(capture), 16))
+        empty_cache(self.url)
+        preemptions = count(self.url, "num_preemptions_total")
+        watch, stolen, began = Watch(), stolen_s(), datetime.now(UTC)
+        command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
+        conditions = watch.stop([])
+        return Manifest(
+            name=capture.name,
+            shape=capture.shape,
+            load=capture.load,
+            way=capture.way,
+            definition=definition(capture),
+            command=shown(command),
+            engine_command=engine_command(self.kind, capture.engine),
+            engine_version=version(self.url),
+            kvtape_commit=commit(),
+            machine=conditions.machine,
+            began_utc=began.isoformat(timespec="seconds"),
+            wall_s=round(conditions.seconds, 1),
+            load_average=round(conditions.load_before, 2),
+            others_share=round(conditions.others_share, 4),
+            stolen_share=round((stolen_s() - stolen) / conditions.seconds / cores(), 4),
+            probes_ms=probes,
+            preemptions=count(self.url, "num_preemptions_total") - preemptions,
+            requests=len(load_trace(trace)[1]),
+            digest=file_digest(trace),
+        )
+
+    def send(self, capture: Capture, trace: Path) -> Command:
+        """The load through a tap in front of the engine."""
+        address = f"127.0.0.1:{vllm_engine.free_port()}"
+        tap: Command = ["tap", "--upstream", self.url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
+        client_trace = self.work.path(f"{capture.shape}-{capture.name}-client.jsonl.zst")
+        flags = LOADS[capture.shape][capture.load].split()
+        with self.work.serving(f"{capture.shape} {capture.name} tap", tap, f"http://{address}") as tap_url:
+            load: Command = ["loadgen", "--url", tap_url, "--trace", client_trace, "--overwrite", *flags]
+            self.work.run(f"{capture.shape} {capture.name}", load)
+        return ["loadgen", "--url", "$TAP", *flags]
+
+    def replay(self, capture: Capture, trace: Path) -> Command:
+        """The warm capture, sent again."""
+        source = trace_path(self.out, Capture(capture.shape, capture.load))
+        flags = [*REPLAY_FLAGS[capture.way], *(["--replay-sessions"] if capture.has_sessions else [])]
+        command: Command = ["replay", source, "--url", self.url, *flags, "--trace", trace]
+        self.work.run(f"{capture.shape} {capture.name}", command)
+        return ["replay", source.name, "--url", "$VLLM", *flags]
+
+
+def capture_missing(kind: EngineKind, out: Path, wanted: Sequence[Capture], everything: Sequence[Capture]) -> None:
+    """Make what is wanted and not there yet, and keep ``index.md`` current after each."""
+    work = Workspace(out / "work")
+    for settings, group in missing_by_engine(out, wanted):
+        with engine(kind, work, settings) as url:
+            bench = Bench(kind, url, out, work)
+            for capture in group:
+                write_manifest(out, capture, bench.capture(capture))
+                (out / "index.md").write_text(index(out, list(everything)))
+
+
+def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[EngineSettings, list[Capture]]]:
+    """What is not there yet, in order, in runs that share an engine; looked up anew for each run."""
+    for settings, group in groupby(wanted, key=lambda capture: capture.engine):
+        missing = [capture for capture in group if read_manifest(out, capture) is None]
+        if missing:
+            yield settings, missing
+
+
+def commit() -> str:
+    """The version of this code, with a mark if it was changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def stolen_s() -> float:
+    """CPU time that the hypervisor gave to others since the machine started, all cores."""
+    try:
+        return float(Path("/proc/stat").read_text().split()[8]) / TICKS_PER_S
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def cores() -> int:
+    """Cores of the machine."""
+    return max(1, len(list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))))

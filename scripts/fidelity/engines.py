@@ -1,0 +1,94 @@
+"""The engines under study: a real vLLM, or the embedded engine in its place, with the settings a capture asks for."""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import vllm_engine
+from demo import EngineKind
+from fidelity.loads import EngineSettings
+from job import Workspace
+
+PROBE_TOKENS = 2048
+"""One step of the engine, and long enough for its clock to matter more than the network's."""
+PROBES = 5
+_COUNTS = r"^vllm:{name}\{{[^}}]*\}} (\S+)$"
+
+
+@contextlib.contextmanager
+def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Iterator[str]:
+    """An engine for the length of the ``with`` block; gives its URL."""
+    if kind == "vllm":
+        shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
+        vllm_engine.install(shape)
+        print(f"\n── engine: starting vLLM (about a minute): {settings}", flush=True)
+        with vllm_engine.running_vllm(shape, work.log("engine"), extra=vllm_flags(settings)) as url:
+            yield url
+        return
+    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(settings.blocks or 32768)]
+    if not settings.prefix_caching:
+        command.append("--no-prefix-caching")
+    with work.serving("engine", command, f"http://{address}") as url:
+        yield url
+
+
+def vllm_flags(settings: EngineSettings) -> list[str]:
+    """What the settings are in vLLM's own words."""
+    flags = [] if settings.blocks is None else ["--num-gpu-blocks-override", str(settings.blocks)]
+    return flags if settings.prefix_caching else [*flags, "--no-enable-prefix-caching"]
+
+
+def engine_command(kind: EngineKind, settings: EngineSettings) -> str:
+    """How the engine is started, without what differs between machines."""
+    if kind == "sim":
+        return "sim serve"
+    shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
+    words = vllm_engine.server_command(shape, 0, vllm_flags(settings))[1:]
+    return " ".join(word.replace(str(vllm_engine.cache_directory()), "~/.cache/kvtape/vllm") for word in words)
+
+
+def version(url: str) -> str:
+    """The engine's version, as it says."""
+    return str(httpx.get(f"{url}/version", timeout=30.0).json().get("version", "unknown"))
+
+
+def count(url: str, name: str) -> int:
+    """One of the engine's metrics, summed over its labels."""
+    text = httpx.get(f"{url}/metrics", timeout=30.0).text
+    return round(sum(float(value) for value in re.findall(_COUNTS.format(name=name), text, re.MULTILINE)))
+
+
+def wait_until_idle(url: str, timeout_s: float = 120.0) -> None:
+    """Return once no request is left in the engine: a cache cannot be emptied while one holds blocks."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not any(count(url, f"num_requests_{state}") for state in ("running", "waiting")):
+            return
+        time.sleep(0.2)
+
+
+def empty_cache(url: str) -> None:
+    """Forget every prefix."""
+    wait_until_idle(url)
+    httpx.post(f"{url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+
+
+def probe(url: str, model: str, seed: int) -> list[float]:
+    """How long single cold prompts of one size take in an idle engine, ms: how fast the machine is just now."""
+    tokens = np.random.default_rng(seed).integers(1000, 100_000, (PROBES, PROBE_TOKENS))
+    found: list[float] = []
+    for prompt in tokens.tolist():
+        began = time.perf_counter()
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=120.0).raise_for_status()
+        found.append(round(1000 * (time.perf_counter() - began), 1))
+    return found
+
+
+def served_model(url: str) -> str:
+    """The name that requests must give."""
+    return str(httpx.get(f"{url}/v1/models", timeout=30.0).json()["data"][0]["id"])

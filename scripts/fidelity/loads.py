@@ -1,0 +1,127 @@
+"""The matrix as data: which loads are captured, in which ways, on which models, in the order of what they are worth.
+
+The model of step times is fitted on the calibration loads alone. Every other load is a gate that no fit ever saw.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Way = Literal["warm", "again", "replayed", "cold-replayed", "small", "uncached"]
+"""How a load meets the engine: from an emptied cache; the same once more (A/A); its capture replayed, or replayed with
+a nonce for every request; into a pool too small for it; with prefix caching switched off."""
+REPLAY_FLAGS: dict[Way, tuple[str, ...]] = {"replayed": ("--reset-cache",), "cold-replayed": ("--cold-prompts",)}
+
+_SESSION = "--pattern multiturn --turns 5 --think-s 0.2:1.0 --prefix-count 2 --prompt-tokens 64:256"
+_SINGLE = "--prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:500 --output-tokens 8:64"
+# 128 hidden × 2 layers, float32: a cold prompt of 10,000 tokens takes 2 to 2.6 s on one core, one of 2,250 about 0.15.
+LOADS_128X2 = {
+    "calibration-1": "--pattern calibrate --seed 1",
+    "calibration-2": "--pattern calibrate --seed 2",
+    "calibration-3": "--pattern calibrate --seed 3",
+    # Warm at a fifth of what the engine can do; cold at more than three times that.
+    "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
+    # The same sessions where a cold cache keeps up as well: six tenths of the engine.
+    "session-slow": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.05 --number 12 --seed 52",
+    "session-short": f"{_SESSION} --prefix-tokens 3000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 53",
+    "poisson-slow": f"--pattern poisson {_SINGLE} --rate 1.5 --duration 75 --seed 54",
+    "poisson-fast": f"--pattern poisson {_SINGLE} --rate 4 --duration 40 --seed 55",
+    "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-s 8 --seed 56",
+    "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every-s 8 --duration 48 --seed 57",
+}
+# 256 × 4 takes three to four times as long, so its loads are as much slower, and fewer.
+LOADS_256X4 = {
+    "calibration-1": "--pattern calibrate --seed 4",
+    "calibration-2": "--pattern calibrate --seed 5",
+    "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.15 --number 12 --seed 61",
+    "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
+    "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
+}
+LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
+
+SMALL_POOL_BLOCKS = 700
+"""Room for both prefixes of the long sessions (626 blocks of 32 tokens) and for two or three conversations."""
+
+# Each line is one engine's work; a line is a restart, which takes about a minute.
+_ORDER = {
+    "128x2": (
+        "warm: calibration-1 calibration-2 calibration-3 session-fast session-short poisson-slow poisson-fast",
+        "uncached: session-fast session-short poisson-slow poisson-fast",
+        "warm: staircase burst session-slow",
+        "again: session-fast session-short poisson-slow poisson-fast",
+        "replayed: session-fast",
+        "cold-replayed: session-fast session-short poisson-slow poisson-fast",
+        "small: session-fast session-slow",
+        "uncached: session-slow burst staircase",
+        "again: staircase burst session-slow",
+        "cold-replayed: burst session-slow staircase",
+    ),
+    "256x4": (
+        "warm: calibration-1 calibration-2 session-fast poisson-slow session-short",
+        "uncached: poisson-slow session-short",
+        "again: session-fast poisson-slow",
+        "cold-replayed: poisson-slow session-short",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the engine under study is started; captures of equal settings share one start."""
+
+    hidden: int
+    layers: int
+    blocks: int | None = None
+    """KV blocks, the null block included. Null: what fits in the engine's memory, more than any load asks for."""
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One trace of the matrix."""
+
+    shape: str
+    """The model, hidden × layers: ``128x2``."""
+    load: str
+    way: Way = "warm"
+
+    @property
+    def name(self) -> str:
+        """The trace's name within its model's folder."""
+        return self.load if self.way == "warm" else f"{self.load}-{self.way}"
+
+    @property
+    def engine(self) -> EngineSettings:
+        """The engine that it needs."""
+        hidden, layers = map(int, self.shape.split("x"))
+        blocks = SMALL_POOL_BLOCKS if self.way == "small" else None
+        return EngineSettings(hidden, layers, blocks, prefix_caching=self.way != "uncached")
+
+    @property
+    def is_replay(self) -> bool:
+        """Made by replaying the warm capture, not by sending the load."""
+        return self.way in REPLAY_FLAGS
+
+    @property
+    def is_calibration(self) -> bool:
+        """Fitted on, and therefore never judged by."""
+        return self.load.startswith("calibration")
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether its requests wait for one another."""
+        return self.load.startswith("session")
+
+
+def captures(shapes: Sequence[str] = tuple(LOADS)) -> list[Capture]:
+    """The whole matrix of these models, the most valuable first."""
+    found: list[Capture] = []
+    for shape in shapes:
+        for line in _ORDER[shape]:
+            way, _, loads = line.partition(": ")
+            found += [Capture(shape, load, _way(way)) for load in loads.split()]
+    return found
+
+
+def _way(name: str) -> Way:
+    return next(way for way in get_args(Way) if way == name)

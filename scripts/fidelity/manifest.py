@@ -1,0 +1,108 @@
+"""What is known of a capture beside its trace: how it was made and on what, so that it need not be made again."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fidelity.loads import LOADS, REPLAY_FLAGS, Capture
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One capture's provenance, written once its trace is whole."""
+
+    name: str
+    shape: str
+    load: str
+    way: str
+    definition: str
+    """Digest of what was asked for; a capture of the same definition is kept."""
+    command: str
+    """loadgen's or replay's, as a user would type it."""
+    engine_command: str
+    engine_version: str
+    kvtape_commit: str
+    machine: str
+    began_utc: str
+    wall_s: float
+    load_average: float
+    """Of the minute before it began."""
+    others_share: float
+    """Share of all cores that processes of others used meanwhile; the engine counts as one."""
+    stolen_share: float
+    """Share of all cores that the hypervisor gave to other machines meanwhile."""
+    probes_ms: list[float]
+    """Just before, in an empty engine: single cold prompts of one size. How fast the machine was."""
+    preemptions: int
+    """Of this capture, by the engine's own count."""
+    requests: int
+    digest: str
+    """SHA-256 of the trace file."""
+
+
+def definition(capture: Capture) -> str:
+    """Digest of all that decides what a capture should hold."""
+    asked: dict[str, Any] = {
+        "flags": LOADS[capture.shape][capture.load],
+        "way": capture.way,
+        "replay": REPLAY_FLAGS.get(capture.way),
+        "engine": msgspec.to_builtins(capture.engine),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trace_path(out: Path, capture: Capture) -> Path:
+    """Where a capture's trace is kept."""
+    return out / capture.shape / f"{capture.name}.jsonl.zst"
+
+
+def manifest_path(out: Path, capture: Capture) -> Path:
+    """Where what is known of it is kept."""
+    return out / capture.shape / f"{capture.name}.manifest.json"
+
+
+def read_manifest(out: Path, capture: Capture) -> Manifest | None:
+    """What is known of a capture; null: it was never finished, or of another definition."""
+    path = manifest_path(out, capture)
+    if not path.exists() or not trace_path(out, capture).exists():
+        return None
+    found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    return found if found.definition == definition(capture) else None
+
+
+def write_manifest(out: Path, capture: Capture, manifest: Manifest) -> None:
+    """Say that a capture is whole."""
+    path = manifest_path(out, capture)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def index(out: Path, captures: list[Capture]) -> str:
+    """All captures that there are, in Markdown: what each is, and how quiet the machine was."""
+    lines = [
+        "| trace | requests | preempted | probe, ms | others | stolen | load | wall, s | began | command |",
+        "|---" * 10 + "|",
+    ]
+    for capture in captures:
+        if (found := read_manifest(out, capture)) is None:
+            continue
+        probe = "–" if not found.probes_ms else f"{sorted(found.probes_ms)[len(found.probes_ms) // 2]:.0f}"
+        cells = [
+            f"{capture.shape}/{capture.name}",
+            str(found.requests),
+            str(found.preemptions),
+            probe,
+            f"{found.others_share:.0%}",
+            f"{found.stolen_share:.1%}",
+            f"{found.load_average:.1f}",
+            f"{found.wall_s:.0f}",
+            found.began_utc[11:19],
+            f"`{found.command}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

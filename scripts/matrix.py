@@ -1,0 +1,49 @@
+"""The fidelity matrix: capture loads on a real engine, then judge forecasts of what no fit ever saw.
+
+    python scripts/matrix.py                              # everything, about an hour and a half
+    python scripts/matrix.py capture --only 128x2/session # some captures
+    python scripts/matrix.py judge                        # from the files that are there, in minutes
+
+A capture that exists with the same definition is kept, and so is what is whole after Ctrl-C: run it again to go on.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import vllm_engine
+from fidelity.capturing import capture_missing
+from fidelity.loads import LOADS, Capture, captures
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("action", choices=["all", "capture", "judge"], nargs="?", default="all")
+    made.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="default: %(default)s")
+    made.add_argument("--shapes", nargs="+", choices=LOADS, default=list(LOADS), help="models (default: all)")
+    made.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="captures whose SHAPE/NAME begins so")
+    made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
+    return made
+
+
+def selected(shapes: list[str], only: list[str]) -> list[Capture]:
+    """The captures that were asked for, the most valuable first."""
+    return [found for found in captures(shapes) if any(f"{found.shape}/{found.name}".startswith(name) for name in only)]
+
+
+def main() -> int:
+    """Capture, judge, or both."""
+    args = parser().parse_args()
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if args.action != "judge":
+        # The engine has a core to itself; everything else shares the other.
+        load_core, _ = vllm_engine.measuring_cores()
+        with vllm_engine.on_core(load_core):
+            capture_missing(args.engine, out, selected(args.shapes, args.only), captures())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
