@@ -47,6 +47,9 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """A simpler predictor of TTFT and its errors on the same data. The yardstick: worse than this is worthless."""
 
     formula: str
+    intercept_ms: float | None = None
+    """TTFT of a request with nothing to compute. Null: written before this was kept."""
+    per_uncached_token_ms: float = 0.0
     median_abs_error: float
     """Median over requests of |predicted − observed| / observed."""
     p90_abs_error: float

@@ -351,7 +351,9 @@ def test_an_abort_moves_the_survival_curve_not_the_median_down() -> None:
 def test_baselines_by_hand() -> None:
     line = requests([110.0, 120.0, 130.0], [1.0] * 3, [False] * 3, [10.0, 20.0, 30.0])
     found = baseline_errors(line)
-    assert found["linear_in_uncached_tokens"].median_abs_error == 0.0
+    through = found["linear_in_uncached_tokens"]
+    assert (through.median_abs_error, found["constant_ttft"].intercept_ms) == (0.0, 120.0)
+    assert [through.intercept_ms, through.per_uncached_token_ms] == pytest.approx([100.0, 1.0])
     assert found["constant_ttft"].median_abs_error == pytest.approx(10 / 130, abs=1e-4)
 
 
