@@ -8,6 +8,7 @@ A capture that exists with the same definition is kept, and so is what is whole 
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def selected(shapes: list[str], only: list[str]) -> list[Capture]:
 def main() -> int:
     """Capture, judge, or both."""
     args = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that engines are stopped too
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if args.action != "judge":

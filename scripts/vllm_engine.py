@@ -177,10 +177,13 @@ def on_core(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+# Read before this process gives any of them up: once it runs on the load's core, it may run on no other.
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def measuring_cores() -> tuple[int | None, int | None]:
     """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return (cores[-1], cores[0]) if len(cores) > 1 else (None, None)
+    return (CORES[-1], CORES[0]) if len(CORES) > 1 else (None, None)
 
 
 @contextlib.contextmanager
