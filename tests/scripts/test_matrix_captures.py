@@ -1,0 +1,126 @@
+"""The fidelity matrix: what it captures, what it keeps, and one capture on the embedded engine."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from fidelity.capturing import capture_missing, missing_by_engine
+from fidelity.loads import LOADS, Capture, EngineSettings, captures
+from fidelity.manifest import Manifest, definition, index, read_manifest, trace_path, write_manifest
+from matrix import selected
+
+from tracefile import load_trace
+
+SMALL_LOAD = "--pattern poisson --rate 8 --number 4 --seed 3 --prompt-tokens 64 --output-tokens 2"
+
+
+def manifest_of(capture: Capture) -> Manifest:
+    return Manifest(
+        name=capture.name,
+        shape=capture.shape,
+        load=capture.load,
+        way=capture.way,
+        definition=definition(capture),
+        command="loadgen --seed 1",
+        engine_command="sim serve",
+        engine_version="0",
+        kvtape_commit="abc",
+        machine="any",
+        began_utc="2026-11-21T14:30:05+00:00",
+        wall_s=1.4,
+        load_average=0.5,
+        others_share=0.5,
+        stolen_share=0.01,
+        probes_ms=[130.0, 110.4, 120.0],
+        preemptions=2,
+        requests=3,
+        digest="0" * 64,
+    )
+
+
+def make(out: Path, capture: Capture) -> None:
+    trace_path(out, capture).parent.mkdir(parents=True, exist_ok=True)
+    trace_path(out, capture).touch()
+    write_manifest(out, capture, manifest_of(capture))
+
+
+def test_every_capture_is_made_once_and_after_what_it_replays() -> None:
+    every = captures()
+    assert len(set(every)) == len(every)
+    assert {capture.load for capture in every if capture.shape == "128x2"} == LOADS["128x2"].keys()
+    for place, capture in enumerate(every):
+        warm = Capture(capture.shape, capture.load)
+        assert capture == warm or warm in every[:place], f"{capture.name} comes before the load's warm capture"
+
+
+def test_a_model_is_fitted_on_calibrations_alone_and_judged_by_other_seeds() -> None:
+    for loads in LOADS.values():
+        seeds = [flags.split("--seed ")[1].split()[0] for flags in loads.values()]
+        assert len(set(seeds)) == len(seeds)
+    assert {capture.way for capture in captures() if capture.is_calibration} == {"warm"}
+
+
+def test_a_way_needs_its_own_engine() -> None:
+    engines = {way: Capture("256x4", "burst", way).engine for way in ("warm", "again", "small", "uncached")}
+    assert engines["warm"] == engines["again"] == EngineSettings(256, 4)
+    assert engines["small"] == EngineSettings(256, 4, blocks=700)
+    assert engines["uncached"] == EngineSettings(256, 4, prefix_caching=False)
+
+
+def test_what_is_whole_is_kept_and_the_rest_is_made_by_engine(tmp_path: Path) -> None:
+    wanted = [
+        Capture("128x2", "burst"),
+        Capture("128x2", "burst", "again"),
+        Capture("128x2", "burst", "uncached"),
+        Capture("128x2", "staircase"),
+    ]
+    make(tmp_path, wanted[0])
+    # Interrupted: a trace without its manifest.
+    trace_path(tmp_path, wanted[3]).touch()
+    runs = list(missing_by_engine(tmp_path, wanted))
+    assert [[capture.name for capture in run] for _, run in runs] == [
+        ["burst-again"],
+        ["burst-uncached"],
+        ["staircase"],
+    ]
+    assert [settings.prefix_caching for settings, _ in runs] == [True, False, True]
+
+
+def test_another_definition_is_another_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = Capture("128x2", "burst")
+    make(tmp_path, capture)
+    assert read_manifest(tmp_path, capture) == manifest_of(capture)
+    monkeypatch.setitem(LOADS["128x2"], "burst", LOADS["128x2"]["burst"] + " --number 3")
+    assert read_manifest(tmp_path, capture) is None
+
+
+def test_the_index_has_a_line_for_each_capture_that_there_is(tmp_path: Path) -> None:
+    made, missing = Capture("128x2", "burst"), Capture("128x2", "staircase")
+    make(tmp_path, made)
+    assert index(tmp_path, [made, missing]).splitlines()[2:] == [
+        "| 128x2/burst | 3 | 2 | 120 | 50% | 1.0% | 0.5 | 1 | 14:30:05 | `loadgen --seed 1` |"
+    ]
+
+
+def test_captures_are_selected_by_the_beginning_of_their_names() -> None:
+    assert [one.name for one in selected(["256x4"], ["256x4/session-fast", "128x2"])] == [
+        "session-fast",
+        "session-fast-again",
+    ]
+
+
+def test_a_capture_and_its_cold_replay_on_the_embedded_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOADS["128x2"], "burst", SMALL_LOAD)
+    monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "key"))
+    wanted = [Capture("128x2", "burst"), Capture("128x2", "burst", "cold-replayed")]
+    capture_missing("sim", tmp_path, wanted, wanted)
+    found = [read_manifest(tmp_path, capture) for capture in wanted]
+    assert [one and (one.requests, one.preemptions, len(one.probes_ms)) for one in found] == [(4, 0, 5), (4, 0, 5)]
+    _, records = load_trace(trace_path(tmp_path, wanted[1]))
+    assert {record.cached_tokens for record in records} == {0}
+    made = [trace_path(tmp_path, capture).stat().st_mtime_ns for capture in wanted]
+    with monkeypatch.context() as offline:
+        # Nothing is missing, so no engine is started and nothing is sent.
+        offline.setattr(httpx, "post", lambda *_, **__: pytest.fail("sent something"))
+        capture_missing("sim", tmp_path, wanted, wanted)
+    assert [trace_path(tmp_path, capture).stat().st_mtime_ns for capture in wanted] == made
