@@ -9,17 +9,28 @@ from sim.config import FreeRule, SchedulingPolicy
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Flags under vLLM's names; one that is not given leaves the setting as it is."""
     settings = parser.add_argument_group("engine settings", "where they differ from the known ones")
-    settings.add_argument("--kv-blocks", dest="num_gpu_blocks", type=int, help="KV blocks, the null block included")
-    settings.add_argument("--block-size", type=int, help="tokens per block")
-    settings.add_argument("--max-num-seqs", type=int, help="requests running at once")
-    settings.add_argument("--max-num-batched-tokens", type=int, help="tokens per step")
-    settings.add_argument("--max-model-len", type=int, help="longest prompt plus output")
-    settings.add_argument("--long-prefill-token-threshold", type=int, help="most tokens of one request in a step")
-    settings.add_argument("--chunked-prefill", dest="enable_chunked_prefill", action=argparse.BooleanOptionalAction)
-    settings.add_argument("--scheduling-policy", choices=get_args(SchedulingPolicy), help="who is served next")
-    settings.add_argument("--prefix-caching", dest="enable_prefix_caching", action=argparse.BooleanOptionalAction)
-    settings.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction)
-    settings.add_argument("--free-rule", choices=get_args(FreeRule), help="where a freed block goes")
+    add, either = settings.add_argument, argparse.BooleanOptionalAction
+    add("--kv-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
+    add("--block-size", type=int, metavar="TOKENS", help="tokens in a block")
+    add("--max-num-seqs", type=int, metavar="N", help="requests running at once")
+    add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens in a step")
+    add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
+    add(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="TOKENS",
+        help="most tokens of one request in a step while there are others; 0: no such limit",
+    )
+    add(
+        "--chunked-prefill",
+        dest="enable_chunked_prefill",
+        action=either,
+        help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
+    )
+    add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="who is served next")
+    add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
+    add("--async-scheduling", action=either, help="compose a step while the one before it runs")
+    add("--free-rule", choices=get_args(FreeRule), help="where a freed block goes (append_all: older vLLM)")
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

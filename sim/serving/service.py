@@ -104,6 +104,7 @@ class Service:
             output_tokens=len(answer.token_ids),
             hashes=[int(key) for key in hasher.hash_blocks(computed)],
             max_tokens=limits.max_tokens,
+            priority=fields.priority or 0,
         )
         return Generation(request, answer, on_progress)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sim.features import TERMS
+from sim.flags import add_engine_flags, engine_overrides
 from sim.model import Model, Parameter, default_model, engine_with, load_model
 from sim.routing import RULES
 from sim.serving.faults import Fault, parse_faults
@@ -77,15 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="429, 500, latency, slow-first-byte, stall, garbage, truncate or reset, by share of requests (repeatable)",
     )
     faults.add_argument("--fault-control", action="store_true", help="obey X-Fault headers and PUT /faults too")
-    engine = parser.add_argument_group("the engine's settings (default: the model's)")
-    engine.add_argument("--kv-blocks", dest="num_gpu_blocks", type=int, help="KV-cache blocks, the null block included")
-    engine.add_argument("--block-size", dest="block_size", type=int, help="tokens in a block")
-    engine.add_argument("--max-num-seqs", dest="max_num_seqs", type=int, help="requests running at once")
-    engine.add_argument("--max-num-batched-tokens", dest="max_num_batched_tokens", type=int, help="tokens in a step")
-    engine.add_argument("--max-model-len", dest="max_model_len", type=int, help="longest prompt plus answer, tokens")
-    caching, scheduling = argparse.BooleanOptionalAction, argparse.BooleanOptionalAction
-    engine.add_argument("--prefix-caching", dest="enable_prefix_caching", action=caching, help="share prefixes")
-    engine.add_argument("--async-scheduling", dest="async_scheduling", action=scheduling, help="compose a step ahead")
+    add_engine_flags(parser)
     times = parser.add_argument_group("the model's parameters, one by one")
     for term in TERMS:
         times.add_argument(
@@ -134,9 +127,7 @@ def _read_model(arguments: argparse.Namespace) -> Model:
             if not 0.0 <= value < float("inf"):
                 raise InputError(f"{_flag(term.name)}: {value}; expected a finite number, 0 or more")
             parameters[term.name] = Parameter(value=value, unit=term.unit, note="from the command line")
-    names = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    overrides = {name: getattr(arguments, name) for name in (*names, "enable_prefix_caching", "async_scheduling")}
-    engine = engine_with(model.engine, overrides)
+    engine = engine_with(model.engine, engine_overrides(arguments))
     room = engine.usable_blocks * engine.block_size
     if arguments.max_model_len is not None and arguments.max_model_len > room:
         raise InputError(f"--max-model-len: {arguments.max_model_len}; expected at most the KV cache's {room} tokens")

@@ -344,6 +344,7 @@ def test_a_busy_port_is_one_line_and_exit_2() -> None:
         (("--t0-ms", "-1"), "--t0-ms: -1.0"),
         (("--kv-blocks", "1"), "num_gpu_blocks: 1 is too small"),
         (("--kv-blocks", "10", "--block-size", "16", "--max-model-len", "145"), "at most the KV cache's 144 tokens"),
+        (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
         (("--answer-tokens", "0"), "--answer-tokens"),
     ],
 )

@@ -15,6 +15,13 @@ from sim.model import Model, make_model
 from sim.noise import Noise
 from sim.realtime import Generation, RealTimeEngine
 from sim.request import Request
+from sim.serving.completions import Completions
+from sim.serving.faults import Faults
+from sim.serving.fleet import Fleet
+from sim.serving.service import Service
+from sim.serving.spelling import Spelling
+from sim.vocabulary import PieceVocabulary
+from tracefile import HashKey
 
 STEP = StepModel(
     t0_ms=4.0, per_prefill_token_ms=0.5, per_attention_token2_ms=0.0, per_decode_ms=1.0, per_kv_token_ms=0.0
@@ -111,6 +118,43 @@ def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
         config = replace(CONFIG, async_scheduling=ahead)
         with_running(msgspec.structs.replace(MODEL, engine=config), late_arrival(ahead))
     assert seen[True] - seen[False] == 5.0  # one decode step
+
+
+def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
+    first_tokens: list[float] = []
+
+    async def use(engine: RealTimeEngine) -> None:
+        three = [generation(8, 3, first_key) for first_key in (100, 200, 300)]
+        for one, priority in zip(three, (0, 5, 1), strict=True):
+            one.request.priority = priority
+            engine.submit(one)
+        await until(engine, lambda: all(one.outcome is not None for one in three))
+        first_tokens.extend(one.token_ms[0] for one in three)
+
+    one_at_a_time = replace(CONFIG, max_num_seqs=1, scheduling_policy="priority")
+    with_running(msgspec.structs.replace(MODEL, engine=one_at_a_time), use)
+    # Each takes a prefill of 8 and two decodes of 5, all having entered at 12.
+    assert first_tokens == [20.0, 20.0 + 2 * (10.0 + 8.0), 20.0 + 10.0 + 8.0]
+
+
+def test_a_requests_priority_is_the_schedulers() -> None:
+    vocabulary = PieceVocabulary()
+    service = Service(
+        fleet=Fleet(MODEL, 1, "round-robin", speed=None, noise_seed=None),
+        vocabulary=vocabulary,
+        spelling=Spelling(vocabulary),
+        model_name="tiny",
+        max_model_len=64,
+        version="",
+        seed=0,
+        median_answer_tokens=8.0,
+        tool_share=0.0,
+        faults=Faults((), 0),
+        hash_key=HashKey(bytes(32)),
+    )
+    asked = Completions().read(service, b'{"prompt": [1, 2, 3], "priority": 4}')
+    (planned,) = service.plan(asked, lambda _: None)
+    assert planned.request.priority == 4
 
 
 def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
