@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args, overload
 
-from loadgen.config import RANDOM, Api, LoadConfig, Pattern, Spacing
+from loadgen.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, Api, LoadConfig, Pattern, Spacing
 from loadgen.datasets import DATASETS
 from loadgen.dialects import AUTO, CHOICES
 from loadgen.draws import Vocabulary
@@ -19,7 +19,8 @@ from tracefile.commandline import run_command
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
-"loadgen calibrate" measures what this machine can send, and how true its times are, without an engine.
+"loadgen calibrate" measures what this machine can send, and how true its times are, without an engine;
+"--pattern calibrate" is another thing: the load whose capture "sim fit" learns an engine's step times from.
 """
 
 
@@ -59,7 +60,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         rate_between=args.rate_between,
         duration_s=args.duration,
         number=args.number,
-        parallel=args.parallel,
+        parallel=STAGED_PARALLEL if args.pattern == "calibrate" and args.parallel is None else args.parallel,
         parallel_sessions=args.parallel_sessions,
         seed=args.seed,
         dataset=dataset,
@@ -67,7 +68,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         dataset_offset=args.dataset_offset,
         first_turn_tokens=_lengths("--first-turn-length", args.first_turn_length),
         subsequent_turn_tokens=_lengths("--subsequent-turn-length", args.subsequent_turn_length),
-        prompt_tokens=_lengths("--prompt-tokens", args.prompt_tokens),
+        prompt_tokens=_prompts(args),
         output_tokens=_lengths("--output-tokens", args.output_tokens),
         prefix_count=args.prefix_count,
         prefix_tokens=args.prefix_tokens,
@@ -115,6 +116,16 @@ def _lengths(flag: str, text: str) -> Span: ...
 def _lengths(flag: str, text: None) -> None: ...
 def _lengths(flag: str, text: str | None) -> Span | None:
     return None if text is None else parse_span(flag, text, minimum=1, whole=True)
+
+
+def _prompts(args: argparse.Namespace) -> Span:
+    """How long prompts are, where no flag says: as the pattern has them."""
+    usual = STAGED_PROMPT if args.pattern == "calibrate" else USUAL_PROMPT
+    return (
+        usual
+        if args.prompt_tokens is None
+        else parse_span("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True)
+    )
 
 
 def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[Span, int | None, int | None]:
@@ -190,7 +201,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
         "--duration", type=float, metavar="S", help="start nothing new after S seconds; sessions finish"
     )
     bounds.add_argument("--number", type=int, metavar="N", help="sessions in all; a dataset is begun again if need be")
-    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight")
+    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight (calibrate: 8)")
     bounds.add_argument("--parallel-sessions", type=int, metavar="P", help="most sessions open, pauses included")
 
 
@@ -198,7 +209,9 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what", f"lengths: {FORMS}")
     what.add_argument("--api", choices=get_args(Api), default="completions", help="what is sent to (completions)")
     what.add_argument("--chat-template", action="store_true", help="apply it here, send the chat's ids as completions")
-    what.add_argument("--prompt-tokens", default="256", metavar="N", help="new tokens of a turn, prefix apart (256)")
+    what.add_argument(
+        "--prompt-tokens", metavar="N", help="new tokens of a turn, prefix apart (256; calibrate: 64:10000)"
+    )
     what.add_argument("--output-tokens", metavar="N", help="generated, exactly (as the dataset says, else 16)")
     what.add_argument("--prefix-count", type=int, default=0, metavar="K", help="shared prefixes to choose from (0)")
     what.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="their length (0)")

@@ -12,7 +12,7 @@ from loadgen.runflags import ONE_PROCESS, RunFlags
 from loadgen.spans import Span
 from tracefile import InputError
 
-Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn"]
+Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibrate"]
 Spacing = Literal["poisson", "constant", "gamma"]
 Api = Literal["completions", "chat", "responses", "messages"]
 
@@ -22,6 +22,13 @@ RANDOM = "random"
 """The dataset that is no file."""
 ONE_TURN = Span(1, 1)
 USUAL_PROMPT = Span(256, 256)
+
+STAGED_PROMPT = Span(64, 10_000)
+"""Of ``--pattern calibrate``, from the shortest to the longest."""
+STAGED_PARALLEL = 8
+STAGED_ROUNDS = 3
+LEAST_RANGE = 8
+"""How many times the shortest prompt the longest must be, so that their sizes tell costs apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +106,7 @@ class LoadConfig:
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_pattern(self)
+        _check_staged(self)
         _check_bounds(self)
         _check_shape(self)
         _check_dataset(self)
@@ -191,11 +199,34 @@ def _check_pattern(config: LoadConfig) -> None:
         raise InputError("--burstiness: expected it with --pattern gamma or --spacing gamma, and only there")
 
 
+def _check_staged(config: LoadConfig) -> None:
+    """Refuse what would make ``--pattern calibrate`` another load than the one it is: see ``loadgen.stages``."""
+    if config.pattern != "calibrate":
+        return
+    designed = "--pattern calibrate, which says by itself what comes when"
+    _refuse("--rate", config.rate, designed)
+    _refuse("--parallel-sessions", config.parallel_sessions, f"{designed}; expected --parallel")
+    _refuse("--think-s", config.think_s, designed)
+    _refuse("--dataset", config.dataset_path, designed)
+    for flag, value in (("--prefix-count", config.prefix_count), ("--dataset-offset", config.dataset_offset)):
+        _refuse(flag, value or None, designed)
+    _refuse("--turns", None if config.turns == ONE_TURN else config.turns, designed)
+    prompts = config.prompt_tokens
+    if prompts.shape != "uniform" or prompts.high < LEAST_RANGE * prompts.low:
+        raise InputError(f"--prompt-tokens: {prompts}; expected LOW:HIGH with --pattern calibrate, HIGH at least 8 LOW")
+    if config.parallel is None or config.parallel < 2:
+        raise InputError("--parallel: expected 2 or more with --pattern calibrate: it measures what several cost")
+    if config.run.resume or config.run.ray is not None or config.run.procs not in (None, 1):
+        raise InputError("--resume, --ray, --procs: with --pattern calibrate, which one process sends in one go")
+
+
 def _check_bounds(config: LoadConfig) -> None:
     if not config.open_loop and config.parallel is None and config.parallel_sessions is None:
         raise InputError(
             "--rate: missing; expected arrivals a second, or --parallel or --parallel-sessions for a closed loop"
         )
+    if config.pattern == "calibrate":
+        return
     if config.ends_s is None and config.number is None and config.dataset_path is None:
         raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
     if not config.open_loop and config.pattern not in ("poisson", "multiturn"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -41,12 +42,11 @@ class Conversations:
 
     def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
         """A session's first turn in the plan; ``queue`` holds the sessions that wait for others to end."""
-        first = Turn(self, session, 0, None, queue)
+        first = Turn(self, session, 0, None, partial(self.next_session, queue))
         if session.due_ms is not None:
-            return first.send(session.due_ms, lambda: self.open_prompt(session))
+            return first.open(session.due_ms)
         # Without a width each of these waits for a slot of its own, and there may be one when the time is over.
-        due_ms = 0.0 if self.width else None
-        return first.send(due_ms, lambda: self.open_prompt(session), until_ms=self.ends_ms)
+        return first.open(0.0 if self.width else None, until_ms=self.ends_ms)
 
     def session_name(self, index: int) -> str:
         """What session ``index`` is called before its id is hashed."""
@@ -65,8 +65,8 @@ class Conversations:
         session = next(queue, None)
         if session is None:
             return []
-        first = Turn(self, session, 0, None, queue)
-        return [first.send(session.due_ms or 0.0, lambda: self.open_prompt(session), arrived=self.open_loop)]
+        first = Turn(self, session, 0, None, partial(self.next_session, queue))
+        return [first.open(session.due_ms or 0.0, arrived=self.open_loop)]
 
     @property
     def open_loop(self) -> bool:
@@ -88,8 +88,13 @@ class Turn:
     session: SessionShape
     index: int
     parent_id: RequestId | None
-    queue: Iterator[SessionShape]
+    over: Callable[[Answer], Sequence[Send]]
+    """What follows the session's last answer."""
     prompt: Prompt | None = None
+
+    def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
+        """The session's first turn; ``arrived``: it follows another session's answer, yet has a time of its own."""
+        return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms, arrived=arrived)
 
     def send(
         self,
@@ -99,10 +104,7 @@ class Turn:
         until_ms: float | None = None,
         arrived: bool = False,
     ) -> Send:
-        """The turn as the sender takes it; ``prompt`` is called shortly before it is due.
-
-        ``arrived``: it follows an answer, yet is due at a time of its own.
-        """
+        """The turn as the sender takes it; ``prompt`` is called shortly before it is due."""
 
         def build() -> PlannedRequest:
             self.prompt = prompt()
@@ -130,17 +132,17 @@ class Turn:
         )
 
     def follow_ups(self, answer: Answer) -> Sequence[Send]:
-        """The next turn; after the last one, or a failed one, the next session that waited for one to end."""
+        """The next turn; after the last one, or a failed one, what follows the session."""
         if answer.ok and self.index + 1 < len(self.session.turns):
             return [self.next_turn(answer)]
-        return self.load.next_session(self.queue, answer)
+        return self.over(answer)
 
     def next_turn(self, answer: Answer) -> Send:
         """The turn that goes on from this one's answer."""
         shape = self.session.turns[self.index + 1]
         before = self.prompt
         assert before is not None  # this turn has been answered
-        following = Turn(self.load, self.session, self.index + 1, answer.record.request_id, self.queue)
+        following = Turn(self.load, self.session, self.index + 1, answer.record.request_id, self.over)
         return following.send(shape.think_ms, lambda: before.after(answer, shape))
 
     def describe(self, answer: Answer) -> Record:

@@ -46,6 +46,7 @@ class Stream(IntEnum):
     TURN_COUNT = 9
     ARRIVAL_BOOST = 10
     ARRIVAL_ACCEPTANCE = 11
+    STAGE_ORDER = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from loadgen.opening import ChatOpening, TokenOpening
 from loadgen.plan import Plan, Send
 from loadgen.prompts import Prompt, TextForm, TokenForm
 from loadgen.shapes import SessionShape
+from loadgen.stagedplan import StagedPlan
+from loadgen.stages import waves
 from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
 from loadgen.workload import Survey, Workload
 from tracefile import BlockHasher, HashKey, InputError, RequestId
@@ -161,9 +163,13 @@ class OpenLoad:
     def _ahead(self) -> Iterator[Send]:
         """The plan with its first send made, while nothing is due: a dataset may have to be read to its end for it."""
         if self._sends is None:
-            sends = self.load.plan()
+            sends = self._staged() if self.load.workload.config.pattern == "calibrate" else self.load.plan()
             self._sends = chain(list(islice(sends, 1)), sends)
         return self._sends
+
+    def _staged(self) -> Iterator[Send]:
+        """The first of the load's waves."""
+        return iter(StagedPlan(self.load, waves(self.load.workload.config)).plan())
 
     def digest_share(self) -> int:
         """The sum of its sessions' digests."""

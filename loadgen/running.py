@@ -86,6 +86,8 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
 
 def most_shards(config: LoadConfig) -> int | None:
     """Into how many shards the load can be cut so that each has sessions, now and then all at once; null: any."""
+    if config.pattern == "calibrate":
+        return 1
     bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
     return min(bounds, default=None)
 

@@ -18,6 +18,7 @@ from loadgen.job import DIGEST_BITS, WHOLE, Shard
 from loadgen.rates import RateProfile, flat, profile, ramp, staircase, stepped
 from loadgen.shapes import SessionShape, TurnShape, session_digest
 from loadgen.spans import Span, quantities
+from loadgen.stages import waves
 from loadgen.text.messages import Drawn, Piece
 from tracefile import InputError
 
@@ -55,6 +56,8 @@ class Workload:
     """Names what words stand for in what is sent; empty: token ids are sent."""
 
     def __iter__(self) -> Iterator[SessionShape]:
+        if self.config.pattern == "calibrate":
+            return chain.from_iterable(wave.sessions for wave in waves(self.config))
         if self.config.dataset_path is None:
             return chain.from_iterable(draw_sessions(self.config, *places) for places in self._places())
         return self._of_dataset()

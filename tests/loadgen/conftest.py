@@ -11,9 +11,9 @@ import pytest
 
 
 def load_beside(file: str) -> ModuleType:
-    name = f"kvtape_tests_{file.removesuffix('.py')}"
+    name = f"kvtape_tests_{Path(file).stem}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(file))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -39,6 +39,12 @@ def engine() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def virtual_time() -> ModuleType:
     return load_beside("virtual_time.py")
+
+
+@pytest.fixture(scope="session")
+def plan_runner() -> ModuleType:
+    """Carries plans out without a clock or a socket."""
+    return load_beside("../replay/plan_runner.py")
 
 
 @pytest.fixture(scope="session")

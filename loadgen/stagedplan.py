@@ -1,0 +1,68 @@
+"""Waves of sessions as a plan: a wave's sessions begin once all of the one before it are over.
+
+The last stage of a round comes at random times, at a rate of its own making: by how long sessions of the stage
+``alone`` took, one at a time, the engine would be busy for ``BUSY`` of the time. What is sent is thus decided by the
+seed, only when is decided by the engine, as in any closed loop.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from loadgen.conversation import Conversations, Turn
+from loadgen.plan import Answer, Send
+from loadgen.stages import Wave
+
+BUSY = 0.6
+"""Below 1, because the engine answers several at once: enough for requests to meet, too little for them to queue up."""
+SETTLE_MS = 100.0
+"""Between waves, for the engine to come to rest."""
+
+
+@dataclass(slots=True)
+class StagedPlan:
+    """Begins the waves one after another; ``plan`` is the first one, and what follows comes of its answers."""
+
+    load: Conversations
+    waves: Iterator[Wave]
+    _wave: Wave | None = field(default=None, init=False)
+    _began_ms: float = field(default=0.0, init=False)
+    _open: int = field(default=0, init=False)
+    """Sessions of the wave that are not over."""
+    _alone: list[tuple[int, float]] = field(default_factory=list, init=False)
+    """Of each session that was answered with nothing beside it: its first prompt's tokens, and how long it took."""
+
+    def plan(self) -> Sequence[Send]:
+        """The first wave."""
+        return self._begin(0.0)
+
+    def _begin(self, now_ms: float) -> Sequence[Send]:
+        """The next wave's first turns, by when they are due from now; none where the run is over."""
+        ends_ms = self.load.ends_ms
+        self._wave = None if ends_ms is not None and now_ms >= ends_ms else next(self.waves, None)
+        if self._wave is None:
+            return []
+        self._began_ms, self._open = now_ms + SETTLE_MS, len(self._wave.sessions)
+        return [
+            Turn(self.load, session, 0, None, self._over).open(SETTLE_MS + start_ms)
+            for session, start_ms in zip(self._wave.sessions, self._starts_ms(self._wave), strict=True)
+        ]
+
+    def _over(self, answer: Answer) -> Sequence[Send]:
+        """A session is over; its wave too, if it was the last one of it."""
+        assert self._wave is not None  # some session of it was open
+        if self._wave.stage == "alone" and answer.ok:
+            first = self._wave.sessions[0].turns[0]
+            self._alone.append((first.prompt_tokens, answer.end_ms - self._began_ms))
+        self._open -= 1
+        return [] if self._open else self._begin(answer.end_ms)
+
+    def _starts_ms(self, wave: Wave) -> Sequence[float]:
+        """When each session begins, from the wave's beginning."""
+        if not wave.spaces or not self._alone:
+            return [0.0] * len(wave.sessions)
+        sizes, took_ms = zip(*sorted(self._alone), strict=True)
+        expected_ms = np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, took_ms)
+        return list(accumulate(float(ms) * space / BUSY for ms, space in zip(expected_ms, wave.spaces, strict=True)))
