@@ -24,8 +24,8 @@ test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this mac
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## the measurements of docs/results.md, again, on this machine
-	$(PY) scripts/demo.py --engine vllm --again --out out/results
+results: $(VENV)/ready         ## forecasts against a real vLLM, docs/results.md's tables; what is captured is kept (about two hours)
+	$(PY) scripts/matrix.py --out out/results
 
 $(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)

@@ -12,9 +12,14 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import vllm_engine
+from fidelity import tables
 from fidelity.capturing import capture_missing
+from fidelity.goals import goals
+from fidelity.judging import judge_all
 from fidelity.loads import LOADS, Capture, captures
+from fidelity.seedfigure import draw_seed_figures
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shapes", nargs="+", choices=LOADS, default=list(LOADS), help="models (default: all)")
     made.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="captures whose SHAPE/NAME begins so")
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
+    made.add_argument("--document", type=Path, metavar="FILE", help="put the tables between the markers of this page")
     return made
 
 
@@ -44,7 +50,22 @@ def main() -> int:
         load_core, _ = vllm_engine.measuring_cores()
         with vllm_engine.on_core(load_core):
             capture_missing(args.engine, out, selected(args.shapes, args.only), captures())
+    if args.action != "capture":
+        judge(out, selected(args.shapes, args.only), args.document)
     return 0
+
+
+def judge(out: Path, wanted: list[Capture], document: Path | None) -> None:
+    """Judge what is there of it; leaves ``verdicts.json``, ``verdicts.md`` and a seed figure for each model."""
+    verdicts = judge_all(out, wanted)
+    result = {"goals": goals(verdicts.cells), "verdicts": verdicts}
+    (out / "verdicts.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    text = tables.page(verdicts)
+    (out / "verdicts.md").write_text(text + "\n")
+    if document is not None:
+        tables.insert(document, text)
+    draw_seed_figures(out, wanted)
+    print(text)
 
 
 if __name__ == "__main__":

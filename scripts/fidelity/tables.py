@@ -1,0 +1,110 @@
+"""The matrix's verdicts as Markdown: what docs/results.md shows between its markers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fidelity.goals import Goal, goals, name_of
+from fidelity.judging import LEVELS, Cell, Quantile, Verdicts
+from fidelity.manifest import Manifest
+
+BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
+CAPTIONS = {
+    "warm": "Warm: the prefix cache on, empty at the start",
+    "small": "A cache too small for the load",
+    "uncached": "Cold, measured with `--no-enable-prefix-caching`, forecast from the warm capture",
+    "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
+}
+
+
+def page(verdicts: Verdicts) -> str:
+    """All tables."""
+    parts = [_table(_goal_rows(goals(verdicts.cells)), ["goal", "found", "met", "not in"])]
+    for shape in dict.fromkeys(cell.shape for cell in verdicts.cells):
+        for way, caption in CAPTIONS.items():
+            cells = [cell for cell in verdicts.cells if (cell.shape, cell.way) == (shape, way)]
+            if cells:
+                parts.append(f"**{shape}. {caption}.**\n\n{cells_table(cells)}")
+        parts.append(_table(verdicts.models[shape].items(), ["parameter", f"fitted on {shape}'s calibrations"]))
+    parts.append(_table(_capture_rows(verdicts.captures), _CAPTURE_HEADINGS))
+    return "\n\n".join(parts)
+
+
+def cells_table(cells: Sequence[Cell]) -> str:
+    """One way's cells: a row a cohort."""
+    headings = ["load", "n", "censored", "cached exact", "offered", *LEVELS, "W1, ms", "A/A"]
+    return _table(map(_cell_row, cells), headings)
+
+
+def insert(document: Path, text: str) -> None:
+    """Put the tables between the document's markers, in place of what stood there."""
+    before, found, rest = document.read_text().partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (found and ended):
+        raise SystemExit(f"{document}: expected the lines {BEGIN} and {END}")
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def _cell_row(cell: Cell) -> list[str]:
+    exact = "–" if cell.cached_exact is None or not cell.cached_n else f"{cell.cached_exact:.1%}"
+    if cell.preemptions:
+        exact += f", {cell.preemptions} preempted"
+    return [
+        name_of(cell).removeprefix(f"{cell.shape} ").replace(f" {cell.way}", ""),
+        str(cell.n),
+        f"{cell.censored / cell.n:.0%}",
+        exact,
+        f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
+        *(_quantile(cell.quantiles[level]) for level in LEVELS),
+        f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
+        _yardstick(cell),
+    ]
+
+
+def _quantile(one: Quantile) -> str:
+    """``145 → 136, **−6.2 %** (−12 … 1) ✓``: captured, forecast, its error with its interval, inside the band."""
+    if one.captured_ms is None or one.forecast_ms is None or one.error is None:
+        return "–"
+    interval = (
+        f" ({one.low * 100:+.0f} … {one.high * 100:+.0f})" if one.low is not None and one.high is not None else ""
+    )
+    held = "" if one.inside_band is None else " ✓" if one.inside_band else " ✗"
+    return f"{one.captured_ms:,.0f} → {one.forecast_ms:,.0f}, **{one.error:+.1%}**{interval}{held}"
+
+
+def _yardstick(cell: Cell) -> str:
+    """The errors of the same load captured again."""
+    errors = [cell.quantiles[level].aa_error for level in LEVELS]
+    if None in errors:
+        return "–"
+    shown = " / ".join(f"{error:+.0%}" for error in errors if error is not None)
+    return shown + (f"; {cell.w1_aa_ms:,.0f} ms" if cell.w1_aa_ms is not None else "")
+
+
+def _goal_rows(found: Sequence[Goal]) -> Iterator[list[str]]:
+    for goal in found:
+        met = "no cell" if goal.met is None else "yes" if goal.met else "**no**"
+        yield [goal.goal, goal.found, met, "; ".join(goal.missed_in) or "–"]
+
+
+_CAPTURE_HEADINGS = ["capture", "requests", "preempted", "probe, ms", "stolen", "load average", "began, UTC", "s"]
+
+
+def _capture_rows(captures: Sequence[Manifest]) -> Iterator[list[str]]:
+    for one in captures:
+        probes = sorted(one.probes_ms)
+        yield [
+            f"{one.shape}/{one.name}",
+            str(one.requests),
+            str(one.preemptions),
+            f"{probes[len(probes) // 2]:.0f} ({probes[0]:.0f}–{probes[-1]:.0f})" if probes else "–",
+            f"{one.stolen_share:.1%}",
+            f"{one.load_average:.1f}",
+            one.began_utc[11:16],
+            f"{one.wall_s:.0f}",
+        ]
+
+
+def _table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> str:
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines)
