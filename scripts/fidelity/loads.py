@@ -16,9 +16,9 @@ _SESSION = "--pattern multiturn --turns 5 --think-s 0.2:1.0 --prefix-count 2 --p
 _SINGLE = "--prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:500 --output-tokens 8:64"
 # 128 hidden × 2 layers, float32: a cold prompt of 10,000 tokens takes 2 to 2.6 s on one core, one of 2,250 about 0.15.
 LOADS_128X2 = {
-    "calibration-1": "--pattern calibrate --seed 1",
-    "calibration-2": "--pattern calibrate --seed 2",
-    "calibration-3": "--pattern calibrate --seed 3",
+    "calibration-1": "--pattern calibrate --parallel 16 --seed 1",
+    "calibration-2": "--pattern calibrate --parallel 16 --seed 2",
+    "calibration-3": "--pattern calibrate --parallel 16 --seed 3",
     # Warm at a fifth of what the engine can do; cold at more than three times that.
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
     # The same sessions where a cold cache keeps up as well: six tenths of the engine.
@@ -31,8 +31,8 @@ LOADS_128X2 = {
 }
 # 256 × 4 takes three to four times as long, so its loads are as much slower, and fewer.
 LOADS_256X4 = {
-    "calibration-1": "--pattern calibrate --seed 4",
-    "calibration-2": "--pattern calibrate --seed 5",
+    "calibration-1": "--pattern calibrate --parallel 16 --seed 4",
+    "calibration-2": "--pattern calibrate --parallel 16 --seed 5",
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.15 --number 12 --seed 61",
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
