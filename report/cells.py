@@ -9,15 +9,16 @@ import numpy.typing as npt
 
 from report.distances import distance, logrank_p
 from report.pairing import Join
-from report.resampling import MIN_SESSIONS, Replicates, interval, resample
+from report.resampling import MIN_SESSIONS, interval, resample
 from report.results import LEVELS, Duration, DurationError, Quantile, QuantileError
 from report.runs import FloatArray, IntArray, Run
 from report.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
+from report.verdicts import verdict
 
 MIN_CELL: Final = 30
 """Waits that each side of a cell needs before anything is said about their difference."""
 
-_LEVELS: Final[FloatArray] = np.array(list(LEVELS.values()))
+LEVEL_SHARES: Final[FloatArray] = np.array(list(LEVELS.values()))
 _BULK_POINTS: Final = 240
 _TAIL_POINTS: Final = 120
 
@@ -37,55 +38,76 @@ class Cell:
     """One label's sample with everything derived from it once: pairs compare two of these."""
 
     waits: Waits
+    """Of an ensemble: those of all members, as one sample."""
     sessions: int
     values_ms: FloatArray
     """Quantiles at LEVELS; infinite past the curve's end."""
-    replicates: Replicates | None
-    """Null: too few sessions to resample, or a metric without intervals."""
+    low_ms: FloatArray
+    high_ms: FloatArray
+    """Interval of each quantile: over resampled sessions, of an ensemble over its members. NaN: none."""
+    drawn_ms: FloatArray | None
+    """Quantiles (draws, LEVELS) of resampled sessions, of an ensemble of one member after another. Null: too few
+    sessions to resample, or a metric without intervals."""
     curve: Curve
+    members: int = 0
+    """Futures that the sample pools; 0: it is a trace's."""
+
+    @property
+    def size(self) -> int:
+        """Waits of the trace, or of one member on average."""
+        return self.count(EVENT) + self.count(FAILED) + self.count(CENSORED)
+
+    def count(self, end: int) -> int:
+        """How many waits ended this way, of an ensemble on average."""
+        return round(self.waits.count(end) / max(1, self.members))
 
 
 def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
     """Curve, quantiles and bootstrap draws of one sample; ``weights`` None: no intervals."""
     if not len(waits):
-        nothing = np.empty(0)
-        return Cell(waits, 0, np.full(len(_LEVELS), np.nan), None, Curve(nothing, nothing, nothing, nothing))
+        return empty_cell(waits)
     sessions = len(np.unique(session_of_row[waits.row]))
     share = incidence(waits)
-    points = _drawn_points(waits)
-    replicates = None
+    points = drawn_points(waits)
+    drawn_ms = None
     low = high = np.full(len(points), np.nan)
+    low_ms = high_ms = np.full(len(LEVEL_SHARES), np.nan)
     if weights is not None and sessions >= MIN_SESSIONS and len(weights):
-        replicates = resample(waits, session_of_row, weights, _LEVELS, points)
+        replicates = resample(waits, session_of_row, weights, LEVEL_SHARES, points)
+        drawn_ms = replicates.quantiles_ms
         low, high = interval(replicates.survival)
+        low_ms, high_ms = interval(drawn_ms)
     curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
-    return Cell(waits, sessions, quantiles(waits, share, _LEVELS), replicates, curve)
+    return Cell(waits, sessions, quantiles(waits, share, LEVEL_SHARES), low_ms, high_ms, drawn_ms, curve)
+
+
+def empty_cell(waits: Waits, members: int = 0) -> Cell:
+    """A sample of nothing."""
+    nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
+    curve = Curve(nothing, nothing, nothing, nothing)
+    return Cell(waits, 0, unknown, unknown, unknown, None, curve, members)
 
 
 def describe(cell: Cell) -> Duration:
     """The cell as one label's row."""
-    n = len(cell.waits)
-    low = high = np.full(len(LEVELS), np.nan)
-    if cell.replicates is not None:
-        low, high = interval(cell.replicates.quantiles_ms)
+    n, censored = cell.size, cell.count(CENSORED)
     found = {
         name: Quantile(
             value_ms=_number(cell.values_ms[at]),
             beyond_ms=cell.waits.last_ms if np.isinf(cell.values_ms[at]) else None,
-            low_ms=_number(low[at]),
-            high_ms=_number(high[at]),
+            low_ms=_number(cell.low_ms[at]),
+            high_ms=_number(cell.high_ms[at]),
             thin=n * (1.0 - level) < 1.0 - 1e-9,
         )
         for at, (name, level) in enumerate(LEVELS.items())
     }
-    censored = cell.waits.count(CENSORED)
     return Duration(
         n=n,
-        events=cell.waits.count(EVENT),
-        failed=cell.waits.count(FAILED),
+        events=cell.count(EVENT),
+        failed=cell.count(FAILED),
         censored=censored,
         censored_share=censored / n if n else 0.0,
-        unobserved=cell.waits.unobserved,
+        unobserved=round(cell.waits.unobserved / max(1, cell.members)),
         sessions=cell.sessions,
         **found,
     )
@@ -95,7 +117,7 @@ def judge(
     truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, yardstick: DurationError | None
 ) -> DurationError:
     """The pair of two cells; ``per_request`` holds the truth's and the other's value of each joined request."""
-    n_truth, n_other = len(truth.waits), len(other.waits)
+    n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
         return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
     found = {name: _quantile_error(truth, other, at) for at, name in enumerate(LEVELS)}
@@ -108,10 +130,10 @@ def judge(
         w1_log=apart.w1_log,
         sup=apart.sup,
         horizon_ms=apart.horizon_ms,
-        logrank_p=logrank_p(truth.waits, other.waits),
+        logrank_p=None if other.members else logrank_p(truth.waits, other.waits),
     )
     beside = {name: _beside(error, yardstick, name) for name, error in found.items()}
-    measured = msgspec.structs.replace(measured, **beside)
+    measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside) if other.members else None)
     return _with_requests(measured, *per_request) if per_request is not None else measured
 
 
@@ -128,12 +150,18 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     if not (np.isfinite(t) and np.isfinite(o) and t > 0):
         return None
     low = high = np.full(1, np.nan)
-    if truth.replicates is not None and other.replicates is not None:
-        drawn_t, drawn_o = truth.replicates.quantiles_ms[:, at], other.replicates.quantiles_ms[:, at]
+    if truth.drawn_ms is not None and other.drawn_ms is not None:
+        drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
         kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > 0)
         low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
     signed = float((o - t) / t)
-    return QuantileError(error=abs(signed), signed_error=signed, low=_number(low[0]), high=_number(high[0]))
+    return QuantileError(
+        error=abs(signed),
+        signed_error=signed,
+        low=_number(low[0]),
+        high=_number(high[0]),
+        inside_band=bool(other.low_ms[at] <= t <= other.high_ms[at]) if other.members else None,
+    )
 
 
 def _beside(error: QuantileError | None, yardstick: DurationError | None, name: str) -> QuantileError | None:
@@ -159,8 +187,8 @@ def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArr
     return msgspec.structs.replace(cell, joined=len(t), **values)
 
 
-def _drawn_points(waits: Waits) -> IntArray:
-    """Positions worth drawing: evenly by rank, and denser towards the tail, where the argument is."""
+def drawn_points(waits: Waits) -> IntArray:
+    """Positions of sorted waits worth drawing: evenly by rank, and denser towards the tail, where the argument is."""
     n = len(waits)
     bulk = np.linspace(0, n - 1, _BULK_POINTS)
     tail = n - np.geomspace(1, n, _TAIL_POINTS)

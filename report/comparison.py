@@ -1,28 +1,40 @@
 """The comparison itself: read, refuse, join, cut into cohorts, measure, judge."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from report.agreement import cached_agreement, hit_ratio
-from report.cells import MIN_CELL, Cell, describe, joined_rows, judge, measure
+from report.agreement import cached_agreement
+from report.cells import MIN_CELL, Cell, joined_rows, judge, measure
 from report.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
 from report.conditions import same_conditions
-from report.gates import check_gate, parse_gate
+from report.ensembles import measure_ensemble
+from report.gates import Gate, check_gate, parse_gate
 from report.headline import headline
 from report.independence import refuse_fitted_on_compared
 from report.notes import notes_on, order_notes
 from report.pairing import Join, join_runs, resolve_truths
+from report.provenance import Cells, provenance
 from report.resampling import CONFIDENCE, draw_weights
-from report.results import METRICS, SCHEMA, Comparison, LabelCohort, Metric, Pair, PairCohort, Provenance
-from report.runs import STATUSES, UNKNOWN, FloatArray, IntArray, Run, load_run
+from report.results import METRICS, SCHEMA, Comparison, Metric, Pair, PairCohort
+from report.runs import STATUSES, FloatArray, IntArray, Run, load_run
 from report.survival import Waits, completion_waits, first_token_waits, token_gaps, token_paces
+from report.verdicts import coverage
 from tracefile.errors import InputError
 
-Cells = Mapping[tuple[str, str, Metric], Cell]
+Members = Mapping[str, Sequence[Run]]
+"""The futures of each label that is an ensemble; its own run is their middle, row by row."""
+
+_SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
+    "ttft": first_token_waits,
+    "tpot": token_paces,
+    "itl": token_gaps,
+    "e2e": completion_waits,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,18 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What is judged by what, and how sure one wants to be."""
+
+    truths: Mapping[str, str]
+    """Of each judged label; truths before what they judge."""
+    yardstick: str | None
+    seed: int
+    bootstrap: int
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     """A run cut into cohorts, with each record's session as a number shared by every run."""
 
@@ -63,6 +87,7 @@ class _Material:
     """What pairs are judged from, by label."""
 
     runs: Mapping[str, Run]
+    members: Members
     joins: Mapping[str, Join]
     cuts: Mapping[str, _Cut]
     cells: Cells
@@ -71,38 +96,45 @@ class _Material:
 def compare(config: CompareConfig) -> Compared:
     """Everything ``report compare`` knows; InputError for traces that cannot or must not be compared."""
     truths = resolve_truths(list(config.traces), config.truths)
-    gates = [parse_gate(expression, list(truths)) for expression in config.gates]
-    yardstick = _yardstick(config, truths)
-    runs = {label: load_run(label, path) for label, path in config.traces.items()}
+    gates = tuple(parse_gate(expression, list(truths)) for expression in config.gates)
+    question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
+    return compare_runs({label: load_run(label, path) for label, path in config.traces.items()}, question)
+
+
+def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:
+    """The same of runs at hand, of which some labels may be ensembles."""
+    members, truths = members or {}, question.truths
     unsaid = refuse_fitted_on_compared(list(runs.values()))
     joins = {label: join_runs(runs[truth], runs[label]) for label, truth in truths.items()}
     cuts, sessions = _cut(runs, truths, joins)
-    cells = _measure(runs, cuts, draw_weights(sessions, config.bootstrap, config.seed))
-    traces = {label: _provenance(run, cuts[label], cells) for label, run in runs.items()}
-    pairs = _judge_all(_Material(runs, joins, cuts, cells), truths, yardstick)
+    cells = _measure(runs, members, cuts, draw_weights(sessions, question.bootstrap, question.seed))
+    traces = {
+        label: provenance(run, cuts[label].rows, cells, len(members.get(label, ()))) for label, run in runs.items()
+    }
+    pairs = _judge_all(_Material(runs, members, joins, cuts, cells), truths, question.yardstick)
     result = Comparison(
         schema=SCHEMA,
         headline=headline(traces, pairs, MIN_CELL),
         notes=order_notes(unsaid, notes_on(runs, traces, pairs)),
-        seed=config.seed,
-        bootstrap=config.bootstrap,
+        seed=question.seed,
+        bootstrap=question.bootstrap,
         confidence=CONFIDENCE,
         min_cell=MIN_CELL,
-        yardstick=yardstick,
+        yardstick=question.yardstick,
         traces=traces,
         pairs=pairs,
-        gates=[check_gate(gate, pairs) for gate in gates],
+        gates=[check_gate(gate, pairs) for gate in question.gates],
     )
     return Compared(result, runs, joins, cells)
 
 
-def _yardstick(config: CompareConfig, truths: Mapping[str, str]) -> str | None:
+def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
     """The A/A label: the one named, else one called ``again``."""
-    if config.yardstick is None:
+    if named is None:
         return "again" if "again" in truths else None
-    if config.yardstick not in truths:
-        raise InputError(f"--aa {config.yardstick}: no compared label; expected one of {', '.join(truths)}")
-    return config.yardstick
+    if named not in truths:
+        raise InputError(f"--aa {named}: no compared label; expected one of {', '.join(truths)}")
+    return named
 
 
 def _cut(runs: Mapping[str, Run], truths: Mapping[str, str], joins: Mapping[str, Join]) -> tuple[dict[str, _Cut], int]:
@@ -130,23 +162,21 @@ def _cut(runs: Mapping[str, Run], truths: Mapping[str, str], joins: Mapping[str,
     return {label: _Cut(cohort_rows(traits[label]), numbered[label]) for label in runs}, len(number)
 
 
-def _samples(run: Run, rows: IntArray) -> Iterator[tuple[Metric, Waits]]:
-    yield "ttft", first_token_waits(run, rows)
-    yield "tpot", token_paces(run, rows)
-    yield "itl", token_gaps(run, rows)
-    yield "e2e", completion_waits(run, rows)
-
-
 def _measure(
-    runs: Mapping[str, Run], cuts: Mapping[str, _Cut], weights: npt.NDArray[np.uint16]
+    runs: Mapping[str, Run], members: Members, cuts: Mapping[str, _Cut], weights: npt.NDArray[np.uint16]
 ) -> dict[tuple[str, str, Metric], Cell]:
     """Every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
     cells: dict[tuple[str, str, Metric], Cell] = {}
     for label, run in runs.items():
+        sessions, futures = cuts[label].session_of_row, members.get(label)
         for cohort, rows in cuts[label].rows.items():
-            for metric, waits in _samples(run, rows):
-                banded = metric == "ttft" or (metric != "itl" and cohort in MAIN)
-                cells[label, cohort, metric] = measure(waits, cuts[label].session_of_row, weights if banded else None)
+            for metric, sample in _SAMPLES.items():
+                banded = weights if metric == "ttft" or (metric != "itl" and cohort in MAIN) else None
+                cells[label, cohort, metric] = (
+                    measure(sample(run, rows), sessions, banded)
+                    if futures is None
+                    else measure_ensemble([sample(future, rows) for future in futures], sessions, banded)
+                )
     return cells
 
 
@@ -185,6 +215,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
+        coverage=coverage(judged.values()) if label in material.members else None,
         cohorts=judged,
     )
 
@@ -201,45 +232,3 @@ def _per_request(
     if metric == "tpot":
         return truth.tpot_ms[truth_rows], other.tpot_ms[other_rows]
     return truth.ttft_ms[truth_rows], other.ttft_ms[other_rows]
-
-
-def _provenance(run: Run, cut: _Cut, cells: Cells) -> Provenance:
-    engine = run.meta.engine
-    named = {session for session in run.sessions if session is not None}
-    counted = np.bincount(run.status, minlength=len(STATUSES))
-    return Provenance(
-        file=run.file,
-        digest=run.digest,
-        source=run.meta.source,
-        records=len(run),
-        sessions=len(named) or None,
-        statuses={status: int(count) for status, count in zip(STATUSES, counted, strict=True) if count},
-        engine=" ".join(filter(None, [engine.name, engine.version])) or None if engine else None,
-        model=run.meta.model,
-        block_size=(engine.block_size if engine else None) or run.meta.block_size,
-        epoch_unix_ns=run.meta.epoch_unix_ns,
-        workload=_workload(run),
-        cohorts={name: _label_cohort(run, name, rows, cells) for name, rows in cut.rows.items()},
-    )
-
-
-def _workload(run: Run) -> str | None:
-    workload = run.meta.workload
-    if workload is None:
-        return None
-    said = [
-        workload.pattern,
-        f"seed {workload.seed}" if workload.seed is not None else None,
-        "cold prompts" if workload.cold_prompts else None,
-        f"speedup {workload.speedup:g}" if workload.speedup not in (None, 1.0) else None,
-    ]
-    return ", ".join(word for word in said if word) or None
-
-
-def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCohort:
-    return LabelCohort(
-        records=len(rows),
-        cached_reported=int(np.count_nonzero(run.cached_tokens[rows] != UNKNOWN)),
-        hit_ratio=hit_ratio(run.prompt_tokens[rows], run.cached_tokens[rows]),
-        **{metric: describe(cells[run.label, name, metric]) for metric in METRICS},
-    )

@@ -3,7 +3,7 @@
 Times in ms, shares and errors as fractions. Null: not known, or not judged; docs/metrics.md defines every key.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -59,6 +59,8 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     """Session-bootstrap interval of ``signed_error``, both sides drawn together."""
     inside_aa: bool | None = None
     """``error`` is no larger than that of the A/A run. Null: no A/A run for this truth."""
+    inside_band: bool | None = None
+    """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble."""
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     n_other: int
     judged: bool
     """False: a side has fewer waits than ``min_cell``."""
+    verdict: str | None = None
+    """On an ensemble, judged: within band, within A/A, or how far off."""
     p50: QuantileError | None = None
     p90: QuantileError | None = None
     p95: QuantileError | None = None
@@ -123,6 +127,15 @@ class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
     e2e: DurationError
 
 
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a forecast's bands hold what was captured: TTFT's p50, p90 and p99 of every judged cohort."""
+
+    quantiles: int
+    inside: int
+    share: float | None
+    """inside / quantiles. Null: none is judged."""
+
+
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """A label against its truth."""
 
@@ -133,6 +146,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     joined: int
     unmatched_truth: int
     unmatched_other: int
+    coverage: Coverage | None = None
+    """Null: the label is no ensemble."""
     cohorts: dict[str, PairCohort]
 
 
@@ -155,6 +170,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     digest: str
     source: str | None
+    members: int | None = None
+    """Futures that it is an ensemble of. Null: it is one trace."""
     records: int
     sessions: int | None
     """Null: the trace names none."""
@@ -177,8 +194,26 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """How an ensemble of ``sim calibrate`` was made."""
+
+    model_digest: str
+    members: int
+    seed: int
+    pacing: Literal["sessions", "recorded"]
+    """sessions: a turn waits for the predicted end of the one before; recorded: every request at its recorded time."""
+    cold_prompts: bool
+    settings: dict[str, Any]
+    """The engine's, every one."""
+    load: float
+    """Offered work over what the engine can do; see docs/metrics.md."""
+    saturated: bool
+    preempted: int
+    """Requests that the middle member preempts."""
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``report compare`` found."""
+    """Everything ``report compare`` or ``sim calibrate`` found."""
 
     schema: str
     headline: list[str]
@@ -193,4 +228,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the A/A run: the same load measured again. Null: none."""
     traces: dict[str, Provenance]
     pairs: dict[str, Pair]
+    forecasts: dict[str, Forecast] = {}
+    """Of the labels that are ensembles."""
+    baselines: dict[str, dict[str, DurationError]] = {}
+    """TTFT of simpler predictors against the first label, by predictor and cohort."""
     gates: list[GateResult] = []

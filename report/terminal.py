@@ -8,6 +8,7 @@ from rich.text import Text
 
 from report.cohorts import MAIN, cohort_order, cohort_title
 from report.results import LEVELS, Comparison, LabelCohort, Metric, PairCohort
+from report.verdicttable import verdict_tables
 from report.wording import error_of, quantile, share
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
@@ -26,6 +27,7 @@ def _parts(result: Comparison) -> Iterator[RenderableType]:
         yield Text(f"note: {note}", style="yellow")
     if result.pairs:
         yield _cached_table(result)
+    yield from verdict_tables(result)
     cohorts = {name for trace in result.traces.values() for name in trace.cohorts}
     for cohort in cohort_order(cohorts & set(MAIN)):
         yield _cohort_table(result, cohort, "ttft")
@@ -70,8 +72,8 @@ def _cohort_table(result: Comparison, cohort: str, metric: Metric) -> Table:
     for level in LEVELS:
         table.add_column(level, justify="right", no_wrap=True)
     for label, trace in result.traces.items():
-        if cohort not in trace.cohorts:
-            continue
+        if cohort not in trace.cohorts or (label in result.forecasts and not getattr(trace.cohorts[cohort], metric).n):
+            continue  # a forecast has no single gaps
         pair = result.pairs[label].cohorts.get(cohort) if label in result.pairs else None
         table.add_row(*_row(label, trace.cohorts[cohort], pair, metric))
     return table

@@ -19,8 +19,6 @@ MAY_IMPORT = {
 }
 # Commands that hold forecasts against measurements, or beside one another, count as a report counts.
 JUDGES = {"sim/calibrate.py", "sim/whatif.py", "sim/search.py"}
-# Commands that judge forecasts say so in report's words; nothing else in sim knows of it.
-JUDGING = {"calibrate.py", "whatif.py", "search.py"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 SIM_SERVER = {"serve.py", "realtime.py", "alarm.py"}

@@ -139,7 +139,12 @@ def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrac
 def test_other_settings_of_the_engine_are_an_effect(
     tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], kind: str
 ) -> None:
-    known = {"block_size": 32, "num_gpu_blocks": 4_096, "max_num_seqs": 32, "max_num_batched_tokens": 2_048}
+    known: dict[str, Any] = {
+        "block_size": 32,
+        "num_gpu_blocks": 4_096,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 2_048,
+    }
     captured = Meta(source="sim", engine=Engine(**known), extra={"settings": {"free_rule": "vllm"}})
     other = Meta(source="sim", engine=Engine(**(known | engine)), extra={"settings": {"free_rule": "vllm"} | settings})
     traces = [
