@@ -26,7 +26,7 @@ def extrapolations(
     model: Model, captured: PointRun, alternative: PointRun, engine: EngineConfig, other: EngineConfig
 ) -> Iterator[str]:
     """Warnings about ``alternative``, a run on ``other``, beside what was ``captured`` on ``engine``."""
-    yield from _open_parameters(model, captured, alternative)
+    yield from open_parameters(model, alternative, captured)
     yield from _larger_steps(captured, alternative)
     if other.block_size != engine.block_size:
         yield (
@@ -40,14 +40,15 @@ def extrapolations(
         )
 
 
-def _open_parameters(model: Model, captured: PointRun, alternative: PointRun) -> Iterator[str]:
-    """Parameters not identified that may be more of the step time than they were in the capture, and enough of it."""
+def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
+    """Parameters not identified that may be enough of the step time of ``run``, and more than of what was captured."""
     for column, name in enumerate(_NAMES):
         parameter = model.parameters.get(name)
         if parameter is None or parameter.identified:
             continue
-        share = _most_share(alternative, column, parameter)
-        if share >= MATTERS and share > 1.1 * _most_share(captured, column, parameter):
+        share = _most_share(run, column, parameter)
+        known = 0.0 if captured is None else FARTHER * _most_share(captured, column, parameter)
+        if share >= max(MATTERS, known):
             why = f" ({parameter.note})" if parameter.note else ""
             yield f"{name} is not identified{why}, and up to {share:.0%} of the step time may be its"
 

@@ -48,7 +48,7 @@ class Demand:
     @property
     def is_saturated(self) -> bool:
         """Whether the line would grow for as long as the load goes on."""
-        return self.load >= 1.0
+        return bool(self.load >= 1.0)
 
 
 @dataclass(frozen=True, slots=True)

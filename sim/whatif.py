@@ -24,7 +24,7 @@ from sim.alternatives import (
 )
 from sim.compiled import is_compiled
 from sim.ensemble import CONFIDENCE, Forecast, forecast, interval, members
-from sim.extrapolation import extrapolations
+from sim.extrapolation import extrapolations, open_parameters
 from sim.interning import Int64Array
 from sim.kernels import layout
 from sim.model import Model, load_model, model_digest
@@ -227,7 +227,7 @@ def _curve(waits: Sequence[Waits], shares: Sequence[Floats], last_ms: float, *, 
         middle=[round(band.middle, 5) for band in bands],
         low=[round(band.low, 5) for band in bands],
         high=[round(band.high, 5) for band in bands],
-        stops=stops and bands[-1].high > 0.0,
+        stops=bool(stops and bands[-1].high > 0.0),
     )
 
 
@@ -268,7 +268,11 @@ def _row(one: _Outlook, base: _Outlook, model: Model) -> Row:
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
         measures={name: _measure(name, one, None if is_base else base) for name in one.values},
         demand=_said(one.demand),
-        warnings=[] if is_base else list(extrapolations(model, base.run, one.run, base.load.engine, one.load.engine)),
+        warnings=list(
+            open_parameters(model, one.run)
+            if is_base
+            else extrapolations(model, base.run, one.run, base.load.engine, one.load.engine)
+        ),
         curves=one.curves,
     )
 
