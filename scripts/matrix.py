@@ -3,6 +3,7 @@
     python scripts/matrix.py                              # everything, about an hour and a half
     python scripts/matrix.py capture --only 128x2/session # some captures
     python scripts/matrix.py judge                        # from the files that are there, in minutes
+    python scripts/matrix.py judge --captures docs/captures   # from those that docs/results.md is about
 
 A capture that exists with the same definition is kept, and so is what is whole after Ctrl-C: run it again to go on.
 """
@@ -18,7 +19,8 @@ from fidelity import tables
 from fidelity.capturing import capture_missing
 from fidelity.goals import goals
 from fidelity.judging import judge_all
-from fidelity.loads import LOADS, Capture, captures
+from fidelity.loads import LOADS, Capture
+from fidelity.loads import captures as matrix
 from fidelity.seedfigure import draw_seed_figures
 
 
@@ -30,13 +32,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shapes", nargs="+", choices=LOADS, default=list(LOADS), help="models (default: all)")
     made.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="captures whose SHAPE/NAME begins so")
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
+    made.add_argument("--captures", type=Path, metavar="DIR", help="judge those that are there (default: OUT's)")
     made.add_argument("--document", type=Path, metavar="FILE", help="put the tables between the markers of this page")
     return made
 
 
 def selected(shapes: list[str], only: list[str]) -> list[Capture]:
     """The captures that were asked for, the most valuable first."""
-    return [found for found in captures(shapes) if any(f"{found.shape}/{found.name}".startswith(name) for name in only)]
+    return [found for found in matrix(shapes) if any(f"{found.shape}/{found.name}".startswith(name) for name in only)]
 
 
 def main() -> int:
@@ -49,22 +52,22 @@ def main() -> int:
         # The engine has a core to itself; everything else shares the other.
         load_core, _ = vllm_engine.measuring_cores()
         with vllm_engine.on_core(load_core):
-            capture_missing(args.engine, out, selected(args.shapes, args.only), captures())
+            capture_missing(args.engine, out, selected(args.shapes, args.only), matrix())
     if args.action != "capture":
-        judge(out, selected(args.shapes, args.only), args.document)
+        judge((args.captures or out).resolve(), out, selected(args.shapes, args.only), args.document)
     return 0
 
 
-def judge(out: Path, wanted: list[Capture], document: Path | None) -> None:
+def judge(captures: Path, out: Path, wanted: list[Capture], document: Path | None) -> None:
     """Judge what is there of it; leaves ``verdicts.json``, ``verdicts.md`` and a seed figure for each model."""
-    verdicts = judge_all(out, wanted)
+    verdicts = judge_all(captures, out, wanted)
     result = {"goals": goals(verdicts.cells), "verdicts": verdicts}
     (out / "verdicts.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     text = tables.page(verdicts)
     (out / "verdicts.md").write_text(text + "\n")
     if document is not None:
         tables.insert(document, text)
-    draw_seed_figures(out, wanted)
+    draw_seed_figures(captures, out, wanted)
     print(text)
 
 

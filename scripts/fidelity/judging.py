@@ -86,6 +86,7 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
 class Judge:
     """One model's captures and where judging leaves what it makes of them."""
 
+    captures: Path
     out: Path
     shape: str
     work: Workspace
@@ -93,16 +94,16 @@ class Judge:
 
     def is_there(self, load: str, way: Way = "warm") -> bool:
         """Whether a capture was made."""
-        return read_manifest(self.out, Capture(self.shape, load, way)) is not None
+        return read_manifest(self.captures, Capture(self.shape, load, way)) is not None
 
     def trace(self, load: str, way: Way = "warm") -> Path:
         """A capture's trace."""
-        return trace_path(self.out, Capture(self.shape, load, way))
+        return trace_path(self.captures, Capture(self.shape, load, way))
 
     @property
     def model(self) -> Path:
         """The fitted model."""
-        return self.out / self.shape / "model.json"
+        return self.out / f"{self.shape}-model.json"
 
     def fit(self, calibrations: Sequence[str]) -> None:
         """Fit on the calibration captures."""
@@ -132,7 +133,7 @@ class Judge:
     def cells(self, load: str, way: Way, found: Comparison, label: str, own: Comparison) -> Iterator[Cell]:
         """The cohorts that are large enough; ``own`` has the baselines and the A/A of the capture itself."""
         capture = Capture(self.shape, load, way)
-        manifest = read_manifest(self.out, capture)
+        manifest = read_manifest(self.captures, capture)
         pair, facts = found.pairs[label], found.forecasts[label]
         for cohort in ("turn1", "turns2+") if capture.has_sessions else ("all",):
             judged = pair.cohorts.get(cohort)
@@ -184,22 +185,22 @@ def errors(judged: DurationError) -> Errors:
     return Errors(w1_ms=judged.w1_ms, **{level: one.error if one else None for level, one in found.items()})
 
 
-def judge_all(out: Path, captures: Sequence[Capture]) -> Verdicts:
+def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
     """Fit every model that was captured and judge all that there is of it."""
     work = Workspace(out / "judged")
     work.directory.mkdir(parents=True, exist_ok=True)
-    made = [capture for capture in captures if read_manifest(out, capture) is not None]
+    made = [capture for capture in wanted if read_manifest(captures, capture) is not None]
     cells: list[Cell] = []
     models: dict[str, dict[str, str]] = {}
     for shape in dict.fromkeys(capture.shape for capture in made):
-        judge = Judge(out, shape, work)
+        judge = Judge(captures, out, shape, work)
         of_shape = [capture for capture in made if capture.shape == shape]
         judge.fit([capture.load for capture in of_shape if capture.is_calibration])
         models[shape] = parameters(judge.model)
         for capture in of_shape:
             if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):
                 cells += judge.judge(capture.load, capture.way)
-    manifests = [manifest for capture in made if (manifest := read_manifest(out, capture)) is not None]
+    manifests = [manifest for capture in made if (manifest := read_manifest(captures, capture)) is not None]
     return Verdicts(cells=cells, captures=manifests, models=models)
 
 

@@ -13,14 +13,14 @@ LOAD = "session-fast"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
-def draw_seed_figures(out: Path, captures: Sequence[Capture]) -> list[Path]:
+def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> list[Path]:
     """A page for every model whose session load was captured warm and cold, and a picture of it where there is a
     browser."""
     pages: list[Path] = []
-    for shape in dict.fromkeys(capture.shape for capture in captures):
-        judge = Judge(out, shape, Workspace(out / "judged"))
+    for shape in dict.fromkeys(capture.shape for capture in wanted):
+        judge = Judge(captures, out, shape, Workspace(out / "judged"))
         if judge.is_there(LOAD) and judge.is_there(LOAD, "uncached"):
-            page = out / shape / "seed-figure.html"
+            page = out / f"{shape}-seed-figure.html"
             flags = judge.yardstick(LOAD, "warm")
             if judge.is_there(LOAD, "replayed"):
                 flags += ["--beside", f"replayed={judge.trace(LOAD, 'replayed')}"]
