@@ -45,6 +45,7 @@ class Keeper:
         """In a row, none of them after a long life."""
         self._started_at = 0.0
         self._finishing = False
+        self._launching = False
         self.ready = False
         self.restarts = 0
 
@@ -79,7 +80,7 @@ class Keeper:
         self._finishing = True
         if self._task is None:
             return True
-        if self._child is None:  # it is being started again, for nothing now
+        if self._child is None and not self._launching:  # it would be started again, for nothing now
             self._task.cancel()
         done, _ = await asyncio.wait([self._task], timeout=timeout_s)
         if not done and self._child is not None:
@@ -88,15 +89,20 @@ class Keeper:
         return bool(done)
 
     async def _launch(self) -> None:
-        self._started_at = monotonic()
-        child = await self._start()
+        self._started_at, self._launching = monotonic(), True
         try:
-            await child.ready()
-        except BaseException:
-            child.channel.close()
-            await child.ended(REAP_S)
-            raise
+            child = await self._start()
+            try:
+                await child.ready()
+            except BaseException:
+                child.channel.close()
+                await child.ended(REAP_S)
+                raise
+        finally:
+            self._launching = False
         self._child, self.ready = child, True
+        if self._finishing:  # it came up too late to be told: others may have given it work that it must account for
+            child.channel.finish()
 
     async def _keep(self) -> None:
         while self._child is not None:
@@ -112,7 +118,7 @@ class Keeper:
     async def _start_again(self) -> None:
         """Start another, however often it takes."""
         cause = "died"
-        while self._child is None:
+        while self._child is None and not self._finishing:
             long_lived = monotonic() - self._started_at > LONG_LIFE_S
             self._deaths = 0 if long_lived else self._deaths + 1
             wait_s = backoff_s(self._deaths)

@@ -288,7 +288,7 @@ async def tap_command(
     finally:
         if process.returncode is None:
             process.kill()
-            await process.communicate()
+        await process.communicate()  # of one that was killed, too: its pipes are ours to close
 
 
 @dataclass

@@ -18,13 +18,15 @@ from tracefile.errors import InputError
 SETUP = EngineChanged(None)
 """Any message: the child below does not look into it."""
 CHILD = """
-import os, pathlib, socket, sys
+import os, pathlib, socket, sys, time
 from tap.control import Drained
 from tap.exchange import Ready, Refused, encode_frame
 
 folder = pathlib.Path(__file__).parent
 sock = socket.socket(fileno=int(sys.argv[1]))
 sock.recv(100)
+while (folder / "slow").exists():
+    time.sleep(0.01)
 if (folder / "refuse").exists():
     sock.sendall(encode_frame(Refused("not today")))
 elif (folder / "die").exists():
@@ -45,12 +47,13 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.heard: list[int] = []
-        self.deaths = 0
+        self.deaths = self.started = 0
         self.keeper = Keeper(
             "test", self.start, on_message=self.hear, on_death=self.mourn, consequence="nothing happens"
         )
 
     async def start(self) -> ChildProcess:
+        self.started += 1
         return await ChildProcess.start("child_of_test", SETUP, _replies)
 
     def hear(self, message: Drained) -> None:
@@ -158,3 +161,20 @@ def test_one_that_is_away_when_all_ends_is_not_waited_for(nursery: Nursery, monk
         return await keeper.finish(30)
 
     assert asyncio.run(scenario()) is True
+
+
+def test_one_that_is_coming_back_when_all_ends_is_heard_to_its_end(nursery: Nursery) -> None:
+    async def scenario() -> bool:
+        keeper = nursery.keeper
+        await keeper.start()
+        await until(lambda: nursery.heard)
+        nursery.behave("slow")
+        os.kill(nursery.heard[0], signal.SIGKILL)
+        await until(lambda: nursery.started == 2)
+        finishing = asyncio.create_task(keeper.finish(30))
+        await asyncio.sleep(0.05)
+        nursery.forget("slow")
+        return await finishing
+
+    assert asyncio.run(scenario()) is True
+    assert (len(nursery.heard), nursery.keeper.pid) == (2, None), "it told what it had, and left"
