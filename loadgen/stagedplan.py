@@ -1,8 +1,8 @@
 """Waves of sessions as a plan: a wave's sessions begin once all of the one before it are over.
 
-The last stage of a round comes at random times, at a rate of its own making: by how long sessions of the stage
-``alone`` took, one at a time, the engine would be busy for ``BUSY`` of the time. What is sent is thus decided by the
-seed, only when is decided by the engine, as in any closed loop.
+A wave's sessions come one after another at random distances. These are told in how long a session of that size took
+in the stage ``alone``, so that a wave is as dense on a fast engine as on a slow one. What is sent is thus decided by
+the seed; only when, by the engine, as in any closed loop.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,10 @@ from loadgen.plan import Answer, Send
 from loadgen.stages import Wave
 
 BUSY = 0.6
-"""Below 1, because the engine answers several at once: enough for requests to meet, too little for them to queue up."""
+"""Of the time, by what its sessions take alone, the engine works on the mix: enough for requests to meet, too little
+for them to queue up."""
+NEARLY_AT_ONCE = 0.02
+"""Of what a session takes alone, between two of another wave: all are answered together, and no two arrive so."""
 SETTLE_MS = 100.0
 """Between waves, for the engine to come to rest."""
 
@@ -61,8 +64,9 @@ class StagedPlan:
 
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
         """When each session begins, from the wave's beginning."""
-        if not wave.spaces or not self._alone:
+        if wave.stage == "alone" or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, took_ms = zip(*sorted(self._alone), strict=True)
         expected_ms = np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, took_ms)
-        return list(accumulate(float(ms) * space / BUSY for ms, space in zip(expected_ms, wave.spaces, strict=True)))
+        pace = 1 / BUSY if wave.stage == "mix" else NEARLY_AT_ONCE
+        return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))

@@ -4,7 +4,7 @@ It comes in rounds of the same stages, a round in waves of sessions, and a wave 
 is over, so that each meets an idle engine however fast that is:
 
 - ``alone``: one cold prompt at a time, of sizes from the shortest to the longest, each extended by a warm second turn;
-- ``short``: 2, 4, 8, … short prompts at once: what one more answer costs a step;
+- ``short``: 2, 4, 8, … short prompts nearly at once: what one more answer costs a step;
 - ``long``: as many, of prompts that together are twice the longest: what the tokens behind an answer cost it;
 - ``beside``: long prompts that come while others are being answered;
 - ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it.
@@ -64,8 +64,8 @@ class Wave(msgspec.Struct, frozen=True):
 
     stage: Stage
     sessions: Sequence[SessionShape]
-    spaces: Sequence[float] = ()
-    """Before each session's beginning, in units of how long it takes alone; empty: all begin at once."""
+    spaces: Sequence[float]
+    """Before each session's beginning, exponential of mean 1: in what unit is the stage's to say."""
 
 
 def waves(config: LoadConfig) -> Iterator[Wave]:
@@ -74,8 +74,7 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
     for outline in outlines(config):
         plans = outline.sessions[:left]
         sessions = [_drawn(config.seed, next(numbers), plan) for plan in plans]
-        spaces = [_space(config.seed, session.index) for session in sessions] if outline.stage == "mix" else ()
-        yield Wave(outline.stage, sessions, spaces)
+        yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
         left = None if left is None else left - len(plans)
         if left == 0:
             return
@@ -100,7 +99,7 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
     for width in widths:
         yield Outline("short", [[TurnPlan(ladder[0], answer)]] * width)
     for width in widths:
-        yield Outline("long", [[TurnPlan(part_of(prompts, 2 / width), answer)]] * width)
+        yield Outline("long", [extended(part_of(prompts, 2 / width), answer)] * width)
     for share in (1, 1 / 4):
         decoding = [[TurnPlan(ladder[0], answer)]] * (config.parallel // 2)
         yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
