@@ -22,7 +22,7 @@ LOADS_128X2 = {
     # Warm at a fifth of what the engine can do; cold at more than three times that.
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
     # The same sessions where a cold cache keeps up as well: six tenths of the engine.
-    "session-slow": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.05 --number 12 --seed 52",
+    "session-slow": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.05 --number 8 --seed 52",
     "session-short": f"{_SESSION} --prefix-tokens 3000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 53",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 1.5 --duration 75 --seed 54",
     "poisson-fast": f"--pattern poisson {_SINGLE} --rate 4 --duration 40 --seed 55",
