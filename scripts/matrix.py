@@ -1,9 +1,9 @@
 """The fidelity matrix: capture loads on a real engine, then judge forecasts of what no fit ever saw.
 
-    python scripts/matrix.py                              # everything, about an hour and a half
-    python scripts/matrix.py capture --only 128x2/session # some captures
-    python scripts/matrix.py judge                        # from the files that are there, in minutes
-    python scripts/matrix.py judge --captures docs/captures   # from those that docs/results.md is about
+    python scripts/matrix.py                                    # everything, about two hours
+    python scripts/matrix.py capture --only '128x2/session-*'   # some captures
+    python scripts/matrix.py judge                              # from the files that are there, in minutes
+    python scripts/matrix.py judge --captures docs/captures     # from those that docs/results.md is about
 
 A capture that exists with the same definition is kept, and so is what is whole after Ctrl-C: run it again to go on.
 """
@@ -11,6 +11,7 @@ A capture that exists with the same definition is kept, and so is what is whole 
 import argparse
 import signal
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("action", choices=["all", "capture", "judge"], nargs="?", default="all")
     made.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="default: %(default)s")
     made.add_argument("--shapes", nargs="+", choices=LOADS, default=list(LOADS), help="models (default: all)")
-    made.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="captures whose SHAPE/NAME begins so")
+    made.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="captures whose SHAPE/NAME is like one")
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
     made.add_argument("--captures", type=Path, metavar="DIR", help="judge those that are there (default: OUT's)")
     made.add_argument("--document", type=Path, metavar="FILE", help="put the tables between the markers of this page")
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 def selected(shapes: list[str], only: list[str]) -> list[Capture]:
     """The captures that were asked for, the most valuable first."""
-    return [found for found in matrix(shapes) if any(f"{found.shape}/{found.name}".startswith(name) for name in only)]
+    return [found for found in matrix(shapes) if any(fnmatchcase(f"{found.shape}/{found.name}", like) for like in only)]
 
 
 def main() -> int:
