@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("sim.audit", "whether reported cached tokens are what the rules make of the captured schedule"),
     "run": ("sim.run", "predict a trace's times and cached tokens with a fitted model"),
     "what-if": ("sim.whatif", "forecast a capture under another cache, rate or setting, beside the capture as it was"),
+    "search": ("sim.search", "the smallest cache or the highest rate for a TTFT percentile"),
     "fit": ("sim.fit", "fit the model of step times to captured traces"),
     "calibrate": ("sim.calibrate", "whether forecasts come true: a capture beside an ensemble of forecasts of it"),
     "serve": ("sim.serve", "serve an OpenAI-compatible engine that keeps the model's time"),

@@ -231,16 +231,21 @@ def _curve(waits: Sequence[Waits], shares: Sequence[Floats], last_ms: float, *, 
     )
 
 
-def _engine_values(found: Forecast) -> dict[str, Floats]:
-    """What is not a TTFT, by member."""
+def hit_rates(found: Forecast) -> Floats:
+    """By member: cached share of the prompt tokens of the requests that were admitted."""
     prompts = np.array([arrival.prompt_tokens for arrival in found.arrivals])
     admitted = found.cached_tokens >= 0
     looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, found.cached_tokens, 0).sum(axis=1)
+    return np.asarray(hit / np.maximum(looked_up, 1))
+
+
+def _engine_values(found: Forecast) -> dict[str, Floats]:
+    """What is not a TTFT, by member."""
     ends_ms = found.arrival_ms + found.e2e_ms
     seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
     served = (found.outcome == layout.OK).sum(axis=1)
     values = {
-        "hit_rate": hit / np.maximum(looked_up, 1),
+        "hit_rate": hit_rates(found),
         "requests_per_s": served / seconds,
         "output_tokens_per_s": found.output_tokens.sum(axis=1) / seconds,
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
@@ -280,20 +285,21 @@ def _row(one: _Outlook, base: _Outlook, model: Model) -> Row:
 def _measure(name: str, one: _Outlook, base: _Outlook | None) -> Measure:
     values, beyond = one.values[name], one.beyond.get(name)
     if base is None:
-        return Measure(value=_span(values, beyond))
+        return Measure(value=span_of(values, beyond))
     before = base.values[name]
     with np.errstate(invalid="ignore", divide="ignore"):
         difference, ratio = values - before, np.where(before > 0.0, values / before, np.nan)
     middle = interval(before).middle
     known = beyond is not None and np.isfinite(middle)
     return Measure(
-        value=_span(values, beyond),
-        difference=_span(difference, (beyond or 0.0) - middle if known else None),
-        ratio=_span(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
+        value=span_of(values, beyond),
+        difference=span_of(difference, (beyond or 0.0) - middle if known else None),
+        ratio=span_of(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
     )
 
 
-def _span(values: Floats, beyond: float | None) -> Span:
+def span_of(values: Floats, beyond: float | None) -> Span:
+    """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
     found = interval(values)
     return Span(
         middle=_finite(found.middle),
