@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from report.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from report.results import DurationError, Pair, Provenance
-from report.wording import factor, share
+from report.wording import factor, share, signed_percent
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -40,7 +40,9 @@ def _sentence(label: str, pair: Pair, min_cell: int) -> str:
     ttft = pair.cohorts[name].ttft
     if not ttft.judged:
         return _too_few(label, pair, ttft, min_cell)
-    return (_error_sentence if pair.kind == "error" else _contrast_sentence)(label, pair, name)
+    if pair.kind == "contrast":
+        return _contrast_sentence(label, pair, name)
+    return (_error_sentence if ttft.verdict is None else _verdict_sentence)(label, pair, name)
 
 
 def _error_sentence(label: str, pair: Pair, name: str) -> str:
@@ -48,11 +50,27 @@ def _error_sentence(label: str, pair: Pair, name: str) -> str:
     errors = {level: found.error for level in _NAMED if (found := getattr(ttft, level)) is not None}
     within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
     at = f" at {_listed(list(errors))}" if errors else ""
-    cached = pair.cohorts[ALL].cached
-    agreement = ""
-    if cached.exact_share is not None:
-        agreement = f", and cached tokens are equal on {share(cached.exact_share)} of {cached.n:,} requests"
+    agreement = _agreement(pair)
     return f"{label}: TTFT {within} {pair.truth}{at} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
+
+
+def _verdict_sentence(label: str, pair: Pair, name: str) -> str:
+    """Of a forecast with a band."""
+    ttft = pair.cohorts[name].ttft
+    errors = [
+        f"{signed_percent(found.signed_error)} at {level}"
+        for level in _NAMED
+        if (found := getattr(ttft, level)) is not None
+    ]
+    held = f"{label} against {pair.truth}: TTFT {ttft.verdict}"
+    return f"{held} ({_listed(errors)}; {_in_sentence(name)}, n = {ttft.n_truth:,}){_agreement(pair)}."
+
+
+def _agreement(pair: Pair) -> str:
+    cached = pair.cohorts[ALL].cached
+    if cached.exact_share is None:
+        return ""
+    return f", and cached tokens are equal on {share(cached.exact_share)} of {cached.n:,} requests"
 
 
 def _contrast_sentence(label: str, pair: Pair, name: str) -> str:

@@ -24,6 +24,8 @@ from report.figures import (
 )
 from report.headline import ordered_labels, telling_cohort
 from report.results import LEVELS, METRICS, Comparison
+from report.verdicts import JUDGED_LEVELS
+from report.verdicttable import describe_forecast, per_request, unjudged
 
 _SLOTS: Final = 8
 """Colours in the palette; further labels start over."""
@@ -54,6 +56,7 @@ def render_page(compared: Compared) -> str:
     present = {name for trace in result.traces.values() for name in trace.cohorts}
     return template("page.html.jinja").render(
         result=result,
+        tool="sim calibrate" if result.forecasts else "report compare",
         figures=drawn,
         figures_json=script_json(drawn),
         cards=cards(result),
@@ -110,7 +113,13 @@ def template(name: str) -> Template:
         "metrics": METRICS,
         "cohort_title": cohort_title,
         "cohort_id": _id,
+        "cohort_order": lambda cohorts: cohort_order(set(cohorts)),
         "wording": wording,
+        "judged_levels": JUDGED_LEVELS,
+        "first_label": lambda result: next(iter(result.traces)),
+        "describe_forecast": describe_forecast,
+        "per_request": per_request,
+        "unjudged": unjudged,
         "wall_clock": _wall_clock,
     }
     return environment.get_template(name)

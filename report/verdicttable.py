@@ -53,14 +53,16 @@ def _aside(pair: Pair, min_cell: int) -> str:
     said = []
     if pair.coverage is not None and pair.coverage.share is not None:
         said.append(f"Bands hold {pair.coverage.inside} of {pair.coverage.quantiles} captured quantiles.")
-    small = [
-        f"{name} {pair.cohorts[name].ttft.n_truth}"
-        for name in cohort_order(set(pair.cohorts))
-        if not pair.cohorts[name].ttft.judged
-    ]
+    small = unjudged(pair)
     if small:
-        said.append(f"Not judged under {min_cell}: {', '.join(small)}.")
+        said.append(f"Not judged under {min_cell}: {small}.")
     return " ".join(said)
+
+
+def unjudged(pair: Pair) -> str:
+    """Cohorts that are too small, each with its requests."""
+    cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
+    return ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.judged)
 
 
 def _baselines(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> Table:
@@ -72,12 +74,13 @@ def _baselines(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, Dura
     for name in cohort_order(set(pair.cohorts)):
         own = pair.cohorts[name].ttft
         if own.judged:
-            cells = [_requests(cohorts.get(name)) for cohorts in ({name: own}, *baselines.values())]
+            cells = [per_request(cohorts.get(name)) for cohorts in ({name: own}, *baselines.values())]
             table.add_row(name, f"{own.joined:,}", *cells)
     return table
 
 
-def _requests(cell: DurationError | None) -> str:
+def per_request(cell: DurationError | None) -> str:
+    """Median |error| of a request, and W1 on ln TTFT."""
     if cell is None or cell.median_abs_error is None:
         return "–"
     return f"{share(cell.median_abs_error)}; {cell.w1_log:.2f}"

@@ -12,6 +12,7 @@ import pytest
 
 from sim.__main__ import command, main
 from sim.model import Baseline, FitTrace, Model, Parameter, default_model, save_model
+from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
 
 BASELINES = {
@@ -87,9 +88,21 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
     assert len(worse) == 2
     assert min(worse) > everything["ttft"]["median_abs_error"]
     assert [gate["passed"] for gate in result["gates"]] == [True] * 6
+    assert result["headline"][0].startswith("predicted against captured: TTFT within ")
     seen = capsys.readouterr().out
     assert "TTFT of predicted against captured" in seen
     assert max(map(len, seen.splitlines())) <= 80
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    calibrate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
+    said = page.read_text()
+    assert "Did the forecasts come true?" in said
+    assert "cold-predicted, held to cold" in said
+    assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "arrivals"}
 
 
 def test_one_seed_one_result(folder: Path) -> None:
