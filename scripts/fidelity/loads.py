@@ -29,10 +29,10 @@ LOADS_128X2 = {
     "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-s 8 --seed 56",
     "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every-s 8 --duration 48 --seed 57",
 }
-# 256 × 4 takes three to four times as long, so its loads are as much slower, and fewer.
+# 256 × 4 takes three to four times as long, so its loads are as much slower, and fewer; calibrations have one round.
 LOADS_256X4 = {
-    "calibration-1": "--pattern calibrate --parallel 16 --seed 4",
-    "calibration-2": "--pattern calibrate --parallel 16 --seed 5",
+    "calibration-1": "--pattern calibrate --number 63 --seed 4",
+    "calibration-2": "--pattern calibrate --number 63 --seed 5",
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.15 --number 12 --seed 61",
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
