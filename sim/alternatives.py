@@ -63,6 +63,11 @@ class Captured:
     """Later turns wait for the answers before them; if not, every request comes at its recorded offset."""
 
     @property
+    def cold(self) -> bool:
+        """Its prompts were made to share nothing, whatever hashes its records keep."""
+        return bool(self.meta.workload and self.meta.workload.cold_prompts)
+
+    @property
     def tail_ms(self) -> float:
         """From the last arrival to the capture's end."""
         last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
@@ -81,7 +86,7 @@ class Load:
 
 
 def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
-    """Read a trace that the model was not fitted on. ``paced`` None: if the trace knows its sessions."""
+    """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
     digest = trace_digest(path)
     model.refuse_fit_traces(digest, path)
     meta, records = load_trace(path)
@@ -89,7 +94,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     if not records:
         raise InputError(f"{path}: no records; expected at least one request")
     if paced is None:
-        paced = any(record.parent_id is not None for record in records)
+        paced = _was_paced(meta, records)
     if paced:
         records = linked_records(meta, records, path)
     told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
@@ -104,7 +109,7 @@ def plan(captured: Captured, alternative: Alternative) -> Load:
         captured.records,
         engine.block_size,
         path=str(captured.path),
-        cold_prompts=alternative.cold_prompts,
+        cold_prompts=alternative.cold_prompts or captured.cold,
         replay_sessions=captured.paced,
         needs_hashes=engine.enable_prefix_caching,
     )
@@ -120,6 +125,12 @@ def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
         return list(arrivals)
     first_ms = min(arrival.arrival_ms for arrival in arrivals)
     return [replace(one, arrival_ms=first_ms + (one.arrival_ms - first_ms) / rate) for one in arrivals]
+
+
+def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
+    """Whether later turns waited for answers: where there are sessions, unless a replay sent all at recorded times."""
+    at_recorded_times = meta.workload is not None and meta.workload.pattern == "replay"
+    return not at_recorded_times and any(record.parent_id is not None for record in records)
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sim.alternatives import (
     read_captured,
 )
 from sim.model import default_model
-from tracefile import Engine, InputError, Meta, Record, TraceWriter
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload
 
 
 def parsed(*flags: str) -> list[Alternative]:
@@ -116,3 +116,15 @@ def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synt
     assert read.engine == replace(model.engine, num_gpu_blocks=77)
     assert read.paced  # it has parents
     assert not read_captured(path, model, paced=False).paced
+
+
+def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: ModuleType) -> None:
+    for pattern, cold, paced in (("replay", False, False), ("replay-sessions", True, True)):
+        path = tmp_path / f"{pattern}.jsonl"
+        with TraceWriter(path, Meta(block_size=32, workload=Workload(pattern=pattern, cold_prompts=cold))) as writer:
+            for record in synthetic.calibration(seed=1, prompts=3, mixed=2):
+                writer.write(record)
+        read = read_captured(path, default_model(), paced=None)
+        assert read.paced is paced
+        hashes = [key for arrival in plan(read, Alternative({})).arrivals for key in arrival.hashes]
+        assert (len(set(hashes)) == len(hashes)) is cold
