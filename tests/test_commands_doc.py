@@ -15,7 +15,22 @@ COMMANDS = [
     "loadgen",
     "loadgen calibrate",
     "replay",
-    *(f"sim {name}" for name in ("pool", "curve", "misses", "reuse", "audit", "fit", "run", "calibrate", "serve")),
+    *(
+        f"sim {name}"
+        for name in (
+            "pool",
+            "curve",
+            "misses",
+            "reuse",
+            "audit",
+            "fit",
+            "run",
+            "calibrate",
+            "serve",
+            "what-if",
+            "search",
+        )
+    ),
     "report compare",
     "report curve",
     *(f"tracefile {name}" for name in ("info", "check", "convert", "join", "synthesize")),
