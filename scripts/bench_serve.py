@@ -32,7 +32,8 @@ from time import perf_counter_ns
 import numpy as np
 
 from sim.__main__ import main as sim
-from sim.realtime import Generation, RealTimeEngine
+from sim.generation import Generation
+from sim.realtime import RealTimeEngine
 
 Truth = dict[int, tuple[float, list[float]]]
 """Prompt length, which tells requests apart, to arrival and token times on the engine's clock, as moments in ns."""
@@ -47,28 +48,29 @@ def serve(flags: Sequence[str], core: int | None, truth: Path | None) -> None:
     pin(core)
     seen: Truth = {}
     if truth is not None:
-        tell = RealTimeEngine._tell_one
-
-        def noting(engine: RealTimeEngine, generation: Generation) -> None:
-            tell(engine, generation)
-            place = generation.request.prompt_tokens
-            if place not in seen:
-                seen[place] = (engine.moment_ns(generation.arrival_ms), [])
-            seen[place][1].append(engine.now_ms)
-
-        setattr(RealTimeEngine, "_tell_one", noting)  # noqa: B010 - a hook that no product code needs
-        moment_ns = RealTimeEngine.moment_ns
+        submit = RealTimeEngine.submit
         engines: list[RealTimeEngine] = []
 
-        def remembering(engine: RealTimeEngine, virtual_ms: float) -> int:
+        def noting(
+            engine: RealTimeEngine, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0
+        ) -> None:
+            submit(engine, generation, arrival_ms, extra_ms)
             engines[:] = [engine]
-            return moment_ns(engine, virtual_ms)
+            times_ms: list[float] = []
+            seen[generation.request.prompt_tokens] = (engine.moment_ns(generation.arrival_ms), times_ms)
+            tell = generation.on_progress
 
-        setattr(RealTimeEngine, "moment_ns", remembering)  # noqa: B010
+            def telling(generation: Generation) -> None:
+                tell(generation)
+                times_ms.append(engine.now_ms)
+
+            generation.on_progress = telling
+
+        setattr(RealTimeEngine, "submit", noting)  # noqa: B010 - a hook that no product code needs
     code = sim(["serve", *flags])
     if truth is not None:
         moments = {
-            length: (arrival_ns, [moment_ns(engines[0], token_ms) for token_ms in times_ms])
+            length: (arrival_ns, [engines[0].moment_ns(token_ms) for token_ms in times_ms])
             for length, (arrival_ns, times_ms) in seen.items()
         }
         truth.write_text(json.dumps(moments))

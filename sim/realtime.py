@@ -13,64 +13,20 @@ there is nothing to compute it stands still, or goes to the next request that th
 import asyncio
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Literal
 
 import numpy as np
 
 from sim.alarm import Alarm
-from sim.answer import Answer
+from sim.enginecounters import EngineCounters
 from sim.features import StepRow, step_row
-from sim.histogram import Histogram
+from sim.generation import Generation
 from sim.latency import FrontendClock
 from sim.model import Model
-from sim.request import Request
 from sim.scheduler import Scheduler, Step
 
-Outcome = Literal["finished", "aborted"]
 TOLD_AT_ONCE = 32
 """Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
-LATENESS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
-"""Upper bounds of the buckets of how late steps' tokens go out, seconds."""
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One answer in the making: the request that the scheduler sees, and what its client may see by now."""
-
-    request: Request
-    answer: Answer
-    on_progress: Callable[["Generation"], None]
-    """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
-    place: int = 0
-    """Which of its response's choices it is."""
-    delivered: int = 0
-    """Tokens of the answer that exist by now."""
-    outcome: Outcome | None = None
-    """None: not ended."""
-    arrival_ms: float = 0.0
-    entered: bool = False
-    """Whether the scheduler has it."""
-    token_ms: list[float] = field(default_factory=list)
-    """When the first and the latest token appeared, on the engine's clock."""
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """What ``/metrics`` counts beside the scheduler's own statistics."""
-
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
-    ttft_s: Histogram = field(default_factory=Histogram)
-    itl_s: Histogram = field(default_factory=Histogram)
-    e2e_s: Histogram = field(default_factory=Histogram)
-    lateness_s: Histogram = field(default_factory=lambda: Histogram(LATENESS_S))
-    """How long after its time on the wall each step's first token was told; at full speed nothing is late."""
 
 
 class RealTimeEngine:
@@ -250,27 +206,30 @@ class RealTimeEngine:
             self.on_step(self.now_ms)
         generations = self._generations
         sampled = [
-            generations[share.request.index]
-            for share in step.scheduled
-            if share.samples and share.request.state != "finished"
+            generations[request.index]
+            for request, _, _, samples in step.scheduled
+            if samples and request.state != "finished"
         ]
         # Those whose first token it is go first: the step's order would have them wait for all that decode.
-        sampled.sort(key=_is_begun)
+        beginning = [generation for generation in sampled if not generation.delivered]
+        if beginning:
+            sampled = beginning + [generation for generation in sampled if generation.delivered]
         for first in range(0, len(sampled) or 1, TOLD_AT_ONCE):
-            for generation in sampled[first : first + TOLD_AT_ONCE]:
-                self._tell_one(generation)
+            self._give_tokens(sampled[first : first + TOLD_AT_ONCE])
             if first + TOLD_AT_ONCE >= len(sampled):
                 self._unsettled = step
             await asyncio.sleep(0)
 
-    def _tell_one(self, generation: Generation) -> None:
-        """A token has come; the one that the answer ends with ends it."""
-        if generation.outcome is None:
-            generation.delivered += 1
-            if generation.delivered == generation.request.output_tokens:
-                generation.outcome = "finished"
-            self._told.append(generation)
-            generation.on_progress(generation)
+    def _give_tokens(self, generations: list[Generation]) -> None:
+        """A token each has come; the one that an answer ends with ends it."""
+        told = self._told
+        for generation in generations:
+            if generation.outcome is None:
+                generation.delivered += 1
+                if generation.delivered == generation.request.output_tokens:
+                    generation.outcome = "finished"
+                told.append(generation)
+                generation.on_progress(generation)
 
     def settle(self) -> None:
         """Do the books of a step that has been told; whoever reads them in the meantime calls this first."""
@@ -278,34 +237,12 @@ class RealTimeEngine:
         if step is None:
             return
         told, self._told = self._told, []
-        self.counters.steps += 1
-        self.counters.generation_tokens += len(told)
         self.scheduler.finish_step(step)
-        now_ms = self.now_ms
-        gaps_ms: dict[float, int] = {}
+        self.counters.count_step(told, self.now_ms)
         for generation in told:
-            if generation.token_ms:
-                gap_ms = now_ms - generation.token_ms[1]
-                gaps_ms[gap_ms] = gaps_ms.get(gap_ms, 0) + 1
-                generation.token_ms[1] = now_ms
-            else:
-                self._count_first(generation)
             if generation.outcome == "finished":
-                self._forget(generation)
-        for gap_ms, times in gaps_ms.items():
-            self.counters.itl_s.add(gap_ms / 1e3, times)
-
-    def _count_first(self, generation: Generation) -> None:
-        counters, request = self.counters, generation.request
-        generation.token_ms = [self.now_ms, self.now_ms]
-        counters.prompt_tokens += request.prompt_tokens
-        counters.cached_prompt_tokens += request.cached_tokens or 0
-        counters.ttft_s.add((self.now_ms - generation.arrival_ms) / 1e3)
-
-    def _forget(self, generation: Generation) -> None:
-        del self._generations[generation.request.index]
-        self.counters.finished[generation.answer.finish_reason] += 1
-        self.counters.e2e_s.add((self.now_ms - generation.arrival_ms) / 1e3)
+                del self._generations[generation.request.index]
+                self.counters.count_finished(generation, self.now_ms)
 
     def _abort(self, generation: Generation) -> None:
         if generation.outcome is not None:
@@ -327,7 +264,3 @@ class RealTimeEngine:
             assert generation.delivered == generation.request.num_generated
         held = {request.index for request in (*self.scheduler.running, *self.scheduler.waiting)}
         assert held == {index for index, generation in self._generations.items() if generation.entered}
-
-
-def _is_begun(generation: Generation) -> bool:
-    return generation.delivered > 0

@@ -14,9 +14,10 @@ from typing import Any
 from sim.serving.asgi import AsgiPages
 from sim.serving.chats import Chats
 from sim.serving.completions import Completions
-from sim.serving.connection import Exchange, Handler, HttpRequest
+from sim.serving.connection import Handler
 from sim.serving.controlapp import make_app
 from sim.serving.endpoint import Endpoint
+from sim.serving.exchange import Exchange, HttpRequest
 from sim.serving.faults import Faults
 from sim.serving.fleet import Fleet
 from sim.serving.messages import Messages

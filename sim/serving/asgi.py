@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from sim.serving.connection import Exchange, HttpRequest
+from sim.serving.exchange import Exchange, HttpRequest
 
 
 class AsgiPages:

@@ -1,20 +1,17 @@
 """``/v1/chat/completions`` as vLLM 0.32 speaks it, calls of tools included."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from sim.serving.completions import chunk_head, closing, event
+from sim.serving.completions import chunk_head, closing, event, worded_tokens
 from sim.serving.errors import ApiError
 from sim.serving.logprobs import chat_logprobs
 from sim.serving.requests import Asked, ChatMessage, GenerationFields, check_top_logprobs, choose_tools, decode_body
 from sim.serving.service import Service
 from sim.serving.voice import Delta, Usage
 from sim.tools import Tool
-
-_ONE_TOKEN = (
-    b'%b"choices":[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":%b}]}\n\n'
-)
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -78,12 +75,13 @@ class ChatVoice:
         """Nothing: the role comes with the first token, as from vLLM."""
         return b""
 
-    def one_token(self, place: int, token_id: int) -> bytes | None:
-        """A chunk of parts that are there already."""
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """Chunks of parts that are there already."""
         if self._asked.top_logprobs is not None or self._asked.tool_choice != "none":
-            return None
-        ids = b"[%d]" % token_id if self._with_ids else b"null"
-        return _ONE_TOKEN % (self._head, place, self._spelling[token_id], ids)
+            return []
+        before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
+        after = b'},"logprobs":null,"finish_reason":null,"token_ids":'
+        return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk; before a choice's first one, another with its role."""

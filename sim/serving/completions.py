@@ -3,6 +3,7 @@
 With several prompts in a request vLLM reports one prompt's cached tokens; here they are summed, as prompt tokens are.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,14 +12,11 @@ from sim.serving.errors import ApiError
 from sim.serving.logprobs import completion_logprobs
 from sim.serving.requests import Asked, GenerationFields, check_top_logprobs, decode_body, decode_prompts
 from sim.serving.service import Service
+from sim.serving.spelling import Spelling
 from sim.serving.voice import Delta, Usage
 
 DEFAULT_TOKENS = 16
 DONE = b"data: [DONE]\n\n"
-_ONE_TOKEN = (
-    b'%b"choices":[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null,'
-    b'"prompt_token_ids":null,"token_ids":%b}]}\n\n'
-)
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
@@ -73,12 +71,13 @@ class CompletionVoice:
         """Nothing."""
         return b""
 
-    def one_token(self, place: int, token_id: int) -> bytes | None:
-        """A chunk of parts that are there already."""
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """Chunks of parts that are there already."""
         if self._asked.top_logprobs is not None:
-            return None
-        ids = b"[%d]" % token_id if self._with_ids else b"null"
-        return _ONE_TOKEN % (self._head, place, self._spelling[token_id], ids)
+            return []
+        before = b'%b"choices":[{"index":%d,"text":' % (self._head, place)
+        after = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
+        return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """A chunk."""
@@ -121,6 +120,16 @@ class CompletionVoice:
 def chunk_head(fields: dict[str, Any]) -> bytes:
     """What every event of a stream begins with, made once."""
     return b"data: " + msgspec.json.encode(fields)[:-1] + b","
+
+
+def worded_tokens(
+    before: bytes, after: bytes, token_ids: Sequence[int], spelling: Spelling, *, with_ids: bool
+) -> list[bytes]:
+    """An event for each token: its text stands behind ``before``, and its id behind ``after`` if that is told."""
+    if with_ids:
+        return [b"%b%b%b[%d]}]}\n\n" % (before, spelling[token_id], after, token_id) for token_id in token_ids]
+    after += b"null}]}\n\n"
+    return [before + spelling[token_id] + after for token_id in token_ids]
 
 
 def event(head: bytes, fields: dict[str, Any], usage: Usage | None) -> bytes:

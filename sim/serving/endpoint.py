@@ -3,8 +3,8 @@
 import secrets
 import time
 
-from sim.serving.connection import JSON_TYPE, Exchange, Header, HttpRequest
 from sim.serving.errors import ApiError
+from sim.serving.exchange import JSON_TYPE, Exchange, Header, HttpRequest
 from sim.serving.reply import Reply
 from sim.serving.service import Service
 from sim.serving.voice import Api

@@ -1,5 +1,6 @@
 """Anthropic's ``/v1/messages`` as vLLM 0.32 speaks it: content blocks in named events, calls of tools included."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -129,9 +130,9 @@ class MessagesVoice:
         """Nothing: the message starts with its first token, as from vLLM."""
         return b""
 
-    def one_token(self, place: int, token_id: int) -> bytes | None:
-        """None: every event is made anew."""
-        return None
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """Nothing: every event is made anew."""
+        return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """The block's next piece; before it the message's and the block's start."""

@@ -7,13 +7,16 @@ kept for it stays small.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from sim.realtime import Generation, RealTimeEngine
-from sim.serving.connection import JSON_TYPE, Exchange, Header
+from sim.generation import Generation
+from sim.realtime import RealTimeEngine
+from sim.serving.exchange import JSON_TYPE, Exchange, Header
 from sim.serving.faults import Injection
 from sim.serving.requests import Asked
 from sim.serving.voice import Delta, Usage, Voice
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+WORDED_AHEAD = 32
+"""Tokens that are worded at once, before they come: a few kilobytes of each stream."""
 GARBAGE = b'data: {"id":"garbage","choices":[{"index":0,"delta":{"content":"\xff\xfe\n\n'
 
 
@@ -30,13 +33,15 @@ class Reply:
         self._headers: Sequence[Header] = ()
         self._generations: Sequence[Generation] = ()
         self._told: list[int] = []
+        self._ahead: list[list[bytes]] = []
+        """Of each choice, what will be written of its next tokens, the last one first."""
         self._open_choices = 0
         self._held: asyncio.TimerHandle | None = None
         """Runs while nothing is written on purpose."""
         self._trigger = -1
         """Tokens told, over all choices, at which what was injected into the answer's middle happens; -1: none."""
         self._is_plain = not self._continuous
-        """Whether a token in the middle of an answer may be told by itself."""
+        """Whether tokens in the middle of an answer may be worded before they come."""
 
     def begin(
         self, voice: Voice, generations: Sequence[Generation], engine: RealTimeEngine, headers: Sequence[Header]
@@ -44,6 +49,7 @@ class Reply:
         """Before the engine has the request."""
         self._voice, self._generations, self._engine, self._headers = voice, generations, engine, headers
         self._told = [0] * len(generations)
+        self._ahead = [[] for _ in generations]
         self._open_choices = len(generations)
         self._exchange.on_gone = self.abandon
         self._exchange.on_writable = self._catch_up
@@ -60,12 +66,16 @@ class Reply:
 
     def progress(self, generation: Generation) -> None:
         """A token has come, or the engine has given the answer up."""
-        if generation.outcome == "aborted":
+        ahead = self._ahead[generation.place]
+        if ahead and generation.outcome is None:  # as nearly always: a token is a call of the transport's
+            if self._exchange.offer(ahead[-1]):
+                ahead.pop()
+                self._told[generation.place] += 1
+        elif generation.outcome == "aborted":
             self._exchange.cut()
         elif self._held is None and self._exchange.writable:
             if self._streams:
-                if not (self._is_plain and generation.outcome is None and self._tell_one(generation)):
-                    self._tell(generation)
+                self._tell(generation)
             elif generation.outcome is not None:
                 self._open_choices -= 1
                 if not self._open_choices:
@@ -100,20 +110,6 @@ class Reply:
             if self._held is None and generation.delivered > self._told[generation.place]:
                 self._tell(generation)
 
-    def _tell_one(self, generation: Generation) -> bool:
-        """Tell one token in the middle of an answer, as nearly all are. False: it is another, and nothing was told."""
-        place = generation.place
-        told = self._told[place]
-        if told == 0 or generation.delivered != told + 1:
-            return False
-        said = self._voice.one_token(place, generation.answer.token_ids[told])
-        if said is None:
-            self._is_plain = False
-            return False
-        self._told[place] = told + 1
-        self._exchange.write(said)
-        return True
-
     def _tell(self, generation: Generation) -> None:
         place, stop = generation.place, generation.delivered
         start, self._told[place] = self._told[place], stop
@@ -128,6 +124,17 @@ class Reply:
             self._go_wrong(said)
         else:
             self._say(said)
+        if self._is_plain and not ended:
+            self._word_ahead(generation)
+
+    def _word_ahead(self, generation: Generation) -> None:
+        """Word the tokens that come next, but for the answer's last one, which says more than itself."""
+        place, token_ids = generation.place, generation.answer.token_ids
+        told = self._told[place]
+        coming = token_ids[told : min(told + WORDED_AHEAD, len(token_ids) - 1)]
+        said = self._voice.tokens(place, coming)
+        self._is_plain = bool(said) or not coming
+        self._ahead[place] = self._exchange.chunks(said)[::-1]
 
     def _tell_whole(self) -> None:
         self._told = [generation.delivered for generation in self._generations]

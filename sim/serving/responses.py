@@ -1,5 +1,6 @@
 """OpenAI's ``/v1/responses`` as vLLM 0.32 speaks it: typed events with a sequence number; nothing is stored."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -114,9 +115,9 @@ class ResponsesVoice:
         begun = {"response": self._response | {"status": "in_progress", "output": [], "usage": None}}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
-    def one_token(self, place: int, token_id: int) -> bytes | None:
-        """None: every event is made anew."""
-        return None
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """Nothing: every event is made anew."""
+        return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """The item's next piece; before it, the item and its part."""

@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from sim.answer import AnswerLimits, draw_answer
-from sim.realtime import Generation
+from sim.generation import Generation
 from sim.request import Request
 from sim.serving.errors import ApiError
 from sim.serving.faults import Faults

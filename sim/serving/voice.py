@@ -1,11 +1,12 @@
 """How an API words an answer: what every one of them is given, and what it must be able to say."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from sim.answer import FinishReason
-from sim.realtime import Generation
+from sim.generation import Generation
 from sim.serving.errors import ApiError
 from sim.serving.requests import Asked
 from sim.serving.service import Service
@@ -72,8 +73,11 @@ class Voice(Protocol):
         """What is said before there is a token."""
         ...
 
-    def one_token(self, place: int, token_id: int) -> bytes | None:
-        """The same as ``delta`` for one token in the middle of a text, made faster; None: this response has no such."""
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """What ``delta`` would say of each of these alone, tokens in the middle of a text, worded ahead and at once.
+
+        Nothing: a response of this kind words each as it comes.
+        """
         ...
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:

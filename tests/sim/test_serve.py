@@ -62,6 +62,27 @@ def streamed(client: httpx.Client, path: str, **body: Any) -> list[Body]:
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
+def test_a_long_stream_says_what_the_whole_answer_says(engine: httpx.Client) -> None:
+    """Longer than what is worded at once, in two choices."""
+    body: Body = {"max_tokens": 100, "ignore_eos": True, "return_token_ids": True, "n": 2}
+    asked: list[tuple[str, Body]] = [
+        ("/v1/completions", {"prompt": [7, 8, 9]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ]
+    for path, prompt in asked:
+        chunks = [event["choices"][0] for event in streamed(engine, path, **prompt, **body)]
+        for whole in engine.post(path, json=prompt | body).json()["choices"]:
+            mine = [chunk for chunk in chunks if chunk["index"] == whole["index"]]
+            assert [token for chunk in mine for token in chunk.get("token_ids") or []] == whole["token_ids"]
+            assert "".join(map(_said, mine)) == _said(whole)
+
+
+def _said(choice: Body) -> str:
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice.get("delta") or choice["message"]).get("content", ""))
+
+
 def metric(client: httpx.Client, name: str, label: str = "") -> float:
     lines = client.get("/metrics").text.splitlines()
     (found,) = [line for line in lines if re.match(rf"{name}[ {{]", line) and label in line]

@@ -10,10 +10,11 @@ import pytest
 
 from sim.answer import Answer
 from sim.config import EngineConfig
+from sim.generation import Generation
 from sim.latency import FrontendModel, StepModel
 from sim.model import Model, make_model
 from sim.noise import Noise
-from sim.realtime import Generation, RealTimeEngine
+from sim.realtime import RealTimeEngine
 from sim.request import Request
 from sim.serving.completions import Completions
 from sim.serving.faults import Faults
