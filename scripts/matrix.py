@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=Path("out/results"), help="default: %(default)s")
     made.add_argument("--captures", type=Path, metavar="DIR", help="judge those that are there (default: OUT's)")
     made.add_argument("--document", type=Path, metavar="FILE", help="put the tables between the markers of this page")
+    made.add_argument("--section", default="matrix", metavar="NAME", help="of the markers (default: %(default)s)")
     return made
 
 
@@ -55,21 +56,22 @@ def main() -> int:
         with vllm_engine.on_core(load_core):
             capture_missing(args.engine, out, selected(args.shapes, args.only), matrix())
     if args.action != "capture":
-        judge((args.captures or out).resolve(), out, selected(args.shapes, args.only), args.document)
+        text = judge((args.captures or out).resolve(), out, selected(args.shapes, args.only))
+        if args.document is not None:
+            tables.insert(args.document, args.section, text)
     return 0
 
 
-def judge(captures: Path, out: Path, wanted: list[Capture], document: Path | None) -> None:
-    """Judge what is there of it; leaves ``verdicts.json``, ``verdicts.md`` and a seed figure for each model."""
+def judge(captures: Path, out: Path, wanted: list[Capture]) -> str:
+    """Judge what is there of it; leaves ``verdicts.json``, the tables and a seed figure for each model. The tables."""
     verdicts = judge_all(captures, out, wanted)
     result = {"goals": goals(verdicts.cells), "verdicts": verdicts}
     (out / "verdicts.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     text = tables.page(verdicts)
     (out / "verdicts.md").write_text(text + "\n")
-    if document is not None:
-        tables.insert(document, text)
     draw_seed_figures(captures, out, wanted)
     print(text)
+    return text
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from fidelity.goals import Goal, goals, name_of
 from fidelity.judging import LEVELS, Cell, Quantile, Verdicts
 from fidelity.manifest import Manifest
 
-BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
     "small": "A cache too small for the load",
@@ -35,13 +34,14 @@ def cells_table(cells: Sequence[Cell]) -> str:
     return _table(map(_cell_row, cells), headings)
 
 
-def insert(document: Path, text: str) -> None:
-    """Put the tables between the document's markers, in place of what stood there."""
-    before, found, rest = document.read_text().partition(BEGIN)
-    _, ended, after = rest.partition(END)
+def insert(document: Path, section: str, text: str) -> None:
+    """Put the tables between a section's markers in a document, in place of what stood there."""
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+    before, found, rest = document.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise SystemExit(f"{document}: expected the lines {BEGIN} and {END}")
-    document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise SystemExit(f"{document}: expected the lines {begin} and {end}")
+    document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def _cell_row(cell: Cell) -> list[str]:

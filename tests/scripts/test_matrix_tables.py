@@ -7,7 +7,7 @@ import pytest
 from fidelity.goals import goals
 from fidelity.judging import Cell, Errors, Quantile, Verdicts
 from fidelity.loads import Way
-from fidelity.tables import BEGIN, END, cells_table, insert, page
+from fidelity.tables import cells_table, insert, page
 
 
 def quantile(captured_ms: float, forecast_ms: float, aa_error: float | None = None, *, held: bool = True) -> Quantile:
@@ -102,13 +102,12 @@ def test_tables_take_the_place_of_the_old_ones_and_survive_json(tmp_path: Path) 
     verdicts = Verdicts(cells=[cell("burst")], captures=[], models={"128x2": {"t0_ms": "10 ms/step (9 … 11)"}})
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=Verdicts) == verdicts
     document = tmp_path / "results.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    insert(document, page(verdicts))
+    document.write_text("before\n<!-- quiet: begin -->\nold\n<!-- quiet: end -->\nafter\n")
+    insert(document, "quiet", page(verdicts))
     text = document.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n\n| goal |")
-    assert text.endswith(f"\n\n{END}\nafter\n")
+    assert text.startswith("before\n<!-- quiet: begin -->\n\n| goal |")
+    assert text.endswith("\n\n<!-- quiet: end -->\nafter\n")
     assert "**128x2. Warm" in text
     assert "| t0_ms | 10 ms/step (9 … 11) |" in text
-    document.write_text("no place for tables\n")
-    with pytest.raises(SystemExit, match="expected the lines"):
-        insert(document, "x")
+    with pytest.raises(SystemExit, match="expected the lines <!-- busy: begin -->"):
+        insert(document, "busy", "x")
