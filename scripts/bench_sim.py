@@ -79,7 +79,7 @@ def main() -> None:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         async_scheduling=not arguments.sync,
     )
-    model = make_model(STEP, FRONTEND, config, Noise(ttft_log_ratio=(SPREAD,), itl_log_ratio=SPREAD))
+    model = make_model(STEP, FRONTEND, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
     figures = bench_command(arguments.trace, model, arguments.runs)
     figures |= bench_hour(arguments.trace, model, arguments.runs, plain=arguments.plain)
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)

@@ -10,11 +10,14 @@ Reported cached tokens are not looked at.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from sim.config import EngineConfig
+from sim.features import StepRow, step_row
+from sim.pool import BlockPool
 from sim.request import Request
 from sim.scheduler import Scheduler, Step
 from sim.seentimes import UNSEEN_MS, SeenTimes
@@ -40,6 +43,26 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """One step of the schedule. Times on the trace's clock, ms; where nobody saw them, they are only nearly known."""
+
+    start_ms: float
+    end_ms: float
+    row: StepRow
+    """Its count of every term (``sim.features``)."""
+    sampling: list[tuple[int, int]]
+    """Places of those it samples, and which of their tokens."""
+    largest: int
+    """Place of the request that has most tokens in it."""
+    opener: int | None
+    """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
+    on another step."""
+    continues: bool
+    """Some of its requests had been served before. If not, they may still have been in the front end's hands when it
+    could have begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reconstruction:
     """A schedule that was run: what became of every arrival, in their order."""
 
@@ -49,6 +72,8 @@ class Reconstruction:
     evicted_blocks: int
     shifted: dict[int, int]
     """Who was admitted how many steps later than its first token says, by place."""
+    timeline: list[CapturedStep]
+    """The steps, in order."""
 
     @property
     def misfits(self) -> int:
@@ -62,7 +87,7 @@ class CapturedSchedule:
     ``shifted``: by place, how many steps later than its first token says a request is to be admitted (negative: sooner,
     if it had come by then): for what the rule of thumb below gets wrong, and to ask what another order within the
     clock's uncertainty would have made of it. ``by_reads``: first tokens of one step are in line as they were read, not
-    as their requests came.
+    as their requests came. ``pool``: one that decides hits in its own way.
     """
 
     def __init__(
@@ -72,8 +97,11 @@ class CapturedSchedule:
         shifted: Mapping[int, int] | None = None,
         *,
         by_reads: bool = False,
+        pool: BlockPool | None = None,
     ) -> None:
         self.scheduler = Scheduler(config)
+        if pool is not None:
+            self.scheduler.pool = pool
         self._outcomes = [Admitted(arrival) for arrival in arrivals]
         self._seen = SeenTimes(arrivals)
         self._shifted = dict(shifted or {})
@@ -81,6 +109,9 @@ class CapturedSchedule:
         self._now_ms = -math.inf
         self._planned_ms = -math.inf
         self._step_ends_ms: list[float] = []
+        self._timeline: list[CapturedStep] = []
+        self._opener: int | None = None
+        self._composed: deque[tuple[list[tuple[int, int]], int | None]] = deque()
         self._first_step: dict[int, int] = {}
         self._preemptions = 0
         self._pending = self._in_line(arrivals, by_reads=by_reads)
@@ -109,6 +140,7 @@ class CapturedSchedule:
             self._preemptions,
             self.scheduler.pool.evicted_blocks,
             self._shifted,
+            self._timeline,
         )
 
     def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
@@ -140,11 +172,26 @@ class CapturedSchedule:
             outcome.admitted_ms = self._now_ms if outcome.admitted_ms is None else outcome.admitted_ms
         if not step.scheduled:
             return None
-        self._planned_ms = self._end_of(step)
+        sampling = _sampling(step)
+        self._composed.append((sampling, self._opener))
+        self._opener = None
+        self._planned_ms = self._end_of(step, sampling)
         return step
 
     def _finish(self, step: Step, end_ms: float) -> None:
-        self._now_ms = max(self._now_ms, end_ms)
+        start_ms, self._now_ms = self._now_ms, max(self._now_ms, end_ms)
+        sampling, opener = self._composed.popleft()
+        self._timeline.append(
+            CapturedStep(
+                start_ms,
+                self._now_ms,
+                step_row(step),
+                sampling,
+                max(step.scheduled, key=lambda share: share.num_tokens).request.index,
+                opener,
+                len(step.admitted) < len(step.scheduled),
+            )
+        )
         for share in step.scheduled:
             if share.samples and share.request.num_generated == 0:
                 self._first_step.setdefault(share.request.index, len(self._step_ends_ms))
@@ -165,8 +212,10 @@ class CapturedSchedule:
         if not self._pending:
             return False
         place = self._pending.pop()
-        self._now_ms = self._planned_ms = max(self._now_ms, self._outcomes[place].arrival.arrival_ms)
-        self._add(place)
+        arrival_ms = self._outcomes[place].arrival.arrival_ms
+        if self._add(place) and arrival_ms >= self._now_ms:
+            self._opener = place
+        self._now_ms = self._planned_ms = max(self._now_ms, arrival_ms)
         return True
 
     def _leave(self, place: int) -> None:
@@ -259,13 +308,8 @@ class CapturedSchedule:
             self._left[place] = later - 1
         return came and later == 0
 
-    def _end_of(self, step: Step) -> float:
+    def _end_of(self, step: Step, sampling: Sequence[tuple[int, int]]) -> float:
         """When ``step`` ended: as its tokens were seen; without any, by its share of what is left to the next one."""
-        sampling = [
-            (share.request.index, share.request.num_generated + share.request.placeholders - 1)
-            for share in step.scheduled
-            if share.samples
-        ]
         if ends_ms := self._seen.ends_ms(sampling):
             return max(self._planned_ms, median(ends_ms))
         if sampling:
@@ -280,8 +324,19 @@ class CapturedSchedule:
         return self._planned_ms + share * (first_ms - self._planned_ms)
 
 
-def reconstruct(arrivals: Sequence[Arrival], config: EngineConfig) -> Reconstruction:
-    """The schedule that fits the capture best.
+def _sampling(step: Step) -> list[tuple[int, int]]:
+    """As it is composed: once the next one is too, the tokens in flight are more."""
+    return [
+        (share.request.index, share.request.num_generated + share.request.placeholders - 1)
+        for share in step.scheduled
+        if share.samples
+    ]
+
+
+def reconstruct(
+    arrivals: Sequence[Arrival], config: EngineConfig, make_pool: Callable[[], BlockPool | None] = lambda: None
+) -> Reconstruction:
+    """The schedule that fits the capture best; ``make_pool``: a fresh pool for each attempt, None: the engine's own.
 
     A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
     the schedule run again, as long as there are such.
@@ -289,7 +344,7 @@ def reconstruct(arrivals: Sequence[Arrival], config: EngineConfig) -> Reconstruc
     shifted: dict[int, int] = {}
     best: Reconstruction | None = None
     for _ in range(MOST_ROUNDS):
-        found = CapturedSchedule(arrivals, config, shifted).run()
+        found = CapturedSchedule(arrivals, config, shifted, pool=make_pool()).run()
         if best is None or found.misfits < best.misfits:
             best = found
         if not found.misfits:

@@ -20,7 +20,7 @@ from sim.kernels.layout import Draws, Pool, Records, Scheduler, Timeline, World
 from sim.kernels.loop import FULL, NONE, NUM_STEP_TERMS, run
 from sim.latency import FrontendModel
 from sim.model import Model
-from sim.noise import draw_run
+from sim.noise import normals_table, steps_stream, weights
 from sim.request import Request, State
 from sim.scheduler import PrefixStats
 from sim.timeline import Timeline as Steps
@@ -82,7 +82,7 @@ def lay_out(
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
-    clock["lookahead"] = -1
+    clock["lookahead"], clock["mood_at_ms"] = -1, -np.inf
     world = World(
         scheduler=Scheduler(
             settings=settings,
@@ -128,15 +128,14 @@ def _costs(model: Model) -> Records:
 
 
 def _draws(arrivals: Sequence[Arrival], model: Model, seed: int | None) -> Draws:
-    drawn = draw_run(model.noise, seed, [arrival.record.request_id for arrival in arrivals])
+    noise = model.noise
     return Draws(
-        drawn.ttft_knots,
-        drawn.ttft_logs,
-        drawn.keys,
-        drawn.shared,
-        np.array([drawn.own_weight]),
-        drawn.normals,
-        drawn.gap_factors,
+        step_key=np.array([] if seed is None else [steps_stream(seed)], np.uint64),
+        step_knots=noise.step_knots(),
+        step_table=noise.step_table(),
+        normals=normals_table(),
+        mood=np.array([*weights(noise), noise.mood_ms]),
+        frontend=noise.frontend_factors(seed, [arrival.record.request_id for arrival in arrivals]),
     )
 
 

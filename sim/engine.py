@@ -4,7 +4,6 @@ Everything is decided by the arrivals, the settings, the model and the seed; the
 """
 
 import heapq
-import math
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from sim.config import EngineConfig
 from sim.features import StepRow, decode_row, step_row
 from sim.latency import FrontendClock, FrontendModel, StepModel
 from sim.model import Model
-from sim.noise import Floats, Noise, RequestNoise
+from sim.noise import Floats, StepLuck
 from sim.pool import BlockPool
 from sim.request import Request
 from sim.scheduler import PrefixStats, Scheduler, Step
@@ -23,8 +22,6 @@ from sim.timeline import Timeline
 from sim.workload import Arrival
 
 _ENTER, _ABORT = 0, 1
-LEAST_SHARE = 0.1
-"""A step that was seen to end takes this share of the model's time at least."""
 
 
 @dataclass(slots=True)
@@ -44,7 +41,7 @@ class Flight:
     outcome: str | None = None
     """ok, aborted, unservable, parent_failed, as_recorded. None: not ended yet."""
     ttft_ms: float | None = None
-    """From arrival to the first token, with its noise."""
+    """From arrival to the first token."""
     itl_ms: Floats = field(default_factory=lambda: np.empty(0))
     e2e_ms: float | None = None
 
@@ -62,12 +59,7 @@ class Simulation:
 
 
 class Engine:
-    """One run.
-
-    ``seed`` None: no draws, the noise's medians. ``pool``: one that decides hits in its own way. ``seen_ms``: per
-    arrival, when each of its tokens was seen in fact (NaN: not known); a step that samples such tokens ends when they
-    were, so that the run keeps to what happened and the model fills in the rest.
-    """
+    """One run. ``seed`` None: no draws, the noise's medians. ``pool``: one that decides hits in its own way."""
 
     def __init__(
         self,
@@ -77,7 +69,6 @@ class Engine:
         *,
         seed: int | None = None,
         pool: BlockPool | None = None,
-        seen_ms: Sequence[Sequence[float]] | None = None,
         fast_forward: bool = True,
     ) -> None:
         self.scheduler = Scheduler(config)
@@ -87,10 +78,11 @@ class Engine:
         self.now_ms = 0.0
         self._step_model: StepModel = model.step
         self._frontend: FrontendModel = model.frontend
-        self._noise: Noise = model.noise
-        self._seed = seed
-        self._seen_ms = seen_ms
-        self._skips = fast_forward and not config.async_scheduling and seen_ms is None
+        self._luck = StepLuck(model.noise, seed)
+        self._frontend_factors: list[float] = model.noise.frontend_factors(
+            seed, [arrival.record.request_id for arrival in arrivals]
+        ).tolist()
+        self._skips = fast_forward and not config.async_scheduling
         self._composes_ahead = config.async_scheduling
         self._flights = [Flight(arrival, arrival.arrival_ms) for arrival in arrivals]
         self._children: dict[int, list[int]] = {}
@@ -137,7 +129,7 @@ class Engine:
     def _run_step(self, step: Step) -> None:
         """Move the clock over ``step``; its tokens appear at its end."""
         sampled = [share.request for share in step.scheduled if share.samples and share.request.state != "finished"]
-        self._advance(step_row(step), self._seen_end(sampled))
+        self._advance(step_row(step))
         last = len(self.timeline) - 1
         finished = self.scheduler.finish_step(step)
         for request in sampled:
@@ -157,37 +149,23 @@ class Engine:
         self.now_ms = max(self.now_ms, next_ms)
         return next_ms < float("inf")
 
-    def _seen_end(self, sampled: Sequence[Request]) -> float | None:
-        """When the step that samples these requests' next tokens ended in fact; None: the trace does not tell."""
-        if self._seen_ms is None:
-            return None
-        times_ms = sorted(
-            seen_ms[request.num_generated]
-            for request in sampled
-            if request.num_generated < len(seen_ms := self._seen_ms[request.index])
-            and not math.isnan(seen_ms[request.num_generated])
-        )
-        return times_ms[len(times_ms) // 2] if times_ms else None
-
-    def _advance(self, row: StepRow, end_ms: float | None = None) -> None:
-        """Move the clock over a step of ``row``, or to its end as seen, and the front end with it on a shared core."""
+    def _advance(self, row: StepRow) -> None:
+        """Move the clock over a step of ``row``, and the front end with it on a shared core."""
         start_ms, step_ms = self.now_ms, self._step_model.row_ms(row)
-        if end_ms is not None:
-            # A run that is late catches up, but a step cannot take no time.
-            end_ms, step_ms = max(end_ms, start_ms + LEAST_SHARE * step_ms), float("inf")
+        step_ms *= self._luck.factor(start_ms, step_ms)
         if self._core is not None:
-            row = (*row, *self._share_core(step_ms, float("inf") if end_ms is None else end_ms))
+            row = (*row, *self._share_core(step_ms))
         else:
-            self.now_ms = start_ms + step_ms if end_ms is None else end_ms
+            self.now_ms = start_ms + step_ms
         self.timeline.append(start_ms, self.now_ms, row)
 
-    def _share_core(self, left_ms: float, end_ms: float) -> StepRow:
-        """Run ``left_ms`` of the engine's work beside the front end's, or until ``end_ms``; what the latter did."""
+    def _share_core(self, left_ms: float) -> StepRow:
+        """Run ``left_ms`` of the engine's work beside the front end's; what the latter did."""
         assert self._core is not None
         requests = tokens = 0.0
-        while left_ms > 0.0 and self.now_ms < end_ms:
+        while left_ms > 0.0:
             self._receive()
-            until_ms = min(end_ms, self._arrivals[0][0]) if self._arrivals else end_ms
+            until_ms = self._arrivals[0][0] if self._arrivals else float("inf")
             self.now_ms, left_ms, (more_requests, more_tokens) = self._core.run_beside(self.now_ms, left_ms, until_ms)
             requests, tokens = requests + more_requests, tokens + more_tokens
         self._hand_over()
@@ -267,16 +245,20 @@ class Engine:
         )
         request.priority = arrival.record.priority or 0
         if not self.scheduler.accepts(request):
-            flight.e2e_ms = self._frontend.work_ms(arrival.prompt_tokens)
+            flight.e2e_ms = self._work_ms(place)
             self._end(place, "unservable")
             return
         flight.request = request
         if self._core is None:
-            self._at(self._frontend_clock.entry_ms(time_ms, arrival.prompt_tokens), _ENTER, place)
+            self._at(self._frontend_clock.entry_ms(time_ms, self._work_ms(place)), _ENTER, place)
         else:
-            self._core.accept(place, arrival.prompt_tokens, self._frontend.work_ms(arrival.prompt_tokens))
+            self._core.accept(place, arrival.prompt_tokens, self._work_ms(place))
         if arrival.patience_ms is not None:
             self._at(time_ms + arrival.patience_ms, _ABORT, place)
+
+    def _work_ms(self, place: int) -> float:
+        """What the front end takes for a request, with its luck."""
+        return self._frontend.work_ms(self._flights[place].arrival.prompt_tokens) * self._frontend_factors[place]
 
     def _enter(self, place: int, time_ms: float) -> None:
         flight = self._flights[place]
@@ -317,16 +299,12 @@ class Engine:
                 heapq.heappush(self._arrivals, (arrival_ms, child))
 
     def _see_tokens(self, flight: Flight) -> None:
-        """TTFT, gaps and end as the client sees them: the steps' ends, each interval with its noise."""
-        assert flight.request is not None
-        draws = RequestNoise(self._noise, self._seed, flight.request.request_id)
+        """TTFT, gaps and end as the client sees them, of the steps' ends."""
         ends_ms = self.timeline.ends_ms
         seen_ms = np.array([ends_ms[step] for step in flight.token_steps])
-        uncached = flight.request.prompt_tokens - (flight.request.cached_tokens or 0)
-        flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms) * draws.ttft_factor(uncached)
-        flight.itl_ms = np.diff(seen_ms) * draws.itl_factors(len(seen_ms) - 1)
-        # Gap by gap, as np.sum does not add them, and sum only in some versions of Python.
-        flight.e2e_ms = flight.ttft_ms + float(np.cumsum([0.0, *flight.itl_ms])[-1])
+        flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms)
+        flight.itl_ms = np.diff(seen_ms)
+        flight.e2e_ms = float(seen_ms[-1] - flight.arrival_ms)
 
 
 def _plain_decodes(request: Request, block_size: int) -> int:

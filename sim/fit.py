@@ -10,32 +10,37 @@ from typing import Any, get_args
 import numpy as np
 
 from sim.baselines import baseline_errors
-from sim.features import DEFAULT_STEP_TERMS, EXTRA_STEP_TERMS, TERMS
+from sim.features import EXTRA_STEP_TERMS, TERMS
 from sim.fitreport import describe_fit, describe_misfit
-from sim.fixedpoint import (
-    MOST_ITERATIONS,
-    CachedSource,
-    Capture,
-    Fit,
-    Variant,
-    first_guess,
-    fit_variant,
-    pool_hits,
-    prepare_capture,
-)
 from sim.flags import add_engine_flags, engine_overrides
 from sim.identification import Unidentified, find_unidentified, require_enough
 from sim.latency import FrontendPlacement
 from sim.model import FitTrace, Model, Parameter, save_model
+from sim.noisefit import drift_log_sd, estimate_noise
 from sim.regression import bootstrap
-from sim.residuals import Requests, cohort_errors, estimate_noise, requests_of
+from sim.residuals import Requests, cohort_errors
 from sim.settings import Settings, model_name, settle
+from sim.termchoice import Trial, choose_terms
 from sim.timeline import Floats
+from sim.variants import (
+    CachedSource,
+    Capture,
+    Fit,
+    Variant,
+    choose,
+    default_terms,
+    fit_variant,
+    prepare_capture,
+    schedule_of,
+    with_terms,
+)
 from sim.workload import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.progress import counted
 
 INTERVAL = (0.025, 0.975)
+DRAWS = 64
+"""Rows of the bootstrap that the model keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class FitConfig:
     cached: CachedSource = "factual"
     frontend: FrontendPlacement | None = None
     """None: try all, keep the best."""
-    extra_terms: tuple[str, ...] = ()
+    extra_terms: tuple[str, ...] | None = None
+    """Step terms beyond the default five. None: those that predict captures which they were not fitted on."""
     residuals: bool = False
 
 
@@ -74,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how the HTTP server's work meets the engine's (default auto: the simplest that predicts best)",
     )
     parser.add_argument(
-        "--term", action="append", choices=EXTRA_STEP_TERMS, default=[], help="a step term beyond the default five"
+        "--term",
+        action="append",
+        choices=[*EXTRA_STEP_TERMS, "none"],
+        default=[],
+        help="a step term beyond the default five (none: those alone; default: those that predict what they were not "
+        "fitted on)",
     )
     parser.add_argument("--residuals", action="store_true", help="print where the predictions are off")
     add_engine_flags(parser)
@@ -90,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         cached=arguments.cached,
         frontend=None if arguments.frontend == "auto" else arguments.frontend,
-        extra_terms=tuple(dict.fromkeys(arguments.term)),
+        extra_terms=_asked_terms(arguments.term),
         residuals=arguments.residuals,
     )
     if config.bootstrap < 0:
@@ -104,6 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _asked_terms(flags: Sequence[str]) -> tuple[str, ...] | None:
+    return tuple(name for name in dict.fromkeys(flags) if name != "none") if flags else None
+
+
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """A model and what its report needs."""
@@ -114,7 +129,7 @@ class Fitted:
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    """Read the traces, iterate every variant to its fixed point, keep the best, and weigh what it is worth."""
+    """Read the traces, try every variant, keep the best, choose its terms, and weigh what it is worth."""
     if len(set(config.traces)) < len(config.traces):
         raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
     loaded = {str(path): load_trace(path) for path in config.traces}
@@ -123,75 +138,64 @@ def fit_traces(config: FitConfig) -> Fitted:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
         print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     variants = _variants(config, settings)
-    captures, start = _prepare(loaded, variants[0], config.cached)
-    iterations = counted(range(MOST_ITERATIONS * len(variants)), "iterations")
-    fits = [fit_variant(captures, variant, start, lambda: next(iterations, None)) for variant in variants]
+    captures = _prepare(loaded, variants[0], config.cached)
+    fits = _fit_all(captures, variants, default_terms(config.extra_terms or ()))
     best = choose(fits)
-    requests = requests_of(captures, best.forecast, best.parameters)
-    draws = bootstrap(best.seen, best.solution.weights, best.variant.free, config.bootstrap, config.seed)
-    unidentified = find_unidentified(best.seen, best.variant.free, best.parameters, draws)
+    trials = choose_terms(best.seen) if config.extra_terms is None else []
+    if trials:
+        best = with_terms(best, captures, default_terms(trials[-1].extra_terms))
+    draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
+    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws)
+    parameters = _parameters(best, draws, unidentified)
     model = Model(
-        parameters=_parameters(best, draws, unidentified),
+        parameters=parameters,
         engine=best.variant.config,
         frontend_placement=best.variant.placement,
-        noise=estimate_noise(requests_of(captures, best.seen, best.parameters), best.seen, best.parameters),
+        noise=estimate_noise(best.seen, best.parameters),
+        draws=[[float(f"{value:.6g}") for value in row] for row in draws[:DRAWS, best.free].tolist()],
+        drift_log_sd=drift_log_sd(best.seen, best.parameters),
         model_name=model_name([meta for meta, _ in loaded.values()]),
         fitted_on=[
             FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.records))
             for path, capture in zip(config.traces, captures, strict=True)
         ],
         diagnostics=_diagnostics(
-            best,
-            fits,
-            captures=captures,
-            requests=requests,
-            settings=settings,
-            config=config,
-            unidentified=unidentified,
+            best, fits, trials=trials, captures=captures, settings=settings, config=config, unidentified=unidentified
         ),
-        baselines=baseline_errors(requests),
+        baselines=baseline_errors(best.forecast),
     )
-    return Fitted(model, unidentified, requests)
+    return Fitted(model, unidentified, best.forecast)
 
 
-def choose(fits: Sequence[Fit]) -> Fit:
-    """The first whose loss is within a hundredth of the least: they come simplest first."""
-    least = min(fit.loss for fit in fits)
-    return next(fit for fit in fits if fit.loss <= 1.01 * least)
+def _fit_all(captures: Sequence[Capture], variants: Sequence[Variant], step_terms: tuple[str, ...]) -> list[Fit]:
+    """Every variant; the schedule is reconstructed once for all that share it."""
+    fits, schedules = [], {}
+    for variant in counted(variants, "variants"):
+        ahead = variant.config.async_scheduling
+        if ahead not in schedules:
+            schedules[ahead] = [schedule_of(capture, variant.config) for capture in captures]
+        fits.append(fit_variant(captures, schedules[ahead], variant, step_terms))
+    return fits
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
     """Every shape of engine that neither the traces nor the flags rule out."""
     placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
     scheduling = (settings.config.async_scheduling,) if settings.scheduling_known else (False, True)
-    terms = (*DEFAULT_STEP_TERMS, *config.extra_terms)
     return [
-        Variant(replace(settings.config, async_scheduling=ahead), placement, terms)
+        Variant(replace(settings.config, async_scheduling=ahead), placement)
         for ahead in scheduling
         for placement in placements
     ]
 
 
-def _prepare(
-    loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, cached: CachedSource
-) -> tuple[list[Capture], Floats]:
-    """The captures, ready to simulate, and where to start."""
-    planned = {
-        path: plan_arrivals(
-            meta,
-            records,
-            variant.config.block_size,
-            path=path,
-            cold_prompts=cached == "factual" and _hits_without_hashes(path, records),
-        )
-        for path, (meta, records) in loaded.items()
-    }
-    as_reported = [
-        Capture(records, planned[path], [record.cached_tokens or 0 for record in records])
-        for path, (_, records) in loaded.items()
-    ]
-    start = first_guess(as_reported)
-    captures = [prepare_capture(capture.records, capture.arrivals, variant, start, cached) for capture in as_reported]
+def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, cached: CachedSource) -> list[Capture]:
+    """The captures as the fit looks at them. Raises InputError where they hold too little."""
+    captures = []
+    for path, (meta, records) in loaded.items():
+        cold = cached == "factual" and _hits_without_hashes(path, records)
+        arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
+        captures.append(prepare_capture(records, arrivals, variant.config, cached))
     usable = [
         arrival.prompt_tokens - tokens
         for capture in captures
@@ -200,7 +204,7 @@ def _prepare(
     ]
     gaps = sum(len(record.itl_ms) for capture in captures for record in capture.records)
     require_enough(np.array(usable), gaps)
-    return captures, start
+    return captures
 
 
 def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
@@ -215,7 +219,7 @@ def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
 def _parameters(fit: Fit, draws: Floats, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
     why = {one.name: one.why for one in unidentified}
     parameters = {}
-    for column in fit.variant.free:
+    for column in fit.free:
         term = TERMS[column]
         low, high = np.quantile(draws[:, column], INTERVAL) if len(draws) else (None, None)
         parameters[term.name] = Parameter(
@@ -233,30 +237,29 @@ def _diagnostics(
     best: Fit,
     fits: Sequence[Fit],
     *,
+    trials: Sequence[Trial],
     captures: Sequence[Capture],
-    requests: Requests,
     settings: Settings,
     config: FitConfig,
     unidentified: Sequence[Unidentified],
 ) -> dict[str, Any]:
-    seen = best.seen
+    seen, requests = best.seen, best.forecast
     return {
         "requests": int((~requests.censored).sum()),
         "censored": int(requests.censored.sum()),
-        "gaps": int((~seen.is_ttft).sum()),
+        "gaps": sum(len(record.itl_ms) for capture in captures for record in capture.records),
+        "stretches": {"prefill": int(seen.is_prefill.sum()), "decode": int((~seen.is_prefill).sum())},
+        "misfits": best.misfits,
         "sessions": len(np.unique(seen.session)),
-        "iterations": len(best.losses),
-        "converged": best.converged,
-        "gap": round(best.gap, 6),
         "loss": round(best.loss, 6),
-        "losses": [round(loss, 6) for loss in best.losses],
         "condition_number": round(best.solution.condition, 1),
-        "ttft_relative_scale": round(best.solution.ttft_scale, 6),
-        "itl_relative_scale": round(best.solution.itl_scale, 6),
+        "prefill_relative_scale": round(best.solution.prefill_scale, 6),
+        "decode_relative_scale": round(best.solution.decode_scale, 6),
         "variant": best.variant.name,
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
+        "terms": {" + ".join(("default five", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
         "cached_tokens_from": config.cached,
-        "cached_agreement": _cached_agreement(captures, best),
+        "cached_agreement": _mean_agreement(captures),
         "assumed_settings": settings.assumed,
         "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
         "errors": [asdict(errors) for errors in cohort_errors(requests)],
@@ -264,13 +267,7 @@ def _diagnostics(
     }
 
 
-def _cached_agreement(captures: Sequence[Capture], best: Fit) -> float | None:
-    """Share of the requests that report cached tokens and hashes for which a pool simulated from a cold
-    start has as many."""
-    pairs = [
-        (record.cached_tokens, simulated)
-        for capture in captures
-        for record, simulated in zip(capture.records, pool_hits(capture, best.parameters, best.variant), strict=True)
-        if record.cached_tokens is not None and record.block_hashes is not None
-    ]
-    return round(sum(one == other for one, other in pairs) / len(pairs), 4) if pairs else None
+def _mean_agreement(captures: Sequence[Capture]) -> float | None:
+    """Share of the reported cached tokens that are the rules' own in the reconstructed schedule, over all captures."""
+    told = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
+    return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None

@@ -10,17 +10,19 @@ from sim.residuals import Requests, locate_misfit
 def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
     """The fit in a page."""
     facts = model.diagnostics
-    state = "converged" if facts["converged"] else "NOT converged"
+    stretches = facts["stretches"]
     lines = [
-        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions; {facts['variant']}",
-        f"{state} after {facts['iterations']} iterations (gap {facts['gap']:.2%}); condition number "
+        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions: {stretches['prefill']} "
+        f"stretches of time with prefill, {stretches['decode']} of decodes; {facts['variant']}",
+        f"{facts['misfits']} first tokens in another step than the rules put them; condition number "
         f"{facts['condition_number']:.0f}",
     ]
     if len(facts["variants"]) > 1:
         lines += [f"  loss {loss:.4f}  {name}" for name, loss in facts["variants"].items()]
+    lines += [f"  held-out loss {loss:.4f}  {terms}" for terms, loss in facts["terms"].items()]
     if facts["cached_agreement"] is not None:
-        lines.append(f"a simulated pool has the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
-    lines += ["", *_parameter_lines(model), "", *_error_lines(model)]
+        lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
+    lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
     if unidentified:
         lines += ["", "Not identified by these captures:"]
         lines += [f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified]
@@ -34,6 +36,20 @@ def _parameter_lines(model: Model) -> list[str]:
         mark = "" if parameter.identified else "  (not identified)"
         lines.append(f"{name:<26}{parameter.value:>12.4g}  {interval:<26}{parameter.unit}{mark}")
     return lines
+
+
+def _noise_lines(model: Model) -> list[str]:
+    noise, low, high = model.noise, model.noise.levels.index(0.1), model.noise.levels.index(0.9)
+    spreads = [
+        f"{step_ms:.3g} ms {row[low]:+.0%} … {row[high]:+.0%}"
+        for step_ms, row in zip(noise.step_ms, noise.step_log_ratio, strict=True)
+    ]
+    front = noise.frontend_log_ratio
+    return [
+        f"noise, 8 steps of 10 within: {', '.join(spreads)}",
+        f"{noise.mood_share:.0%} of a step's luck lasts, {noise.mood_ms / 1e3:.3g} s",
+        f"front end {front[low]:+.0%} … {front[high]:+.0%}; captures differ by {model.drift_log_sd:.1%}",
+    ]
 
 
 def _error_lines(model: Model) -> list[str]:

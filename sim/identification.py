@@ -82,5 +82,5 @@ def find_unidentified(seen: Observations, free: list[int], parameters: Floats, d
 
 
 def _reach_of_ttft(seen: Observations, column: int, predicted: Floats) -> float:
-    rows = seen.is_ttft
+    rows = seen.is_prefill
     return float(np.quantile(seen.counts[rows, column] / predicted[rows], 0.9)) if rows.any() else 0.0

@@ -84,9 +84,9 @@ class FrontendClock:
         self._frontend = frontend
         self._free_ms = float("-inf")
 
-    def entry_ms(self, arrival_ms: float, prompt_tokens: int) -> float:
-        """When the front end hands over a request: its own work after its arrival, or after the one before it."""
-        work_ms = self._frontend.work_ms(prompt_tokens)
+    def entry_ms(self, arrival_ms: float, work_ms: float) -> float:
+        """When the front end hands over a request that takes it ``work_ms``: after its arrival, or after the one before
+        it."""
         if self._frontend.placement == "parallel":
             return arrival_ms + work_ms
         self._free_ms = max(arrival_ms, self._free_ms) + work_ms

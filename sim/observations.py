@@ -1,17 +1,23 @@
-"""Where a capture and a simulation of it meet: every TTFT and gap that was seen, and what the simulation says it is
-made of."""
+"""What a capture says of an engine's steps: every stretch of time that was seen, and what it is made of.
 
+The schedule is the capture's own (``sim.capturedschedule``): which steps there were and who was in them follows from
+the scheduler's rules and from when tokens were seen, not from how long steps are thought to take. So what a stretch is
+made of is known before any parameter is, and a step that ten requests read is observed once.
+"""
+
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.engine import Flight, Simulation
-from sim.features import FRONTEND_TERMS, STEP_TERMS, TERMS
+from sim.capturedschedule import CapturedStep, Reconstruction
+from sim.features import STEP_TERMS, TERMS
 from sim.latency import FrontendPlacement
-from sim.timeline import Floats, Timeline
+from sim.seentimes import seen_tokens
+from sim.timeline import Floats
 from tracefile.schema import Record
 
 Ints = npt.NDArray[np.int64]
@@ -20,138 +26,114 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """n intervals. The model's prediction of interval i is ``counts[i] @ parameters``."""
+    """n stretches of time, each from one seen moment to the next. The model's prediction of stretch i is
+    ``counts[i] @ parameters``."""
 
+    start_ms: Floats
+    """On the trace's clock; shape (n,)."""
     seen_ms: Floats
-    """What the trace says; shape (n,)."""
+    """How long it was; shape (n,)."""
     counts: Floats
     """Terms in the order of ``TERMS``; shape (n, terms)."""
-    is_ttft: Bools
-    """A TTFT; else a gap between reads."""
-    censored: Bools
-    """The client left after ``seen_ms`` without a first token."""
-    request: Ints
-    """Which request, numbered over all captures."""
+    is_prefill: Bools
+    """Prompt tokens were computed in it. Else it is of decodes only."""
+    opens: Bools
+    """It begins with a request's arrival at an idle engine, and the front end's work on it."""
+    steps: Ints
+    """How many steps it is of; more than one where nobody saw the others end."""
     session: Ints
-    """Which session, numbered over all captures."""
+    """Of the request that has most tokens in it, numbered over all captures."""
+    capture: Ints
+    """Which capture."""
 
     def select(self, kept: Bools) -> "Observations":
         """Those where ``kept``."""
-        return Observations(
-            self.seen_ms[kept],
-            self.counts[kept],
-            self.is_ttft[kept],
-            self.censored[kept],
-            self.request[kept],
-            self.session[kept],
-        )
+        return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
 
     @classmethod
-    def join(cls, parts: Sequence[Self], sizes: Sequence[int]) -> Self:
-        """All captures' observations; requests numbered on from the ``sizes`` of the captures before."""
-        requests = np.cumsum([0, *sizes])
-        sessions = np.cumsum([0, *(part.session.max(initial=-1) + 1 for part in parts)])
-        return cls(
-            np.concatenate([part.seen_ms for part in parts]),
-            np.concatenate([part.counts for part in parts]),
-            np.concatenate([part.is_ttft for part in parts]),
-            np.concatenate([part.censored for part in parts]),
-            np.concatenate([part.request + first for part, first in zip(parts, requests, strict=False)]),
-            np.concatenate([part.session + first for part, first in zip(parts, sessions, strict=False)]),
-        )
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All captures' observations; sessions and captures numbered on."""
+        columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)}
+        firsts = np.cumsum([0, *(part.session.max(initial=-1) + 1 for part in parts)])
+        columns["session"] = np.concatenate([part.session + first for part, first in zip(parts, firsts, strict=False)])
+        columns["capture"] = np.repeat(np.arange(len(parts)), [len(part.seen_ms) for part in parts])
+        return cls(**columns)
 
 
-def seen_tokens(record: Record) -> list[float]:
-    """When each token of ``record`` was seen, on the trace's clock; NaN for one that came in a read with later ones."""
-    if record.arrival_ms is None or record.ttft_ms is None:
-        return []
-    reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])
-    later = sum(record.itl_tokens)
-    sizes = [max(1, (record.output_tokens or later + 1) - later), *record.itl_tokens]
-    times: list[float] = []
-    for size, read_ms in zip(sizes, reads_ms.tolist(), strict=True):
-        times += [float("nan")] * (size - 1) + [read_ms] * min(size, 1)
-    return times
+def observe(records: Sequence[Record], schedule: Reconstruction, placement: FrontendPlacement) -> Observations:
+    """The stretches of one capture; ``records`` are in the order of the schedule's arrivals.
 
-
-def observe(records: Sequence[Record], simulation: Simulation, *, placement: FrontendPlacement) -> Observations:
-    """Pair what was seen of ``records`` with the steps of their ``simulation``; requests are numbered by place."""
-    cumulative = simulation.timeline.cumulative(len(TERMS))
-    waits = _waits(simulation, cumulative, placement)
+    A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
+    no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
+    and those after a step that only first tokens were read of: to deliver a first token takes longer than any other, by
+    an unknown part of a step.
+    """
+    seen = [seen_tokens(record) for record in records]
+    front = _FrontEnd(schedule, placement)
     sessions: dict[str, int] = {}
-    seen: list[Floats] = []
+    rows: list[tuple[float, float, bool, int, int]] = []
     counts: list[Floats] = []
-    kinds: list[tuple[int, bool, int, int, int]] = []
-    for place, (record, flight) in enumerate(zip(records, simulation.flights, strict=True)):
-        reads = _last_tokens(record, len(flight.token_steps))
-        if record.ttft_ms is None and (record.status in {"ok", "error"} or record.e2e_ms is None):
+    begun_ms: float | None = None
+    waiting: list[CapturedStep] = []
+    for step in schedule.timeline:
+        if step.opener is not None:
+            begun_ms, waiting = step.start_ms, []
+        elif not step.continues and not waiting:
+            begun_ms = None
+        waiting.append(step)
+        reads = [(seen[place][token], token) for place, token in step.sampling if 0 <= token < len(seen[place])]
+        reads = [(time_ms, token) for time_ms, token in reads if time_ms == time_ms]  # noqa: PLR0124 - not NaN
+        if not reads:
             continue
-        if not len(reads) or flight.entry_ms is None:
-            continue
-        session = sessions.setdefault(record.session_id or record.request_id, len(sessions))
-        after = cumulative[np.asarray(flight.token_steps)[reads] + 1]
-        first = after[0] + waits[place]
-        censored = record.ttft_ms is None
-        seen.append(np.array([record.e2e_ms if record.ttft_ms is None else record.ttft_ms]))
-        counts.append(first[None, :])
-        kinds.append((1, True, int(censored), place, session))
-        gaps = len(reads) - 1
-        if gaps > 0 and not censored:
-            seen.append(np.asarray(record.itl_ms[:gaps]))
-            counts.append(np.diff(after, axis=0))
-            kinds.append((gaps, False, 0, place, session))
-    return _assemble(seen, counts, kinds)
+        end_ms = float(np.median([time_ms for time_ms, _ in reads]))
+        if begun_ms is not None and end_ms > begun_ms:
+            largest = records[max(waiting, key=lambda one: one.row[1]).largest]
+            session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
+            counts.append(front.counts(waiting, begun_ms, end_ms))
+            rows.append((begun_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
+        begun_ms = end_ms if any(token for _, token in reads) else None
+        waiting = []
+    return _assemble(rows, counts)
 
 
-def _assemble(seen: list[Floats], counts: list[Floats], kinds: list[tuple[int, bool, int, int, int]]) -> Observations:
-    repeats = [kind[0] for kind in kinds]
-    columns = [np.repeat([kind[field] for kind in kinds], repeats) for field in range(1, 5)]
-    every = np.concatenate(counts) if counts else np.zeros((0, len(TERMS)))
-    # A gap without a token of its own (a read's count the trace got wrong) is made of nothing: leave it out.
-    kept = every[:, 0] > 0.0
-    return Observations(
-        (np.concatenate(seen) if seen else np.zeros(0))[kept],
-        every[kept],
-        columns[0].astype(np.bool_)[kept],
-        columns[1].astype(np.bool_)[kept],
-        columns[2].astype(np.int64)[kept],
-        columns[3].astype(np.int64)[kept],
+class _FrontEnd:
+    """Adds the front end's terms to the steps'."""
+
+    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement) -> None:
+        self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
+        came = sorted(
+            (arrival.arrival_ms, arrival.prompt_tokens) for arrival in self._arrivals if arrival.fate == "runs"
+        )
+        self._came_ms = [arrival_ms for arrival_ms, _ in came]
+        self._tokens = np.cumsum([0, *(tokens for _, tokens in came)])
+        self._shared = placement == "shared_core"
+
+    def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> Floats:
+        """What ``steps``, one after another, are made of: of the front end's work, that on the request whose arrival
+        opens them; on a shared core, that on all that came meanwhile."""
+        total = np.zeros(len(TERMS))
+        total[: len(STEP_TERMS)] = np.sum([step.row[: len(STEP_TERMS)] for step in steps], axis=0)
+        opener = steps[0].opener
+        if self._shared:
+            first, last = bisect_left(self._came_ms, begun_ms), bisect_left(self._came_ms, end_ms)
+            total[len(STEP_TERMS) :] = last - first, self._tokens[last] - self._tokens[first]
+        elif opener is not None:
+            total[len(STEP_TERMS) :] = 1.0, self._arrivals[opener].prompt_tokens
+        return total
+
+
+def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Sequence[Floats]) -> Observations:
+    begun_ms, end_ms, opens, steps, session = (
+        (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0) for _ in range(5))
     )
-
-
-def _waits(simulation: Simulation, cumulative: Floats, placement: FrontendPlacement) -> Floats:
-    """Per flight: what a TTFT has beside the steps up to its first token. Less those that ran before the request
-    entered, plus the front end's terms before that; on a shared core, both are in the rows since its arrival."""
-    flights, timeline = simulation.flights, simulation.timeline
-    arrivals = np.array([flight.arrival_ms for flight in flights])
-    if not len(timeline):
-        return np.zeros((len(flights), len(TERMS)))
-    if placement == "shared_core":
-        return -timeline.cumulative_at(arrivals, cumulative)
-    entries = np.array([flight.arrival_ms if flight.entry_ms is None else flight.entry_ms for flight in flights])
-    waits = -timeline.cumulative_at(entries, cumulative)
-    own = np.array([(1.0, float(flight.arrival.prompt_tokens)) for flight in flights]).reshape(-1, 2)
-    waits[:, len(STEP_TERMS) :] = own if placement == "parallel" else _serial(flights, entries, own)
-    return waits
-
-
-def _serial(flights: Sequence[Flight], entries: Floats, own: Floats) -> Floats:
-    """What a front end that takes one request at a time did from each arrival to its entry."""
-    jobs = Timeline()
-    free_ms = float("-inf")
-    for place in np.argsort(entries, kind="stable"):
-        arrival_ms, entry_ms = flights[place].arrival_ms, float(entries[place])
-        if entry_ms > arrival_ms:
-            jobs.append(max(arrival_ms, free_ms), entry_ms, tuple(own[place]))
-            free_ms = entry_ms
-    cumulative = jobs.cumulative(len(FRONTEND_TERMS))
-    arrivals = np.array([flight.arrival_ms for flight in flights])
-    return jobs.cumulative_at(entries, cumulative) - jobs.cumulative_at(arrivals, cumulative)
-
-
-def _last_tokens(record: Record, simulated: int) -> Ints:
-    """Per read, the place of its last token in the output, as far as the simulation got."""
-    later = sum(record.itl_tokens)
-    first = max(1, (record.output_tokens or later + 1) - later)
-    places = np.cumsum([first, *record.itl_tokens]) - 1
-    return np.asarray(places[places < simulated], dtype=np.int64)
+    every = np.stack(counts) if counts else np.zeros((0, len(TERMS)))
+    return Observations(
+        start_ms=begun_ms,
+        seen_ms=end_ms - begun_ms,
+        counts=every,
+        is_prefill=every[:, 1] > 0.0,
+        opens=opens.astype(np.bool_),
+        steps=steps.astype(np.int64),
+        session=session.astype(np.int64),
+        capture=np.zeros(len(rows), dtype=np.int64),
+    )

@@ -15,14 +15,12 @@ import heapq
 from collections.abc import Callable
 from time import perf_counter_ns
 
-import numpy as np
-
 from sim.alarm import Alarm
 from sim.enginecounters import EngineCounters
-from sim.features import StepRow, step_row
 from sim.generation import Generation
 from sim.latency import FrontendClock
 from sim.model import Model
+from sim.noise import StepLuck
 from sim.scheduler import Scheduler, Step
 
 TOLD_AT_ONCE = 32
@@ -41,8 +39,8 @@ class RealTimeEngine:
         self.now_ms = 0.0
         self._model = model
         self._step_model = model.step
-        self._noisy = any(any(row) for row in (*model.noise.ttft_log_ratio, model.noise.itl_log_ratio))
-        self._noise_draws = None if noise_seed is None else np.random.default_rng(noise_seed)
+        self._luck = StepLuck(model.noise, noise_seed)
+        self._noise_seed = noise_seed
         self._composes_ahead = model.engine.async_scheduling
         self._composed: Step | None = None
         self._generations: dict[int, Generation] = {}
@@ -91,7 +89,9 @@ class RealTimeEngine:
         arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
-        entry_ms = self._frontend.entry_ms(arrival_ms, request.prompt_tokens) + extra_ms
+        work_ms = self._model.frontend.work_ms(request.prompt_tokens)
+        work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
+        entry_ms = self._frontend.entry_ms(arrival_ms, work_ms) + extra_ms
         heapq.heappush(self._arrivals, (entry_ms, request.index))
         self._wake()
 
@@ -162,17 +162,9 @@ class RealTimeEngine:
         return step if step.scheduled else None
 
     def _duration_ms(self, step: Step) -> float:
-        row = step_row(step)
-        duration_ms = self._step_model.row_ms(row)
-        return duration_ms * self._noise_factor(row) if self._noisy else duration_ms
-
-    def _noise_factor(self, row: StepRow) -> float:
-        """The fit's noise, drawn once a step, so that requests in one step are slow together: TTFT's for a prefill."""
-        u = np.array([0.5 if self._noise_draws is None else self._noise_draws.random()])
-        noise = self._model.noise
-        prefill_tokens = row[1]
-        factors = noise.ttft_factors(np.array([float(prefill_tokens)]), u) if prefill_tokens else noise.itl_factors(u)
-        return float(factors[0])
+        """As the model says, with the step's luck: requests in one step are slow together."""
+        duration_ms = self._step_model.step_ms(step)
+        return duration_ms * self._luck.factor(self.now_ms, duration_ms)
 
     async def _sleep_until(self, virtual_ms: float) -> None:
         assert self._alarm is not None

@@ -1,8 +1,8 @@
-"""Non-negative robust regression of two groups of intervals, TTFTs and gaps, on what they are made of.
+"""Non-negative robust regression of two groups of stretches of time, with and without prefill, on their makeup.
 
-Residuals are relative: an interval of a second and one of ten milliseconds are both predicted to so many per cent,
+Residuals are relative: a stretch of a second and one of ten milliseconds are both predicted to so many per cent,
 which is what forecasts are judged by, and long prefills keep their say. Each group has its own robust scale and half of
-the weight; pooled, thousands of gaps would outvote the prefills.
+the weight; pooled, thousands of decodes would outvote the prefills.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from sim.timeline import Floats
 
 HUBER = 2.5
 """Residuals beyond so many robust standard deviations count linearly. Wide, because a step's misfit is a signal."""
-_ROUNDS = 12
+_ROUNDS = 20
+_SMALL = 1e-6
 _RIDGE = 1e-10
 
 
@@ -28,36 +29,37 @@ class Solution:
     """In the order of ``TERMS``; 0 for terms that were not asked for; shape (terms,)."""
     weights: Floats
     """Of each squared absolute residual; shape (n,)."""
-    ttft_scale: float
-    """Robust standard deviation of the TTFTs' relative residuals."""
-    itl_scale: float
+    prefill_scale: float
+    """Robust standard deviation of the relative residuals of stretches with prefill."""
+    decode_scale: float
     condition: float
     """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
 
 
-def solve(seen: Observations, free: list[int], start: Floats) -> Solution:
-    """Iteratively reweighted least squares over the terms ``free``, from ``start``'s predictions; shape (terms,)."""
-    parameters = start
+def solve(seen: Observations, free: list[int]) -> Solution:
+    """Iteratively reweighted least squares over the terms ``free``; all weigh the same at first, relative to what was
+    seen."""
+    parameters = np.zeros(seen.counts.shape[1])
+    weights, scales = robust_weights(seen, seen.seen_ms)
     for _ in range(_ROUNDS):
-        weights, scales = robust_weights(seen, parameters)
         gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
-        found = np.zeros_like(start)
+        found = np.zeros_like(parameters)
         found[free] = solve_normal(gram, moment)
         change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
         parameters = found
-        if change < 1e-6 * seen.seen_ms.max():
+        weights, scales = robust_weights(seen, seen.counts @ parameters)
+        if change < _SMALL * seen.seen_ms.max(initial=0.0):
             break
     return Solution(parameters, weights, scales[0], scales[1], condition_number(gram))
 
 
-def robust_weights(seen: Observations, parameters: Floats) -> tuple[Floats, tuple[float, float]]:
-    """Huber weights of squared absolute residuals, and the two groups' scales. Censored intervals weigh nothing."""
-    predicted = seen.counts @ parameters
-    size = np.maximum(predicted, 0.1 * seen.seen_ms)  # a start that predicts nothing must not weigh without bound
-    relative = (seen.seen_ms - predicted) / size
+def robust_weights(seen: Observations, predicted_ms: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Huber weights of squared absolute residuals, and the two groups' scales."""
+    size = np.maximum(predicted_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
+    relative = (seen.seen_ms - predicted_ms) / size
     weights = np.zeros(len(relative))
     scales = []
-    for group in (seen.is_ttft & ~seen.censored, ~seen.is_ttft):
+    for group in (seen.is_prefill, ~seen.is_prefill):
         spread = 1.4826 * float(np.median(np.abs(relative[group]))) if group.any() else 0.0
         spread = max(spread, 1e-6)
         huber = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(relative[group]), 1e-300))
@@ -98,8 +100,8 @@ def condition_number(gram: Floats) -> float:
 def bootstrap(seen: Observations, weights: Floats, free: list[int], rounds: int, seed: int) -> Floats:
     """Parameters from resampled sessions; shape (rounds, terms).
 
-    Regression-level: intervals keep their terms and weights of the fixed point, nothing is simulated again. The
-    interval thus holds the captures' sampling error, not that of the steps' alignment.
+    Stretches keep their terms and weights. An interval thus holds the captures' sampling error, not that of the
+    schedule or of a model of the wrong shape.
     """
     sessions = int(seen.session.max(initial=-1)) + 1
     counts = seen.counts[:, free]

@@ -1,18 +1,14 @@
-"""What a fit leaves over: the noise of the model, the errors it is honest about, and where it is wrong."""
+"""What a fit leaves over of TTFT: the errors it is honest about, and where it is wrong."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import CensoredData, ecdf, norm, rankdata
 
-from sim.fixedpoint import Capture
-from sim.noise import LEVELS, Noise
-from sim.observations import Bools, Ints, Observations
+from sim.observations import Bools, Ints
 from sim.timeline import Floats
+from tracefile.schema import Record
 
-_PER_KNOT = 25
-_MOST_KNOTS = 6
 _LEAST_CELL = 5
 
 
@@ -35,96 +31,37 @@ class Requests:
         return self.prompt_tokens - self.cached_tokens
 
     @property
-    def log_ratio(self) -> Floats:
-        """log(seen / predicted)."""
-        return np.asarray(np.log(np.maximum(self.seen_ms, 1e-6) / np.maximum(self.predicted_ms, 1e-6)))
+    def loss(self) -> float:
+        """Mean of min(|log(seen / predicted)|, 1); NaN: none was seen."""
+        known = ~self.censored
+        ratio = np.maximum(self.seen_ms[known], 1e-6) / np.maximum(self.predicted_ms[known], 1e-6)
+        return float(np.minimum(np.abs(np.log(ratio)), 1.0).mean()) if known.any() else float("nan")
 
 
-def requests_of(captures: Sequence[Capture], seen: Observations, parameters: Floats) -> Requests:
-    """One row per TTFT, seen or censored."""
-    ttft = seen.select(seen.is_ttft)
-    records = [record for capture in captures for record in capture.records]
-    cached = np.array([tokens for capture in captures for tokens in capture.cached_tokens], dtype=np.float64)
-    return Requests(
-        ttft.request,
-        ttft.seen_ms,
-        ttft.counts @ parameters,
-        ttft.censored,
-        np.array([float(records[place].prompt_tokens or 0) for place in ttft.request]),
-        cached[ttft.request],
-        np.array([float(records[place].concurrency or 1) for place in ttft.request]),
-    )
-
-
-def estimate_noise(requests: Requests, seen: Observations, parameters: Floats) -> Noise:
-    """Quantiles of log(seen / predicted): TTFT's per prefill size by Kaplan–Meier, the gaps' all together."""
-    knots, members = _prefill_bins(requests)
-    table = tuple(_survival_quantiles(requests.log_ratio[rows], requests.censored[rows]) for rows in members)
-    gaps = seen.select(~seen.is_ttft)
-    ratio = np.log(np.maximum(gaps.seen_ms, 1e-6) / np.maximum(gaps.counts @ parameters, 1e-6))
-    within, with_ttft = _correlations(requests, members, gaps, ratio)
-    return Noise(
-        ttft_tokens=tuple(knots),
-        ttft_log_ratio=table,
-        itl_log_ratio=tuple(round(float(value), 6) for value in np.quantile(ratio, LEVELS)),
-        itl_request_correlation=within,
-        ttft_itl_correlation=with_ttft,
-    )
-
-
-def _prefill_bins(requests: Requests) -> tuple[list[float], list[Ints]]:
-    """Bins of equal count along the uncached tokens: each one's middle, and its rows; equal sizes stay together."""
-    tokens = requests.uncached_tokens
-    count = int(np.clip((~requests.censored).sum() // _PER_KNOT, 1, _MOST_KNOTS))
-    edges = np.unique(np.quantile(tokens, np.linspace(0.0, 1.0, count + 1)[1:-1]))
-    bins = np.searchsorted(edges, tokens, side="left")
-    members = [
-        rows for number in range(len(edges) + 1) if (~requests.censored[rows := np.flatnonzero(bins == number)]).any()
+def requests_of(
+    records: Sequence[Record], cached_tokens: Sequence[int], predicted_ms: Sequence[float | None]
+) -> Requests:
+    """One row per TTFT that was predicted and that was seen, or that a client did not wait for."""
+    rows = [
+        (place, record.ttft_ms or record.e2e_ms or 0.0, predicted, record.ttft_ms is None)
+        for place, (record, predicted) in enumerate(zip(records, predicted_ms, strict=True))
+        if predicted is not None and (record.ttft_ms is not None or _left(record))
     ]
-    knots = [round(float(np.expm1(np.log1p(tokens[rows]).mean())), 1) for rows in members]
-    return knots, members
+    places = [place for place, *_ in rows]
+    return Requests(
+        np.array(places, dtype=np.int64),
+        np.array([seen_ms for _, seen_ms, _, _ in rows]),
+        np.array([predicted for _, _, predicted, _ in rows]),
+        np.array([censored for *_, censored in rows], dtype=np.bool_),
+        np.array([float(records[place].prompt_tokens or 0) for place in places]),
+        np.array([float(cached_tokens[place]) for place in places]),
+        np.array([float(records[place].concurrency or 1) for place in places]),
+    )
 
 
-def _survival_quantiles(log_ratio: Floats, censored: Bools) -> tuple[float, ...]:
-    """Kaplan–Meier quantiles at ``LEVELS``; those past the last event are the last event's."""
-    data = CensoredData(uncensored=log_ratio[~censored], right=log_ratio[censored])
-    curve = ecdf(data).cdf
-    place = np.searchsorted(curve.probabilities, LEVELS, side="left")
-    values = curve.quantiles[np.minimum(place, len(curve.quantiles) - 1)]
-    if not censored.any():
-        values = np.quantile(log_ratio, LEVELS)
-    return tuple(round(float(value), 6) for value in values)
-
-
-def _correlations(
-    requests: Requests, members: Sequence[Ints], gaps: Observations, ratio: Floats
-) -> tuple[float, float]:
-    """Of the normal scores: two gaps of one request, and a request's TTFT with what its gaps share."""
-    z = _normal_scores(ratio)
-    number = int(max(gaps.request.max(initial=-1), requests.request.max(initial=-1))) + 1
-    counts = np.bincount(gaps.request, minlength=number)
-    several = counts >= 2
-    if several.sum() < _LEAST_CELL:
-        return 0.0, 0.0
-    means = np.bincount(gaps.request, weights=z, minlength=number) / np.maximum(counts, 1)
-    kept = several[gaps.request]
-    inside = float(((z - means[gaps.request])[kept] ** 2).sum() / (counts[several] - 1).sum())
-    size = float(1.0 / np.mean(1.0 / counts[several]))
-    between = max(float(np.var(means[several], ddof=1)) - inside / size, 0.0)
-    within = between / (between + inside) if between + inside > 0.0 else 0.0
-    scores = np.full(number, np.nan)
-    for rows in members:
-        scores[requests.request[rows]] = _normal_scores(requests.log_ratio[rows])
-    both = several & ~np.isnan(scores)
-    if within < 0.02 or both.sum() < _LEAST_CELL:
-        return round(within, 4), 0.0
-    reliability = between / (between + inside / size)
-    plain = float(np.corrcoef(scores[both], means[both])[0, 1])
-    return round(min(within, 0.98), 4), round(float(np.clip(plain / np.sqrt(reliability), -0.95, 0.95)), 4)
-
-
-def _normal_scores(values: Floats) -> Floats:
-    return np.asarray(norm.ppf((rankdata(values) - 0.5) / max(len(values), 1)))
+def _left(record: Record) -> bool:
+    """Whether its client gave up before a first token."""
+    return record.status not in {"ok", "error"} and record.e2e_ms is not None
 
 
 @dataclass(frozen=True, slots=True)

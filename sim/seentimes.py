@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.observations import seen_tokens
 from sim.workload import Arrival
 from tracefile.schema import Record
 
@@ -48,6 +47,19 @@ class SeenTimes:
             for place, token in sampling
             if 0 <= token + steps < len(every_ms := self.every_ms[place])
         ]
+
+
+def seen_tokens(record: Record) -> list[float]:
+    """When each token of ``record`` was seen, on the trace's clock; NaN for one that came in a read with later ones."""
+    if record.arrival_ms is None or record.ttft_ms is None:
+        return []
+    reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])
+    later = sum(record.itl_tokens)
+    sizes = [max(1, (record.output_tokens or later + 1) - later), *record.itl_tokens]
+    times: list[float] = []
+    for size, read_ms in zip(sizes, reads_ms.tolist(), strict=True):
+        times += [float("nan")] * (size - 1) + [read_ms] * min(size, 1)
+    return times
 
 
 def _first_ms(record: Record) -> float:

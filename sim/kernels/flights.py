@@ -19,11 +19,7 @@ from sim.kernels.layout import (
     WAITING,
     World,
 )
-from sim.kernels.noise import gap_factor
 from sim.kernels.scheduler import abort, accepts, add
-from sim.noise import ttft_factor
-
-_ttft_factor = kernel(ttft_factor)
 
 
 @kernel
@@ -157,19 +153,15 @@ def _forget_unseen(world: World, place: int, left_ms: float) -> None:
 
 @kernel
 def _see_tokens(world: World, place: int) -> None:
-    """TTFT, gaps and end as the client sees them: the steps' ends, each interval with its noise."""
-    flight, request, draws = world.flights[place], world.scheduler.requests[place], world.draws
-    ends_ms, steps, first = world.timeline.ends_ms, world.token_steps, flight.first_token
-    uncached = request.prompt_tokens - max(request.cached_tokens, 0)
+    """TTFT, gaps and end as the client sees them, of the steps' ends."""
+    flight, ends_ms, steps = world.flights[place], world.timeline.ends_ms, world.token_steps
+    first = flight.first_token
     seen_ms = ends_ms[steps[first]]
-    flight.ttft_ms = (seen_ms - flight.arrival_ms) * _ttft_factor(draws.ttft_knots, draws.ttft_logs[place], uncached)
-    total_ms = 0.0
+    flight.ttft_ms = seen_ms - flight.arrival_ms
     for token in range(first + 1, first + flight.num_seen):
         before_ms, seen_ms = seen_ms, ends_ms[steps[token]]
-        gap_ms = (seen_ms - before_ms) * gap_factor(draws, place, token - first - 1)
-        world.itl_ms[token] = gap_ms
-        total_ms += gap_ms
-    flight.e2e_ms = flight.ttft_ms + total_ms
+        world.itl_ms[token] = seen_ms - before_ms
+    flight.e2e_ms = seen_ms - flight.arrival_ms
 
 
 @kernel

@@ -9,8 +9,8 @@ DONE_MS = 1e-9  # what rounding may leave of a job
 @kernel
 def work_ms(world: World, place: int) -> float:
     """Time to take in a request."""
-    costs = world.costs[0]
-    return float(costs.f0_ms + costs.f1_ms_per_prompt_token * world.scheduler.requests[place].prompt_tokens)
+    costs, tokens = world.costs[0], world.scheduler.requests[place].prompt_tokens
+    return float((costs.f0_ms + costs.f1_ms_per_prompt_token * tokens) * world.draws.frontend[place])
 
 
 @kernel

@@ -55,10 +55,11 @@ EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    f"composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions {SOURCES}",
-    times="now_ms frontend_free_ms",
+    "composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions "
+    f"steps_drawn {SOURCES}",
+    times="now_ms frontend_free_ms mood mood_at_ms",
 )
-"""``lookahead``: arrivals to leave for when more are there; −1: there are no more."""
+"""``lookahead``: arrivals to leave for when more are there; −1: there are no more; ``mood``: the last drawn."""
 COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
@@ -106,19 +107,17 @@ class Scheduler(NamedTuple):
 class Draws(NamedTuple):
     """What the noise is made of (``sim.noise``)."""
 
-    ttft_knots: Floats
-    """log(1 + uncached tokens) at which the next has its columns."""
-    ttft_logs: Floats
-    """By place: log of the factor at each knot; shape (requests, knots)."""
-    keys: npt.NDArray[np.uint64]
-    """By place: of the stream of its gaps' noise; none: all gaps have the same factor."""
-    shared: Floats
-    """By place: what its gaps have in common."""
-    own_weight: Floats
-    """A single one: of what each gap has alone."""
+    step_key: npt.NDArray[np.uint64]
+    """A single one: of the stream of the steps' draws; none: medians."""
+    step_knots: Floats
+    """log(ms) that the next's rows are of."""
+    step_table: Floats
+    """log of a step's factor, by knot and normal; no rows: every factor is 1."""
     normals: Floats
-    gap_factors: Floats
-    """The tables that gaps' factors are read off; a single one: that of all."""
+    mood: Floats
+    """Weight of the mood, weight of what a step has alone, how long the mood lasts in ms."""
+    frontend: Floats
+    """By place: factor on the front end's time."""
 
 
 class Timeline(NamedTuple):

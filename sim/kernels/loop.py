@@ -8,6 +8,7 @@ from sim.kernels.compiling import entry, kernel
 from sim.kernels.flights import deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.frontend import run_alone, run_beside
 from sim.kernels.layout import FINISHED, OK, SHARED_CORE, Floats, World
+from sim.kernels.noise import step_factor
 from sim.kernels.scheduler import finish_step, schedule
 
 NONE = -1
@@ -133,6 +134,7 @@ def _advance(world: World) -> None:
             + costs.per_chunk_square_ms * row[7]
             + costs.prefill_step_ms
         )
+    step_ms *= step_factor(world, start_ms, step_ms)
     if world.scheduler.settings[0].placement == SHARED_CORE:
         row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = _share_core(world, step_ms)
     else:
@@ -209,7 +211,8 @@ def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: 
     while number < end_step and now_ms < wake_ms:
         _set_decode_row(timeline.rows[number], decodes, kv_tokens)
         timeline.starts_ms[number] = now_ms
-        now_ms = now_ms + (others_ms + costs[0].per_kv_token_ms * kv_tokens)
+        step_ms = others_ms + costs[0].per_kv_token_ms * kv_tokens
+        now_ms = now_ms + step_ms * step_factor(world, now_ms, step_ms)
         timeline.ends_ms[number] = now_ms
         kv_tokens += decodes
         number += 1

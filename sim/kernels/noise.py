@@ -1,31 +1,42 @@
-"""Gaps' noise, as in ``sim.noise``: drawn by counter, read off tables."""
+"""Steps' noise, as in ``sim.noise``: drawn by counter, read off tables."""
+
+import math
 
 import numpy as np
 
 from sim.kernels.compiling import kernel
-from sim.kernels.layout import Draws, Floats
-from sim.noise import FIRST_TOKEN, NORMALS, PER_NORMAL, WIDEST
+from sim.kernels.layout import Draws, World
+from sim.noise import NORMALS, at, step_log
 
-_FIRST, _NORMALS, _WIDEST, _PER_NORMAL = np.uint64(FIRST_TOKEN), float(NORMALS), float(WIDEST), float(PER_NORMAL)
+_NORMALS = float(NORMALS)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_at = kernel(at)
+_step_log = kernel(step_log)
 
 
 @kernel
-def gap_factor(draws: Draws, place: int, number: int) -> float:
-    """Observed / predicted of a request's gap ``number``, from 0 on."""
-    if len(draws.keys) == 0:
-        return float(draws.gap_factors[0])
-    mixed = draws.keys[place] + (_FIRST + np.uint64(number) + np.uint64(1)) * _GOLDEN
+def step_factor(world: World, start_ms: float, step_ms: float) -> float:
+    """Observed / predicted of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
+    draws, clock = world.draws, world.clock[0]
+    if len(draws.step_table) == 0:
+        return 1.0
+    normal = 0.0
+    if len(draws.step_key):
+        counter = np.uint64(2) * np.uint64(clock.steps_drawn)
+        own = _at(draws.normals, _uniform(draws, counter) * _NORMALS)
+        fresh = _at(draws.normals, _uniform(draws, counter + np.uint64(1)) * _NORMALS)
+        kept = math.exp(-(start_ms - clock.mood_at_ms) / draws.mood[2])
+        clock.mood = kept * clock.mood + math.sqrt(1.0 - kept * kept) * fresh
+        clock.mood_at_ms = start_ms
+        clock.steps_drawn += 1
+        normal = draws.mood[0] * clock.mood + draws.mood[1] * own
+    return math.exp(_step_log(draws.step_knots, draws.step_table, normal, step_ms))
+
+
+@kernel
+def _uniform(draws: Draws, counter: np.uint64) -> float:
+    mixed = draws.step_key[0] + (counter + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
-    own = _at(draws.normals, np.float64(np.int64(mixed >> np.uint64(11))) * 2.0**-53 * _NORMALS)
-    at = (draws.shared[place] + draws.own_weight[0] * own + _WIDEST) * _PER_NORMAL
-    return _at(draws.gap_factors, min(max(at, 0.0), len(draws.gap_factors) - 1.001))
-
-
-@kernel
-def _at(table: Floats, place: float) -> float:
-    below = np.int64(place)
-    low = table[below]
-    return float(low + (place - below) * (table[below + 1] - low))
+    return float(np.float64(np.int64(mixed >> np.uint64(11))) * 2.0**-53)

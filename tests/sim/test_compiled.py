@@ -18,7 +18,7 @@ from sim.engine import Engine, Simulation
 from sim.interning import intern_chains
 from sim.latency import FrontendModel, FrontendPlacement, StepModel
 from sim.model import make_model
-from sim.noise import LEVELS, Noise, RequestNoise, draw_run, ttft_factor
+from sim.noise import LEVELS, Noise
 from sim.workload import Arrival, plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 
@@ -32,11 +32,11 @@ STEP = StepModel(
     prefill_step_ms=0.31,
 )
 NOISE = Noise(
-    ttft_tokens=(0.0, 16.0, 40.0),
-    ttft_log_ratio=tuple(tuple(0.03 * (place - 7 + row) for place in range(len(LEVELS))) for row in range(3)),
-    itl_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
-    itl_request_correlation=0.4,
-    ttft_itl_correlation=0.3,
+    step_ms=(6.0, 16.0, 40.0),
+    step_log_ratio=tuple(tuple(0.03 * (place - 7 + row) for place in range(len(LEVELS))) for row in range(3)),
+    mood_share=0.4,
+    mood_ms=100.0,
+    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
 )
 
 
@@ -192,14 +192,6 @@ def test_private_keys_are_numbered_apart() -> None:
     interned = intern_chains([[7, FIRST_PRIVATE], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]], np.array([0, 2, 4]), 5)
     assert interned.keys.tolist() == [0, 1, 2, 3, 0]
     assert interned.distinct == 4
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_drawing_at_once_draws_the_same_ttft(seed: int | None) -> None:
-    names = [f"request {number}" for number in range(5)]
-    drawn = draw_run(NOISE, seed, names)
-    for logs, name in zip(drawn.ttft_logs, names, strict=True):
-        assert RequestNoise(NOISE, seed, name).ttft_factor(20) == ttft_factor(drawn.ttft_knots, logs, 20)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import random
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from sim.config import EngineConfig
 from sim.engine import Engine, Simulation
 from sim.latency import FrontendModel, FrontendPlacement, StepModel
 from sim.model import Model, make_model
-from sim.observations import observe
 from sim.prediction import predicted_records
 from sim.workload import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId, encode_record
@@ -190,26 +188,6 @@ def test_skipping_decodes_equals_taking_every_step(
     quick = simulate(load, model, replay_sessions=True, seed=1)
     slow = simulate(load, model, replay_sessions=True, seed=1, fast_forward=False)
     assert outcome(quick) == outcome(slow)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), placement=st.sampled_from(get_args(FrontendPlacement)), ahead=st.booleans())
-def test_what_an_interval_is_made_of_adds_up_to_it(seed: int, placement: FrontendPlacement, ahead: bool) -> None:
-    """The fit's counts times the true parameters give back every simulated TTFT and gap."""
-    config = EngineConfig(
-        num_gpu_blocks=60, block_size=4, max_num_seqs=4, max_num_batched_tokens=24, async_scheduling=ahead
-    )
-    step = StepModel(
-        t0_ms=4.3, per_prefill_token_ms=0.13, per_attention_token2_ms=1e-3, per_decode_ms=0.99, per_kv_token_ms=3e-3
-    )
-    model = make_model(step, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.1, placement=placement), config)
-    load = [record for record in random_load(seed, 20) if record.status == "ok"]
-    simulation = simulate(load, model)
-    by_id = {record.request_id: record for record in predicted_records(simulation)}
-    seen = observe([by_id[record.request_id] for record in load], simulation, placement=placement)
-    parameters = np.array([*step.coefficients(), 1.7, 0.1])
-    assert len(seen.seen_ms) == sum(record.output_tokens or 0 for record in load)
-    assert seen.counts @ parameters == pytest.approx(seen.seen_ms, rel=1e-6, abs=1e-3)
 
 
 @settings(max_examples=20, deadline=None)

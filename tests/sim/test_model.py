@@ -8,7 +8,7 @@ import pytest
 from sim.features import STEP_TERMS, decode_row
 from sim.latency import StepModel
 from sim.model import Model, default_model, engine_with, load_model, model_digest, save_model
-from sim.noise import LEVELS, Noise, RequestNoise
+from sim.noise import LEVELS, Noise, StepLuck
 from tracefile import InputError
 
 
@@ -30,7 +30,9 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
         (b'{"parameters": {"t1_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "t1_ms"),
         (b'{"parameters": {"t0_ms": {"value": -1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "-1"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 1}}', "num_gpu_blocks: 1"),
-        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"itl_log_ratio": [0]}}', "noise"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"frontend_log_ratio": [0]}}', "noise"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"itl_log_ratio": [0]}}', "itl_log_ratio"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"mood_share": 1.5}}', "share 1.5"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "draws": [[1.0]]}', r"draws\[0\]: 1 numbers"),
         (
             b'{"parameters": {"f0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
@@ -70,33 +72,59 @@ LADDER = tuple(float(np.log(2.0)) * (place - 7) for place in range(len(LEVELS)))
 
 
 def test_medians_without_a_seed() -> None:
-    noise = Noise(ttft_tokens=(0.0, 100.0), ttft_log_ratio=((0.0,) * 15, (math.log(1.1),) * 15), itl_log_ratio=LADDER)
-    medians = RequestNoise(noise, None, "a")
-    assert medians.ttft_factor(0) == pytest.approx(1.0)
-    assert medians.ttft_factor(100) == medians.ttft_factor(10**6) == pytest.approx(1.1)
-    assert 1.0 < medians.ttft_factor(9) < 1.1
-    assert medians.itl_factors(3) == pytest.approx([1.0, 1.0, 1.0])
+    noise = Noise(
+        step_ms=(10.0, 1000.0),
+        step_log_ratio=((0.0,) * 15, (math.log(1.1),) * 15),
+        frontend_log_ratio=tuple(0.1 + level for level in LADDER),
+    )
+    luck = StepLuck(noise, None)
+    assert luck.factor(0.0, 1.0) == luck.factor(5.0, 10.0) == 1.0
+    assert luck.factor(0.0, 100.0) == pytest.approx(math.sqrt(1.1))  # halfway between the knots, in the log
+    assert luck.factor(0.0, 1000.0) == luck.factor(0.0, 1e6) == pytest.approx(1.1)
+    assert noise.frontend_factors(None, ["a", "b"]).tolist() == pytest.approx([math.exp(0.1)] * 2)
 
 
-def test_a_draw_depends_on_seed_request_and_place_only() -> None:
-    noise = Noise(itl_log_ratio=LADDER, itl_request_correlation=0.3, ttft_itl_correlation=0.5)
-    few, many = RequestNoise(noise, 1, "a").itl_factors(5), RequestNoise(noise, 1, "a").itl_factors(50)
-    assert list(few) == list(many[:5])
-    assert list(few) != list(RequestNoise(noise, 2, "a").itl_factors(5))
-    assert list(few) != list(RequestNoise(noise, 1, "b").itl_factors(5))
+def test_no_noise_is_no_factor() -> None:
+    assert StepLuck(Noise(), 3).factor(1.0, 20.0) == 1.0
+    assert Noise().frontend_factors(3, ["a"]).tolist() == [1.0]
 
 
-def test_draws_follow_the_table_and_its_correlations() -> None:
-    noise = Noise(ttft_log_ratio=(LADDER,), itl_log_ratio=LADDER, itl_request_correlation=0.5, ttft_itl_correlation=0.8)
-    draws = [RequestNoise(noise, 7, f"request {number}") for number in range(4000)]
-    ttfts = np.log([draw.ttft_factor(50) for draw in draws])
-    gaps = np.log([draw.itl_factors(2) for draw in draws])
+def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
+    noise = Noise(step_log_ratio=(LADDER,), frontend_log_ratio=LADDER)
+
+    def factors(seed: int, *, step_ms: float = 7.0) -> list[float]:
+        luck = StepLuck(noise, seed)
+        return [luck.factor(step_ms * step, step_ms) for step in range(5)]
+
+    assert factors(1) == factors(1) == factors(1, step_ms=9.0)
+    assert factors(1) != factors(2)
+    alone, among = noise.frontend_factors(1, ["a"]), noise.frontend_factors(1, ["b", "a"])
+    assert alone[0] == among[1] != among[0]
+    assert alone[0] != noise.frontend_factors(2, ["a"])[0]
+
+
+def test_draws_follow_the_tables() -> None:
+    noise = Noise(step_ms=(10.0, 400.0), step_log_ratio=(LADDER, (0.0,) * 15), frontend_log_ratio=LADDER)
+    luck = StepLuck(noise, 7)
+    steps = np.log([luck.factor(0.0, 10.0) for _ in range(4000)])
+    frontends = np.log(noise.frontend_factors(7, [f"request {number}" for number in range(4000)]))
     for level, value in ((0.1, LADDER[3]), (0.5, 0.0), (0.8, LADDER[10])):
-        assert np.quantile(ttfts, level) == pytest.approx(value, abs=0.15)
-        assert np.quantile(gaps[:, 1], level) == pytest.approx(value, abs=0.15)
-    # The ladder is near linear in z, so that plain correlations are near the copula's.
-    assert np.corrcoef(gaps[:, 0], gaps[:, 1])[0, 1] == pytest.approx(0.5, abs=0.06)
-    assert np.corrcoef(ttfts, gaps[:, 0])[0, 1] == pytest.approx(0.8 * math.sqrt(0.5), abs=0.06)
+        assert np.quantile(steps, level) == pytest.approx(value, abs=0.15)
+        assert np.quantile(frontends, level) == pytest.approx(value, abs=0.15)
+    assert luck.factor(0.0, 400.0) == 1.0  # a long step hardly varies
+
+
+def test_a_mood_lasts_and_wears_off() -> None:
+    noise = Noise(step_log_ratio=(LADDER,), mood_share=0.6, mood_ms=1000.0)
+    luck = StepLuck(noise, 5)
+    logs = np.log([luck.factor(100.0 * step, 100.0) for step in range(20_000)])
+
+    def correlation(steps: int) -> float:
+        return float(np.corrcoef(logs[:-steps], logs[steps:])[0, 1])
+
+    # The ladder is near linear in its normals, so that plain correlations are near theirs.
+    for steps in (1, 10, 60):
+        assert correlation(steps) == pytest.approx(0.6 * math.exp(-steps / 10), abs=0.05)
 
 
 def test_model_json_has_no_field_that_a_reader_must_guess() -> None:

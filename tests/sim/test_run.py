@@ -13,8 +13,8 @@ from sim.noise import LEVELS, Noise
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
 
 NOISE = Noise(
-    ttft_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
-    itl_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
+    step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
+    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
 )
 
 

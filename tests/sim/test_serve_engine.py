@@ -216,16 +216,21 @@ def test_real_time_follows_the_same_virtual_clock() -> None:
     with_running(MODEL, use, speed=4.0)
 
 
-def test_the_fits_noise_stretches_steps_by_kind() -> None:
-    # Constant tables: prefills take twice, decodes three times what the model says, whatever is drawn.
+def test_the_fits_noise_stretches_the_front_end_and_steps_by_their_length() -> None:
+    # Constant tables, so whatever is drawn: the front end takes half of what the model says, steps of 8 ms (the
+    # prefill's) twice and of 5 ms three times as long.
     levels = len(Noise().levels)
-    noise = Noise(ttft_log_ratio=((math.log(2.0),) * levels,), itl_log_ratio=(math.log(3.0),) * levels)
+    noise = Noise(
+        step_ms=(5.0, 8.0),
+        step_log_ratio=((math.log(3.0),) * levels, (math.log(2.0),) * levels),
+        frontend_log_ratio=(math.log(0.5),) * levels,
+    )
 
     async def use(engine: RealTimeEngine) -> None:
         one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
         engine.submit(one)
         await until(engine, lambda: one.outcome is not None)
-        assert one.token_ms == [pytest.approx(12.0 + 2 * 8.0), pytest.approx(28.0 + 3 * 15.0)]
+        assert one.token_ms == [pytest.approx(6.0 + 2 * 8.0), pytest.approx(22.0 + 3 * 15.0)]
 
     with_running(msgspec.structs.replace(MODEL, noise=noise), use)
 
@@ -234,7 +239,7 @@ def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
     """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
     levels = len(Noise().levels)
     spread = tuple(level / 9 for level in range(levels))
-    noisy = msgspec.structs.replace(MODEL, noise=Noise(ttft_log_ratio=(spread,), itl_log_ratio=spread))
+    noisy = msgspec.structs.replace(MODEL, noise=Noise(step_log_ratio=(spread,), frontend_log_ratio=spread))
     seen: dict[float | None, list[tuple[int | None, list[float]]]] = {}
 
     def conversation(speed: float | None) -> Callable[[RealTimeEngine], Awaitable[None]]:

@@ -1,0 +1,191 @@
+"""Shapes of engine to try on captures: what no regression can solve for, only compare.
+
+How a capture's time is made up depends on the scheduling that is assumed (its schedule is reconstructed for each) and
+on the front end's place; the parameters of each variant are then a regression's. What is compared is how far off the
+stretches of time are that were seen, and how far off the TTFTs of a run of its own would have been.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from sim.capturedschedule import Reconstruction, reconstruct
+from sim.config import EngineConfig
+from sim.engine import Engine
+from sim.factual import factual_pool
+from sim.features import DEFAULT_STEP_TERMS, FRONTEND_TERMS, STEP_TERMS, TERMS
+from sim.latency import FrontendModel, FrontendPlacement, StepModel
+from sim.model import make_model
+from sim.observations import Observations, observe
+from sim.regression import Solution, solve
+from sim.residuals import Requests, requests_of
+from sim.timeline import Floats
+from sim.workload import Arrival
+from tracefile.schema import Record
+
+CachedSource = Literal["factual", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A trace ready to be looked at under any variant."""
+
+    records: list[Record]
+    """Those that were planned; parallel to ``arrivals``."""
+    arrivals: list[Arrival]
+    cached_tokens: list[int]
+    """Per record: as reported; where it is not, as the pool's rules have it."""
+    agreement: float | None
+    """Share of the reported cached tokens that are the rules' own; None: none were reported beside hashes."""
+    factual: bool = True
+    """Each request hits its ``cached_tokens``. False: what the pool holds at the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A shape of engine."""
+
+    config: EngineConfig
+    placement: FrontendPlacement
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        scheduling = "async" if self.config.async_scheduling else "sync"
+        return f"{scheduling} scheduling, {self.placement} front end"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The parameters of one variant and what they leave over."""
+
+    variant: Variant
+    step_terms: tuple[str, ...]
+    parameters: Floats
+    """In the order of ``TERMS``."""
+    seen: Observations
+    solution: Solution
+    misfits: int
+    """Requests whose first token comes out in another step than it was seen in."""
+    forecast: Requests
+    """TTFTs of a run of its own, without noise."""
+    loss: float
+    """Mean |log(seen / predicted)| (at most 1 each) of prefills, of decodes and of the forecast's TTFTs, averaged."""
+
+    @property
+    def free(self) -> list[int]:
+        """Columns of the terms that were solved for."""
+        return columns_of(self.step_terms)
+
+
+def columns_of(step_terms: Sequence[str]) -> list[int]:
+    """Places of these terms and of the front end's among ``TERMS``."""
+    names = {*step_terms, *(term.name for term in FRONTEND_TERMS)}
+    return [column for column, term in enumerate(TERMS) if term.name in names]
+
+
+def prepare_capture(
+    records: list[Record], arrivals: list[Arrival], config: EngineConfig, source: CachedSource
+) -> Capture:
+    """Settle each record's cached tokens: as reported, or by the pool's rules in the reconstructed schedule."""
+    ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
+    reported = [record.cached_tokens if source == "factual" else None for record in records]
+    agree = [
+        record.cached_tokens == own
+        for record, own in zip(records, ruled, strict=True)
+        if record.cached_tokens is not None and record.block_hashes is not None
+    ]
+    cached = [own if said is None else said for own, said in zip(ruled, reported, strict=True)]
+    agreement = round(sum(agree) / len(agree), 4) if agree else None
+    return Capture(records, arrivals, cached, agreement, factual=source == "factual")
+
+
+def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
+    """What the engine did when, if it was one of ``config``."""
+    if not capture.factual:
+        return reconstruct(capture.arrivals, config)
+    arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
+    return reconstruct(
+        arrivals, config, lambda: factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)[1]
+    )
+
+
+def fit_variant(
+    captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, step_terms: tuple[str, ...]
+) -> Fit:
+    """Solve for the parameters and see what they would have predicted."""
+    seen = Observations.join(
+        [
+            observe(capture.records, schedule, variant.placement)
+            for capture, schedule in zip(captures, schedules, strict=True)
+        ]
+    )
+    solution = solve(seen, columns_of(step_terms))
+    requests = forecast(captures, solution.parameters, variant)
+    misfits = sum(schedule.misfits for schedule in schedules)
+    losses = [*group_losses(seen, solution.parameters), requests.loss]
+    return Fit(variant, step_terms, solution.parameters, seen, solution, misfits, requests, float(np.nanmean(losses)))
+
+
+def forecast(captures: Sequence[Capture], parameters: Floats, variant: Variant) -> Requests:
+    """What a run at the recorded arrivals, without noise, would have predicted."""
+    step, frontend = split(parameters, variant.placement)
+    model = make_model(step, frontend, variant.config)
+    predicted_ms: list[float | None] = []
+    for capture in captures:
+        arrivals, pool = capture.arrivals, None
+        if capture.factual:
+            arrivals, pool = factual_pool(arrivals, variant.config.block_size, capture.cached_tokens)
+        simulation = Engine(arrivals, variant.config, model, pool=pool).run()
+        predicted_ms += [flight.ttft_ms for flight in simulation.flights]
+    records = [record for capture in captures for record in capture.records]
+    cached = [tokens for capture in captures for tokens in capture.cached_tokens]
+    return requests_of(records, cached, predicted_ms)
+
+
+def split(parameters: Floats, placement: FrontendPlacement) -> tuple[StepModel, FrontendModel]:
+    """The two models of a vector in the order of ``TERMS``."""
+    values = {term.name: float(value) for term, value in zip(TERMS, parameters, strict=True)}
+    step = StepModel(**{term.name: values[term.name] for term in STEP_TERMS})
+    return step, FrontendModel(placement=placement, **{term.name: values[term.name] for term in FRONTEND_TERMS})
+
+
+def group_losses(seen: Observations, parameters: Floats) -> tuple[float, float]:
+    """Mean over prefills and over decodes of min(|log(seen / predicted)|, 1); NaN for a group of none."""
+    predicted_ms = np.maximum(seen.counts @ parameters, 1e-6)
+    error = np.minimum(np.abs(np.log(seen.seen_ms / predicted_ms)), 1.0)
+    prefills, decodes = (
+        float(error[group].mean()) if group.any() else float("nan") for group in (seen.is_prefill, ~seen.is_prefill)
+    )
+    return prefills, decodes
+
+
+def choose(fits: Sequence[Fit]) -> Fit:
+    """The first whose loss is within a hundredth of the least: they come simplest first."""
+    least = min(fit.loss for fit in fits)
+    return next(fit for fit in fits if fit.loss <= 1.01 * least)
+
+
+def with_terms(fit: Fit, captures: Sequence[Capture], step_terms: tuple[str, ...]) -> Fit:
+    """The same variant with other step terms."""
+    if step_terms == fit.step_terms:
+        return fit
+    solution = solve(fit.seen, columns_of(step_terms))
+    requests = forecast(captures, solution.parameters, fit.variant)
+    losses = [*group_losses(fit.seen, solution.parameters), requests.loss]
+    return replace(
+        fit,
+        step_terms=step_terms,
+        parameters=solution.parameters,
+        solution=solution,
+        forecast=requests,
+        loss=float(np.nanmean(losses)),
+    )
+
+
+def default_terms(extra: Sequence[str]) -> tuple[str, ...]:
+    """The five and those asked for, in the order of ``STEP_TERMS``."""
+    wanted = {*DEFAULT_STEP_TERMS, *extra}
+    return tuple(term.name for term in STEP_TERMS if term.name in wanted)
