@@ -12,12 +12,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from sim.chainkeys import Int64Array, Keys, known_keys, numbered
 from sim.config import EngineConfig
 from sim.engine import Flight, Simulation
-from sim.interning import Int64Array, InternedChains, intern_chains
 from sim.kernels import layout
-from sim.kernels.layout import Draws, Pool, Records, Scheduler, Timeline, World
-from sim.kernels.loop import FULL, NONE, NUM_STEP_TERMS, run
+from sim.kernels.layout import ChainPool, Draws, Records, Scheduler, Timeline, World
+from sim.kernels.loop import FULL, NONE, NOT_CHAINED, NUM_STEP_TERMS, run
 from sim.latency import FrontendModel
 from sim.model import Model
 from sim.noise import normals_table, steps_stream, weights
@@ -25,9 +25,12 @@ from sim.request import Request, State
 from sim.scheduler import PrefixStats
 from sim.timeline import Timeline as Steps
 from sim.workload import Arrival
+from tracefile.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps that a timeline has room for at first; it doubles when it is full."""
+MOST_SLOTS = 1 << 16
+"""Of the table that finds segments; a slot may lead to several."""
 _STATES: tuple[State, ...] = ("waiting", "running", "finished")
 
 
@@ -44,9 +47,11 @@ def is_compiled() -> bool:
 
 def run_world(world: World) -> World:
     """Run until more arrivals are wanted or to the end; the world returned has the timeline that the one given may have
-    outgrown."""
-    while run(world) == FULL:
+    outgrown. Raises InputError where it notices that hashes are not chained."""
+    while (stop := run(world)) == FULL:
         world = world._replace(timeline=Timeline(*(_twice_as_long(part) for part in world.timeline)))
+    if stop == NOT_CHAINED:
+        raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
     return world
 
 
@@ -58,7 +63,7 @@ def build_world(
     first_steps: int = FIRST_STEPS,
 ) -> World:
     """Everything in its place before the first arrival."""
-    return lay_out(arrivals, config, model, seed, first_steps=first_steps)[0]
+    return lay_out(arrivals, config, model, seed, first_steps=first_steps)
 
 
 def lay_out(
@@ -67,35 +72,35 @@ def lay_out(
     model: Model,
     seed: int | None,
     *,
-    cached: Sequence[int] = (),
+    first_serial: int | None = None,
     first_steps: int = FIRST_STEPS,
-) -> tuple[World, InternedChains]:
-    """A world, and which hashes its keys stand for; ``cached``: hashes to number beside those of ``arrivals``."""
+) -> World:
+    """The same for one of several lots of arrivals. ``first_serial``: they are numbered from here on; None: they are
+    all."""
     settings = _settings(config, model.frontend)
-    requests, chains = _requests(arrivals, config, settings)
-    flights, num_tokens = _flights(arrivals, requests, settings)
+    requests, blocks = _requests(arrivals, config, settings)
+    requests["serial"] = (first_serial or 0) + np.arange(len(requests))
+    keys = _lay_out_keys(arrivals, requests, config.block_size, blocks, whole=first_serial is None)
+    flights, num_tokens = _flights(arrivals, blocks)
     roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
-    size = int(requests["first_block"][-1])
     width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
-    starts = np.append(requests["first_block"][:-1], size)
-    interned = intern_chains([*chains, cached], starts, size + len(cached))
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
     clock["lookahead"], clock["mood_at_ms"] = -1, -np.inf
-    world = World(
+    return World(
         scheduler=Scheduler(
             settings=settings,
-            pool=_pool(config, settings, interned.distinct),
+            pool=_pool(config, settings, keys, int(np.sort(blocks)[-most_running:].sum())),
             requests=requests,
-            keys=interned.keys[:size],
-            held=np.zeros(size, np.int32),
             running=np.zeros(most_running, np.int64),
             shares=np.zeros((2, most_running), layout.SHARE),
             steps=np.zeros(2, layout.STEP),
             state=np.zeros(1, layout.SCHEDULE),
             stats=np.zeros(1, layout.PREFIX_STATS),
             finished=np.zeros(most_running, np.int64),
+            due=np.zeros(config.block_size, np.int64),
+            also_due=np.zeros(most_running, np.int64),
         ),
         costs=_costs(model),
         clock=clock,
@@ -109,7 +114,6 @@ def lay_out(
         token_steps=np.zeros(int(num_tokens.sum()), np.int32),
         itl_ms=np.zeros(int(num_tokens.sum())),
     )
-    return world, interned
 
 
 def with_model(world: World, arrivals: Sequence[Arrival], model: Model, seed: int | None) -> World:
@@ -219,21 +223,25 @@ def _settings(config: EngineConfig, frontend: FrontendModel) -> Records:
     )
 
 
-def _pool(config: EngineConfig, settings: Records, distinct: int) -> Pool:
-    blocks = np.zeros(config.num_gpu_blocks, layout.BLOCK)
-    numbers = np.arange(config.num_gpu_blocks)
-    blocks["next_free"], blocks["previous_free"] = np.roll(numbers, -1), np.roll(numbers, 1)
-    blocks["next_twin"] = blocks["previous_twin"] = numbers
-    blocks["key"] = -1
-    counts = np.zeros(1, layout.POOL)
-    counts["num_free"] = config.usable_blocks
-    return Pool(settings, counts, blocks, np.zeros(distinct, np.int32))
+def _pool(config: EngineConfig, settings: Records, keys: Keys, most_holds: int) -> ChainPool:
+    """An empty one. Arrays are as long as could ever be needed, a block being the least that a record stands for: what
+    is not used of them takes no memory."""
+    counts = np.zeros(1, layout.CHAIN_POOL)
+    counts["num_free"] = counts["num_unhashed"] = config.usable_blocks
+    slots = 1 << min(len(keys) + most_holds, config.usable_blocks, MOST_SLOTS).bit_length()
+    return ChainPool(
+        settings,
+        counts,
+        segments=np.zeros(config.num_gpu_blocks, layout.SEGMENT),
+        copies=np.zeros(config.num_gpu_blocks, layout.COPY),
+        holds=np.zeros(most_holds + 1, layout.HOLD),
+        table=np.zeros(slots, np.int32),
+        keys=keys,
+    )
 
 
-def _requests(
-    arrivals: Sequence[Arrival], config: EngineConfig, settings: Records
-) -> tuple[Records, list[Sequence[int]]]:
-    """The scheduler's side, one more at the end, and the chains of those that it can serve."""
+def _requests(arrivals: Sequence[Arrival], config: EngineConfig, settings: Records) -> tuple[Records, Int64Array]:
+    """The scheduler's side, one more at the end, and how many blocks each will have held; 0: it cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
     requests["prompt_tokens"][:-1] = [arrival.prompt_tokens for arrival in arrivals]
     requests["last_token"][:-1] = [arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals]
@@ -242,21 +250,38 @@ def _requests(
     requests["priority"][:-1] = [arrival.record.priority or 0 for arrival in arrivals]
     requests["state"] = layout.ABSENT
     requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)
-    computed = requests["last_token"] - 1
+    computed = requests["last_token"][:-1] - 1
     most = min(int(settings["max_tokens"][0]) - 1, config.usable_blocks * config.block_size)
-    runs = np.array([arrival.fate == "runs" for arrival in arrivals], bool) & (computed[:-1] <= most)
-    blocks = np.where(runs, -(-computed[:-1] // config.block_size), 0)
-    requests["first_block"][1:] = np.cumsum(blocks)
-    full = np.where(runs, computed[:-1] // config.block_size, 0)
+    runs = np.array([arrival.fate == "runs" for arrival in arrivals], bool) & (computed <= most)
+    return requests, np.where(runs, -(-computed // config.block_size), 0)
+
+
+def _lay_out_keys(
+    arrivals: Sequence[Arrival], requests: Records, block_size: int, blocks: Int64Array, *, whole: bool
+) -> Keys:
+    """The known keys of those who can be served, up to their last full block."""
+    full = np.where(blocks > 0, (requests["last_token"][:-1] - 1) // block_size, 0)
+    chains = []
     for arrival, count in zip(arrivals, full.tolist(), strict=True):
         if len(arrival.hashes) < count:
             raise ValueError(
                 f"request {arrival.record.request_id}: its chain of {len(arrival.hashes)} keys is too short"
             )
-    return requests, [arrival.hashes[:count] for arrival, count in zip(arrivals, full.tolist(), strict=True)]
+        chains.append(arrival.hashes if len(arrival.hashes) == count else arrival.hashes[:count])
+    try:
+        keys, counts = known_keys(chains)
+    except OverflowError:
+        if not whole:
+            raise InputError(
+                "block_hashes: not all are 64-bit numbers; expected such where a trace is run in parts"
+            ) from None
+        keys, counts = known_keys(numbered(chains))
+    requests["known_keys"][:-1] = counts
+    requests["first_key"][:-1] = np.cumsum(counts) - counts
+    return keys
 
 
-def _flights(arrivals: Sequence[Arrival], requests: Records, settings: Records) -> tuple[Records, Int64Array]:
+def _flights(arrivals: Sequence[Arrival], blocks: Int64Array) -> tuple[Records, Int64Array]:
     """The client's side, and how many tokens each could get."""
     flights = np.zeros(len(arrivals), layout.FLIGHT)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
@@ -267,8 +292,7 @@ def _flights(arrivals: Sequence[Arrival], requests: Records, settings: Records) 
     flights["recorded_e2e_ms"] = _or_nan([arrival.record.e2e_ms for arrival in arrivals])
     flights["as_recorded"] = [arrival.fate == "as_recorded" for arrival in arrivals]
     _link_children(flights, arrivals)
-    served = np.diff(requests["first_block"]) > 0
-    num_tokens = np.where(served, [arrival.output_tokens for arrival in arrivals], 0).astype(np.int64)
+    num_tokens = np.where(blocks > 0, [arrival.output_tokens for arrival in arrivals], 0).astype(np.int64)
     flights["first_token"] = np.cumsum(num_tokens) - num_tokens
     return flights, num_tokens
 

@@ -1,4 +1,4 @@
-"""A workload's chains as one array of dense key numbers, for the compiled pool."""
+"""A workload's chains as one array of dense key numbers, for passes over all of them."""
 
 from array import array
 from bisect import bisect_left
@@ -22,8 +22,6 @@ class InternedChains:
     keys: Int32Array
     """Chain after chain, each at its place in ``starts``; between them −1."""
     distinct: int
-    hashes: npt.NDArray[np.uint64] | None
-    """By number, of those that are true hashes, which have the first; None: some are no 64-bit numbers."""
 
 
 def intern_chains(chains: Sequence[Sequence[int]], starts: Int64Array, size: int) -> InternedChains:
@@ -34,15 +32,15 @@ def intern_chains(chains: Sequence[Sequence[int]], starts: Int64Array, size: int
     """
     known = np.array([bisect_left(chain, True, key=is_private) for chain in chains], np.int64)
     lengths = np.array([len(chain) for chain in chains], np.int64)
-    numbers, distinct, hashes = _number(chain[:count] for chain, count in zip(chains, known, strict=True))
+    numbers, distinct = _number(chain[:count] for chain, count in zip(chains, known, strict=True))
     keys = np.full(size, -1, np.int32)
     keys[chain_places(starts, known)] = numbers
     private = chain_places(starts + known, lengths - known)
     keys[private] = np.arange(distinct, distinct + len(private))
-    return InternedChains(keys, distinct + len(private), hashes)
+    return InternedChains(keys, distinct + len(private))
 
 
-def _number(chains: Iterable[Sequence[int]]) -> tuple[Int32Array, int, npt.NDArray[np.uint64] | None]:
+def _number(chains: Iterable[Sequence[int]]) -> tuple[Int32Array, int]:
     values = array("Q")
     chains = list(chains)
     try:
@@ -51,14 +49,11 @@ def _number(chains: Iterable[Sequence[int]]) -> tuple[Int32Array, int, npt.NDArr
     except OverflowError:  # hashes of a tool that counts below zero, or beyond 64 bits
         seen: dict[int, int] = {}
         numbers = [seen.setdefault(key, len(seen)) for chain in chains for key in chain]
-        return np.array(numbers, np.int32), len(seen), None
+        return np.array(numbers, np.int32), len(seen)
     hashes = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
     bits = max(2 * len(hashes), 2).bit_length()
     found = np.empty(len(hashes), np.int32)
-    distinct = number_hashes(hashes, np.zeros(1 << bits, np.int32), bits, found)
-    by_number = np.empty(distinct, np.uint64)
-    by_number[found] = hashes
-    return found, distinct, by_number
+    return found, number_hashes(hashes, np.zeros(1 << bits, np.int32), bits, found)
 
 
 def chain_places(starts: Int64Array, counts: Int64Array) -> Int64Array:

@@ -1,7 +1,7 @@
 """The compiled engine on arrivals that come in parts: memory follows the pool and the requests in flight.
 
 Between two parts what is still in flight moves into a new world, before the new arrivals: the same state, at other
-places. Keys are numbered anew, those that are cached and those to come, so that evicted blocks are forgotten.
+places. Keys of what is cached move along, so that evicted blocks are forgotten.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ import numpy.typing as npt
 from sim.compiled import arrival_heap, lay_out, run_world
 from sim.config import EngineConfig
 from sim.ending import Ending, endings_in
-from sim.interning import Int64Array, InternedChains, chain_places
+from sim.interning import Int64Array, chain_places
 from sim.kernels import layout
-from sim.kernels.layout import Pool, Records, World
+from sim.kernels.chainpool import KNOWN
+from sim.kernels.layout import ChainPool, Records, World
 from sim.kernels.loop import NONE
 from sim.model import Model
 from sim.workload import Arrival
-from tracefile.errors import InputError
 
 LOOKAHEAD = 1
 """Arrivals that a world is never without while more are to come: what happens next is then known."""
-_LAID_OUT = ("first_block", "next_waiting", "previous_waiting")
+_LAID_OUT = ("first_key", "next_waiting", "previous_waiting")
 
 
 class PartialRun:
@@ -37,7 +37,7 @@ class PartialRun:
         self._seed = seed
         self._world: World | None = None
         self._arrivals: list[Arrival] = []
-        self._hashes: InternedChains | None = None
+        self._arrived = 0
         self._told: npt.NDArray[np.bool_] = np.empty(0, bool)
         self._earlier_steps = 0
 
@@ -63,30 +63,34 @@ class PartialRun:
 
     def feed(self, part: Sequence[Arrival], *, last: bool) -> list[Ending]:
         """Run until the next part is needed; what has ended since the last one, in order of arrival."""
-        world = self._next_world(part)
+        world = self._next_world(part, last)
+        self._arrived += len(part)
         world.clock["lookahead"] = -1 if last else LOOKAHEAD
         self._world = world = run_world(world)
         ended = (world.flights["outcome"] != layout.NO_OUTCOME) & ~self._told
         self._told |= ended
         return list(endings_in(world, self._arrivals, np.flatnonzero(ended)))
 
-    def _next_world(self, part: Sequence[Arrival]) -> World:
-        old, hashes = self._world, self._hashes
-        if old is None or hashes is None:
+    def _next_world(self, part: Sequence[Arrival], last: bool) -> World:
+        old = self._world
+        if old is None:
             self._arrivals, self._told = list(part), np.zeros(len(part), bool)
-            world, self._hashes = lay_out(part, self._config, self._model, self._seed)
-            return world
-        kept, was_cached = _places_in_use(old), _cached_numbers(old, hashes)
+            return lay_out(part, self._config, self._model, self._seed, first_serial=None if last else 0)
+        kept = _places_in_use(old)
         arrivals = [*(self._arrivals[place] for place in kept.tolist()), *part]
-        cached = hashes.hashes[was_cached].tolist() if hashes.hashes is not None else ()
-        new, self._hashes = lay_out(
-            arrivals, self._config, self._model, self._seed, cached=cached, first_steps=len(old.timeline.ends_ms)
+        new = lay_out(
+            arrivals,
+            self._config,
+            self._model,
+            self._seed,
+            first_serial=self._arrived - len(kept),
+            first_steps=len(old.timeline.ends_ms),
         )
         first_step = _first_step_in_use(old, kept)
         self._earlier_steps += _engine_steps(old, 0, first_step)
         _move_scheduler(old, new, kept)
         _move_flights(old, new, kept, first_step)
-        pool = _moved_pool(old, new, kept, was_cached, self._hashes.keys[len(new.scheduler.keys) :])
+        pool = _moved_pool(old.scheduler.pool, new.scheduler.pool)
         self._told = np.append(self._told[kept], np.zeros(len(part), bool))
         self._arrivals = arrivals
         return new._replace(scheduler=new.scheduler._replace(pool=pool))
@@ -114,23 +118,13 @@ def _engine_steps(world: World, first: int, end: int) -> int:
     return int(np.count_nonzero(world.timeline.rows[first:end, 0]))
 
 
-def _cached_numbers(world: World, hashes: InternedChains) -> Int64Array:
-    """Numbers of the true hashes that are cached."""
-    if hashes.hashes is None:
-        raise InputError("block_hashes: not all are 64-bit numbers; expected such where a trace is run in parts")
-    return np.flatnonzero(world.scheduler.pool.first_block[: len(hashes.hashes)])
-
-
 def _move_scheduler(old: World, new: World, kept: Int64Array) -> None:
-    """Requests, the blocks they hold, who runs, who waits in which order, and the composed step."""
+    """Requests, who runs, who waits in which order, and the composed step."""
     before, after, moved_to = old.scheduler, new.scheduler, _moved_to(old, kept)
     requests = before.requests[kept]
     for name in layout.REQUEST.names or ():
         if name not in _LAID_OUT:
             after.requests[name][: len(kept)] = requests[name]
-    counts = requests["num_blocks"]
-    held = before.held[chain_places(requests["first_block"], counts)]
-    after.held[chain_places(after.requests["first_block"][: len(kept)], counts)] = held
     for name in ("steps", "state", "stats"):
         getattr(after, name)[:] = getattr(before, name)
     num_running, slot = int(before.state["num_running"][0]), int(old.clock["composed"][0])
@@ -152,24 +146,17 @@ def _move_queue(before: Records, after: Records, moved_to: Int64Array) -> None:
     after["previous_waiting"][[*line[1:], last]] = line
 
 
-def _moved_pool(
-    old: World, new: World, kept: Int64Array, was_cached: Int64Array, is_cached: npt.NDArray[np.int32]
-) -> Pool:
-    """The free queue and the cache, under the keys' new numbers; ``was_cached``, ``is_cached``: some, old and new."""
-    before, after = old.scheduler.pool, new.scheduler.pool
-    renumbered = np.full(len(before.first_block), -1, np.int64)
-    renumbered[was_cached] = is_cached
-    firsts = old.scheduler.requests["first_block"]
-    keys = old.scheduler.keys[chain_places(firsts[kept], (firsts[1:] - firsts[:-1])[kept])]
-    renumbered[keys[keys >= 0]] = new.scheduler.keys[: len(keys)][keys >= 0]
-    numbers = np.flatnonzero(before.first_block)
-    private = numbers[renumbered[numbers] < 0]
-    renumbered[private] = len(after.first_block) + np.arange(len(private))
-    first_block = np.zeros(len(after.first_block) + len(private), np.int32)
-    first_block[renumbered[numbers]] = before.first_block[numbers]
-    keyed = before.blocks["key"] >= 0
-    before.blocks["key"][keyed] = renumbered[before.blocks["key"][keyed]]
-    return Pool(after.settings, before.counts, before.blocks, first_block)
+def _moved_pool(before: ChainPool, after: ChainPool) -> ChainPool:
+    """All that is cached and held, with its keys behind those of the requests."""
+    used = before.segments[1 : int(before.counts["num_segments"][0]) + 1]
+    known = used["kind"] == KNOWN
+    starts, lengths = used["start"][known], (used["end"] - used["start"])[known]
+    keys = before.keys[chain_places(used["base"][known] + starts, lengths)]
+    used["base"][known] = len(after.keys) + np.cumsum(lengths) - lengths - starts
+    num_holds = int(before.counts["num_holds"][0])
+    holds = np.zeros(max(len(after.holds), num_holds + 1), layout.HOLD)
+    holds[: num_holds + 1] = before.holds[: num_holds + 1]
+    return before._replace(holds=holds, keys=np.append(after.keys, keys))
 
 
 def _move_flights(old: World, new: World, kept: Int64Array, first_step: int) -> None:

@@ -14,9 +14,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import types
+from numba.extending import intrinsic
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
@@ -26,6 +28,18 @@ SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.c
 def kernel(function: Kernel) -> Kernel:
     """Compile ``function`` into the kernels that call it; no other code may."""
     return cast(Kernel, numba.njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stay_apart(_: object) -> tuple[object, object]:
+    """Called in a kernel's body: there is one of it, which others call, instead of a copy in each of them. Compiling
+    then takes seconds instead of minutes where much is called from many places."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def entry(function: Kernel) -> Kernel:

@@ -15,6 +15,7 @@ Records = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Keys = npt.NDArray[np.uint64]
 
 SOURCES = f"sources_{sources_digest()}"
 """A field that names the kernels' version and holds nothing: in a record of every compiled function's arguments, or the
@@ -38,12 +39,28 @@ SETTINGS = record(
 )
 BLOCK = record("next_free previous_free references key next_twin previous_twin")
 POOL = record("num_free evicted_blocks")
+SEGMENT = record("kind base start end first_key copy next_in_slot")
+"""Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
+free segment, the next free one."""
+COPY = record("segment references deeper before after previous_twin next_twin")
+"""Some blocks in the free queue or held; ``deeper``: the copy that was cut off last; ``after``: of a free one, the
+next."""
+HOLD = record("copy end next")
+"""Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
+CHAIN_POOL = record(
+    "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
+    "not_chained"
+)
+"""``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
+free again in lists from ``free_…`` on; ``not_chained``: a key was met at two depths."""
 REQUEST = record(
-    "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks first_block "
-    "placeholders steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority",
+    "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
+    "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
+    "first_key known_keys serial first_hold last_hold tail",
     times="arrival_ms",
 )
-"""``first_block``: where the request's part of the arenas of keys and of block ids begins."""
+"""``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own
+by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
 FLIGHT = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms admitted_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
@@ -68,7 +85,7 @@ COSTS = record(
 
 
 class Pool(NamedTuple):
-    """The free queue and the prefix cache. Block 0 is the null block and both ends of the queue."""
+    """The free queue and the prefix cache by blocks. Block 0 is the null block and both ends of the queue."""
 
     settings: Records
     counts: Records
@@ -79,17 +96,31 @@ class Pool(NamedTuple):
     """By key: the block that lookups get; 0: not cached."""
 
 
+class ChainPool(NamedTuple):
+    """The free queue and the prefix cache by segments of chains."""
+
+    settings: Records
+    counts: Records
+    """One of CHAIN_POOL."""
+    segments: Records
+    """SEGMENT by number, from 1 on."""
+    copies: Records
+    """COPY by number, from 1 on; number 0 is both ends of the free queue."""
+    holds: Records
+    """HOLD by number, from 1 on."""
+    table: Ints
+    """By a first key's slot, of 2**n: the segment entered last; it leads to the others."""
+    keys: Keys
+    """What is known of every request's chain and of every segment's."""
+
+
 class Scheduler(NamedTuple):
     """Requests waiting and running on the pool."""
 
     settings: Records
-    pool: Pool
+    pool: ChainPool
     requests: Records
     """REQUEST by place in the workload; one more, the two ends of the waiting line."""
-    keys: Ints
-    """Every request's chain, one after another; where the block ids below have theirs."""
-    held: Ints
-    """Every request's block ids."""
     running: Places
     """Places in order, as far as ``num_running``."""
     shares: Records
@@ -102,6 +133,10 @@ class Scheduler(NamedTuple):
     """One of PREFIX_STATS."""
     finished: Places
     """Room for the places that a step finishes."""
+    due: Places
+    """By tokens until a block is full: the first position of ``running`` of which that is true, and 1."""
+    also_due: Places
+    """By position: the next of the same, and 1."""
 
 
 class Draws(NamedTuple):

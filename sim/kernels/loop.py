@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.flights import deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.frontend import run_alone, run_beside
@@ -13,13 +14,14 @@ from sim.kernels.scheduler import finish_step, schedule
 
 NONE = -1
 NUM_STEP_TERMS = 9
-DONE, FULL, MORE = range(3)
-"""Why a run stopped: nothing is left to arrive or to compute; the timeline is full; the next arrivals are wanted."""
+DONE, FULL, MORE, NOT_CHAINED = range(4)
+"""Why a run stopped: nothing is left to arrive or to compute; the timeline is full; the next arrivals are wanted; a
+hash occurs at two depths."""
 
 
 @entry
 def run(world: World) -> int:
-    """Run until one of DONE, FULL and MORE; after the last two, call again with what is wanted."""
+    """Run until there is a reason to stop; after FULL and MORE, call again with what is wanted."""
     clock, ahead = world.clock[0], world.scheduler.settings[0].composes_ahead
     while clock.num_steps + 1 < len(world.timeline.ends_ms):
         deliver_events(world)
@@ -33,6 +35,8 @@ def run(world: World) -> int:
         clock.composed = NONE
         if ahead and _compose(world, 1 - slot):
             clock.composed = 1 - slot
+        if world.scheduler.pool.counts[0].not_chained:
+            return NOT_CHAINED
         _run_step(world, slot)
         if ahead:
             if clock.composed != NONE:
@@ -168,9 +172,9 @@ def _append(world: World, start_ms: float) -> None:
 
 @kernel
 def _skip_decodes(world: World, slot: int) -> None:
-    """Run, without the scheduler, the steps that would be the one in ``slot`` again: only decodes, none of which fills
-    or needs a block or ends, and nothing happens outside. Whoever could not be admitted in it cannot be now, as
-    nothing has been freed, cached or queued since. Composing ahead, it is the step yet to run; else the one that ran.
+    """Run, without the scheduler, the steps that would be the one in ``slot`` again: only decodes, none of which ends,
+    and nothing happens outside. Whoever could not be admitted in it cannot be now, as nothing has been freed or queued
+    since, or cached that it could hit. Composing ahead, it is the step yet to run; else the one that ran.
     """
     scheduler, clock = world.scheduler, world.clock[0]
     step, count = scheduler.steps[slot], scheduler.state[0].num_running
@@ -185,11 +189,7 @@ def _skip_decodes(world: World, slot: int) -> None:
     for position in range(count):
         request = requests[running[position]]
         kv_tokens += request.num_computed - request.placeholders
-    if scheduler.settings[0].placement == SHARED_CORE:
-        _repeat_sharing(world, count, kv_tokens, first + most)
-    else:
-        _repeat(world, count, kv_tokens, first + most, next_ms(world))
-    skipped = clock.num_steps - first
+    skipped = _decode(world, count, kv_tokens, most)
     for position in range(count):
         place = running[position]
         request, flight = requests[place], world.flights[place]
@@ -200,6 +200,38 @@ def _skip_decodes(world: World, slot: int) -> None:
         request.num_tokens += skipped
         request.num_computed += skipped
         scheduler.shares[slot, position].depth += skipped
+
+
+@kernel
+def _decode(world: World, decodes: int, kv_tokens: int, most: int) -> int:
+    """Run up to ``most`` steps of decodes, from one in which blocks fill up to the next; how many."""
+    scheduler, clock = world.scheduler, world.clock[0]
+    first, done, until = clock.num_steps, 0, 0
+    note_due(scheduler)
+    while done < most and done == until:
+        if is_due(scheduler, done):
+            if not _is_undisturbed(world) or not can_cross(scheduler, done):
+                break
+            cross(scheduler, done)
+        until += 1
+        while until < most and not is_due(scheduler, until):
+            until += 1
+        if scheduler.settings[0].placement == SHARED_CORE:
+            _repeat_sharing(world, decodes, kv_tokens + decodes * done, first + until)
+        else:
+            _repeat(world, decodes, kv_tokens + decodes * done, first + until, next_ms(world))
+        done = clock.num_steps - first
+    forget_due(scheduler)
+    return int(done)
+
+
+@kernel
+def _is_undisturbed(world: World) -> bool:
+    """Whether the engine need not look outside before its next step; on a shared core an arrival alone is no reason."""
+    clock = world.clock[0]
+    if world.scheduler.settings[0].placement == SHARED_CORE:
+        return bool(clock.num_events == 0 or clock.now_ms < world.events[0].time_ms)
+    return bool(clock.now_ms < next_ms(world))
 
 
 @kernel
@@ -224,7 +256,7 @@ def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: 
 def _repeat_sharing(world: World, decodes: int, kv_tokens: int, end_step: int) -> None:
     """The same on a shared core: an arrival alone does not end it, what the front end hands over does."""
     clock = world.clock[0]
-    while clock.num_steps < end_step and (clock.num_events == 0 or clock.now_ms < world.events[0].time_ms):
+    while clock.num_steps < end_step and _is_undisturbed(world):
         _set_decode_row(world.timeline.rows[clock.num_steps], decodes, kv_tokens)
         _advance(world)
         kv_tokens += decodes
@@ -238,7 +270,7 @@ def _set_decode_row(row: Floats, decodes: int, kv_tokens: int) -> None:
 
 @kernel
 def _most_decodes(world: World) -> int:
-    """Steps in which all running requests only decode: no block fills or overflows, and none ends."""
+    """Steps in which all running requests only decode, and none ends."""
     scheduler = world.scheduler
     ahead, most = scheduler.settings[0].composes_ahead, 2**62
     for position in range(scheduler.state[0].num_running):
@@ -254,6 +286,5 @@ def _most_decodes(world: World) -> int:
         )
         if not decodes:
             return 0
-        within_block = min(request.room_tokens, request.next_full - 1) - computed
-        most = min(most, within_block, request.last_token - tokens - 1)
+        most = min(most, request.last_token - tokens - 1)
     return most

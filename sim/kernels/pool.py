@@ -1,4 +1,4 @@
-"""The block pool's rules, as in ``sim.pool``."""
+"""The block pool's rules, as in ``sim.pool``, block by block: for whoever asks what became of each."""
 
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import Ints, Pool
@@ -18,16 +18,6 @@ def lookup(pool: Pool, keys: Ints, into: Ints) -> int:
             return position
         into[position] = block
     return len(keys)
-
-
-@kernel
-def count_idle(pool: Pool, hits: Ints) -> int:
-    """How many of the blocks nobody holds."""
-    blocks, idle = pool.blocks, 0
-    for block in hits:
-        if blocks[block].references == 0:
-            idle += 1
-    return idle
 
 
 @kernel

@@ -7,9 +7,9 @@ arrays that it needs: handing over all of them takes longer than the work.
 
 from typing import Any
 
+from sim.kernels.chainpool import hold, lookup, publish, release, take
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import FINISHED, RUNNING, WAITING, Scheduler
-from sim.kernels.pool import count_idle, hold, insert, lookup, release, take
 
 
 @kernel
@@ -26,7 +26,7 @@ def add(scheduler: Scheduler, place: int) -> None:
     request = scheduler.requests[place]
     request.state = WAITING
     _queue(scheduler, place, scheduler.requests[len(scheduler.requests) - 1].previous_waiting)
-    _count_hashed(scheduler, place, 0)
+    count_hashed(scheduler, place, 0)
     scheduler.state[0].is_quiet = 0
 
 
@@ -144,15 +144,12 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         following = request.next_waiting
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
-        first = request.first_block
-        most_hit = (request.num_tokens - 1) // block_size
-        hits = lookup(pool, scheduler.keys[first : first + most_hit], scheduler.held[first : first + most_hit])
+        hits, idle = lookup(pool, request, (request.num_tokens - 1) // block_size)
         tokens = min(request.num_tokens - hits * block_size, most)
         if not chunks and tokens > budget:
             break
         tokens = min(tokens, budget)
-        need = -(-request.num_tokens // block_size) - hits + count_idle(pool, scheduler.held[first : first + hits])
-        if need > pool.counts[0].num_free:
+        if -(-request.num_tokens // block_size) - hits + idle > pool.counts[0].num_free:
             break
         _leave_queue(scheduler, place)
         scheduler.running[state.num_running] = place
@@ -222,9 +219,9 @@ def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
 
 @kernel
 def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
-    """Give an admitted request the blocks it hit, which stand in its part of ``held``."""
+    """Give an admitted request the blocks it hit."""
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
-    hold(scheduler.pool, scheduler.held[request.first_block : request.first_block + hits])
+    hold(scheduler.pool, request, hits)
     hit_tokens = hits * block_size
     if scheduler.settings[0].enable_prefix_caching:
         _record_admission(scheduler, place, hit_tokens)
@@ -234,7 +231,7 @@ def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
     request.num_blocks = hits
     request.num_computed = hit_tokens
     request.room_tokens = hit_tokens
-    _count_hashed(scheduler, place, hits)
+    count_hashed(scheduler, place, hits)
 
 
 @kernel
@@ -258,8 +255,7 @@ def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
     if lacking > 0:
         if lacking > pool.counts[0].num_free:
             return False
-        first = request.first_block + request.num_blocks
-        take(pool, scheduler.held[first : first + lacking])
+        take(pool, lacking)
         request.num_blocks += lacking
         request.room_tokens += lacking * block_size
     known = min(end, request.num_tokens)
@@ -273,14 +269,15 @@ def _publish(scheduler: Scheduler, place: int, end: int) -> None:
     """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
     request = scheduler.requests[place]
     full = end // scheduler.settings[0].block_size
-    first, last = request.first_block + request.num_hashed, request.first_block + full
-    insert(scheduler.pool, scheduler.held[first:last], scheduler.keys[first:last])
-    _count_hashed(scheduler, place, full)
-    scheduler.state[0].is_quiet = 0
+    publish(scheduler.pool, request, request.num_hashed, full)
+    if request.num_hashed < request.known_keys:  # nobody waits for what nobody else can hit
+        scheduler.state[0].is_quiet = 0
+    count_hashed(scheduler, place, full)
 
 
 @kernel
-def _count_hashed(scheduler: Scheduler, place: int, blocks: int) -> None:
+def count_hashed(scheduler: Scheduler, place: int, blocks: int) -> None:
+    """A request's first ``blocks`` blocks are full."""
     request = scheduler.requests[place]
     request.num_hashed = blocks
     request.next_full = (blocks + 1) * scheduler.settings[0].block_size
@@ -322,12 +319,12 @@ def _retire(scheduler: Scheduler, place: int) -> None:
 @kernel
 def _give_back(scheduler: Scheduler, place: int) -> None:
     request = scheduler.requests[place]
-    release(scheduler.pool, scheduler.held[request.first_block : request.first_block + request.num_blocks])
+    release(scheduler.pool, request)
     request.num_blocks = 0
     request.room_tokens = 0
     request.num_computed = 0
     request.placeholders = 0
-    _count_hashed(scheduler, place, 0)
+    count_hashed(scheduler, place, 0)
 
 
 @kernel

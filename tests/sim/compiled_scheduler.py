@@ -9,6 +9,7 @@ from sim.compiled import build_world
 from sim.config import EngineConfig
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
+from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED
 from sim.latency import FrontendModel, StepModel
 from sim.model import make_model
 from sim.request import Request
@@ -19,6 +20,9 @@ _add, _abort, _schedule, _finish = (
     numba.njit(function.py_func, _nrt=False)  # type: ignore[union-attr]
     for function in (kernels.add, kernels.abort, kernels.schedule, kernels.finish_step)
 )
+
+Content = tuple[int, int]
+"""A block's key, and its place in the line of those under that key."""
 
 
 class CompiledScheduler:
@@ -73,17 +77,45 @@ class CompiledScheduler:
         self._preemptions = now
         return found
 
-    def free_order(self) -> list[int]:
-        following = self._scheduler.pool.blocks["next_free"]
-        order, block = [], int(following[0])
-        while block != 0:
-            order.append(block)
-            block = int(following[block])
-        return order
+    def free_contents(self) -> list[Content | None]:
+        """What the free blocks hold, next to be taken first; None: nothing known."""
+        pool = self._scheduler.pool
+        contents: list[Content | None] = [None] * int(pool.counts["num_unhashed"][0])
+        copy = int(pool.copies["after"][QUEUE])
+        while copy != QUEUE:
+            contents += reversed(self._contents(copy))
+            copy = int(pool.copies["after"][copy])
+        return contents
 
-    def cached(self) -> list[int]:
-        found: list[int] = np.flatnonzero(self._scheduler.pool.blocks["key"] >= 0).tolist()
+    def holders(self) -> dict[Content, int]:
+        """Of every cached block, how many hold it."""
+        pool = self._scheduler.pool
+        found: dict[Content, int] = {}
+        for first in pool.table.tolist():
+            number = first
+            while number != NONE:
+                copy = first_copy = int(pool.segments["copy"][number])
+                while True:
+                    references = int(pool.copies["references"][copy])
+                    found |= {content: references for content in self._contents(copy) if content is not None}
+                    copy = int(pool.copies["next_twin"][copy])
+                    if copy == first_copy:
+                        break
+                number = int(pool.segments["next_in_slot"][number])
         return found
+
+    def _contents(self, copy: int) -> list[Content | None]:
+        """Of one copy's blocks, root first."""
+        pool = self._scheduler.pool
+        segment = pool.segments[pool.copies["segment"][copy]]
+        kind, base, start, end, line = (int(segment[name]) for name in ("kind", "base", "start", "end", "copy"))
+        if kind == UNHASHED:
+            return [None] * (end - start)
+        assert kind == KNOWN, "the workloads' keys are all known"
+        place_in_line = 0
+        while line != copy:
+            line, place_in_line = int(pool.copies["next_twin"][line]), place_in_line + 1
+        return [(key, place_in_line) for key in pool.keys[base + start : base + end].tolist()]
 
     def stats(self) -> tuple[int, int, int]:
         stats = self._scheduler.stats[0]

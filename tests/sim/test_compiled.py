@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.chain import FIRST_PRIVATE
+from sim.chainkeys import known_keys, numbered
 from sim.compiled import build_world, read_simulation, run_world, simulate
 from sim.config import EngineConfig, FreeRule, SchedulingPolicy
 from sim.engine import Engine, Simulation
@@ -21,6 +22,7 @@ from sim.model import make_model
 from sim.noise import LEVELS, Noise
 from sim.workload import Arrival, plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
+from tracefile.errors import InputError
 
 STEP = StepModel(
     t0_ms=4.3,
@@ -170,6 +172,61 @@ def test_a_chain_that_is_too_short_is_named() -> None:
     short = Arrival(record, "runs", 9, 2, [1], 0.0)
     with pytest.raises(ValueError, match="request a: its chain of 1 keys is too short"):
         simulate([short], config, model)
+
+
+def test_hashes_that_are_not_chained_are_refused() -> None:
+    config = EngineConfig(num_gpu_blocks=40, block_size=4)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    # The second cuts the first's chain before 2, where the third then finds it: at another depth than its own.
+    records = [
+        Record(
+            request_id=RequestId(name),
+            arrival_ms=1e4 * at,
+            prompt_tokens=9,
+            output_tokens=2,
+            block_hashes=[BlockHash(key) for key in chain],
+        )
+        for at, (name, chain) in enumerate({"a": (1, 2), "b": (1, 3), "c": (2, 4)}.items())
+    ]
+    with pytest.raises(InputError, match="block_hashes: a hash occurs at two depths"):
+        simulate(plan(records, 4), config, model)
+
+
+def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
+    # Four conversations, in blocks of 64 tokens and of a 16th: answers are no longer too short to fill a block.
+    used = []
+    for parts in (1, 16):
+        records = [
+            Record(
+                request_id=RequestId(f"{session}.{turn}"),
+                arrival_ms=1e4 * turn + session,
+                prompt_tokens=640 * (turn + 1) + 5,
+                output_tokens=20,
+                block_hashes=[BlockHash(1 + 10**6 * session + at) for at in range(10 * parts * (turn + 1))],
+            )
+            for turn in range(5)
+            for session in range(4)
+        ]
+        config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
+        model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+        arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts)
+        pool = run_world(build_world(arrivals, config, model)).scheduler.pool
+        used.append([int(pool.counts[name][0]) for name in ("num_segments", "num_holds")])
+    conversations, answers = 4, 20
+    assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
+
+
+def test_known_keys_end_where_private_ones_begin() -> None:
+    keys, counts = known_keys([[7, 2**64 - 1, FIRST_PRIVATE], [], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]])
+    assert keys.tolist() == [7, 2**64 - 1, 7]
+    assert counts.tolist() == [2, 0, 0, 1]
+
+
+def test_hashes_beyond_64_bits_are_numbered() -> None:
+    chains = [[-1, 2**70, FIRST_PRIVATE], [-1, 5]]
+    with pytest.raises(OverflowError):
+        known_keys(chains)
+    assert numbered(chains) == [[0, 1, FIRST_PRIVATE], [0, 2]]
 
 
 @given(

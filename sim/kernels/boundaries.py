@@ -1,0 +1,86 @@
+"""Block boundaries of requests that only decode: each fills a block and needs a new one every ``block_size`` steps, and
+nothing else happens to it in between. So the scheduler need not compose those steps."""
+
+from sim.kernels.chainpool import publish, take
+from sim.kernels.compiling import kernel
+from sim.kernels.layout import Scheduler
+from sim.kernels.scheduler import count_hashed
+
+
+@kernel
+def note_due(scheduler: Scheduler) -> None:
+    """Put down when the running requests' last blocks are full, for as long as they all only decode."""
+    block_size = scheduler.settings[0].block_size
+    for position in range(scheduler.state[0].num_running - 1, -1, -1):
+        step = -scheduler.requests[scheduler.running[position]].num_computed % block_size
+        scheduler.also_due[position] = scheduler.due[step]
+        scheduler.due[step] = position + 1
+
+
+@kernel
+def forget_due(scheduler: Scheduler) -> None:
+    """Undo ``note_due``."""
+    block_size = scheduler.settings[0].block_size
+    for position in range(scheduler.state[0].num_running):
+        scheduler.due[-scheduler.requests[scheduler.running[position]].num_computed % block_size] = 0
+
+
+@kernel
+def is_due(scheduler: Scheduler, step: int) -> bool:
+    """Whether a block is taken or filled in the ``step``-th step from ``note_due`` on."""
+    taking, filling = _due(scheduler, step)
+    return bool(taking != 0 or filling != 0)
+
+
+@kernel
+def can_cross(scheduler: Scheduler, step: int) -> bool:
+    """Whether the step's boundaries change nothing but the pool: there are blocks for all, and what is cached cannot
+    let the head of the queue in. (Blocks taken cannot: what it hits no more, it would have had to take out.)"""
+    state, settings = scheduler.state[0], scheduler.settings[0]
+    may_admit = (
+        state.num_waiting > 0
+        and state.num_running < settings.max_num_seqs
+        and state.num_running < settings.max_num_batched_tokens
+    )
+    taking, filling = _due(scheduler, step)
+    count = 0
+    while taking != 0:
+        count += 1
+        taking = scheduler.also_due[taking - 1]
+    while may_admit and filling != 0:
+        request = scheduler.requests[scheduler.running[filling - 1]]
+        if request.num_hashed < request.known_keys:
+            return False
+        filling = scheduler.also_due[filling - 1]
+    return bool(count <= scheduler.pool.counts[0].num_free)
+
+
+@kernel
+def cross(scheduler: Scheduler, step: int) -> None:
+    """Take and cache the step's blocks in the scheduler's order: composing ahead, those filled are known to be at the
+    end of the step; else each request is composed with both."""
+    ahead = scheduler.settings[0].composes_ahead
+    taking, filling = _due(scheduler, step)
+    while taking != 0 or filling != 0:
+        if taking != 0 and (ahead or filling == 0 or taking <= filling):
+            request = scheduler.requests[scheduler.running[taking - 1]]
+            take(scheduler.pool, 1)
+            request.num_blocks += 1
+            request.room_tokens += scheduler.settings[0].block_size
+            taking = scheduler.also_due[taking - 1]
+        else:
+            place = scheduler.running[filling - 1]
+            request = scheduler.requests[place]
+            publish(scheduler.pool, request, request.num_hashed, request.num_hashed + 1)
+            count_hashed(scheduler, place, request.num_hashed + 1)
+            filling = scheduler.also_due[filling - 1]
+
+
+@kernel
+def _due(scheduler: Scheduler, step: int) -> tuple[int, int]:
+    """The first who takes a block in that step, and the first who fills one; positions and 1, 0: nobody."""
+    settings = scheduler.settings[0]
+    taking = scheduler.due[step % settings.block_size]
+    if settings.composes_ahead:
+        return taking, taking
+    return taking, scheduler.due[(step + 1) % settings.block_size]

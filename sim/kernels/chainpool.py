@@ -1,0 +1,339 @@
+"""The block pool's rules, as in ``sim.pool``, by segments: what it costs follows branches of chains, not blocks.
+
+A segment is a run of a chain's blocks that nothing has told apart yet. Its blocks are there in one or more copies
+(rule 7), which stand in line in the order in which they were cached. All blocks of a copy have the same holders and
+are next to each other in the free queue, leaf first. A hit, an eviction or a second computation that ends within a
+segment cuts it in two, each copy with it; what its only holder fills next may lengthen it.
+
+A request holds copies from its root down. Where one was cut since, ``deeper`` leads on: blocks that are held stay.
+Blocks that hold nothing known are only counted: those a request has not filled, and those at the queue's head.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sim.kernels.compiling import kernel, stay_apart
+from sim.kernels.layout import ChainPool
+from sim.kernels.slots import end_of_match, first_slot
+
+NONE = 0
+"""No segment, no hold."""
+QUEUE = 0
+"""The copy that is both ends of the free queue."""
+KNOWN, PRIVATE, UNHASHED = range(3)
+"""A segment's kind: its keys are in ``keys``; nobody but the request of serial number ``base`` has them; it has
+none."""
+
+
+@kernel
+def lookup(pool: ChainPool, request: Any, most: int) -> tuple[int, int]:
+    """Leading blocks of the request's chain that are cached, of ``most``; and those of them that nobody holds."""
+    stay_apart()
+    depth, idle = 0, 0
+    if not pool.settings[0].enable_prefix_caching:
+        return depth, idle
+    while depth < most:
+        number = _segment_at(pool, request, depth)
+        if number == NONE:
+            break
+        end = _agree_until(pool, request, number, depth, most)
+        if pool.copies[pool.segments[number].copy].references == 0:
+            idle += end - depth
+        depth = end
+    return depth, idle
+
+
+@kernel
+def hold(pool: ChainPool, request: Any, hits: int) -> None:
+    """Give the request the blocks it hit; idle ones leave the free queue."""
+    stay_apart()
+    depth = 0
+    while depth < hits:
+        number = _segment_at(pool, request, depth)
+        end = _agree_until(pool, request, number, depth, hits)
+        if end < pool.segments[number].end:
+            _cut(pool, number, end)
+        copy = pool.segments[number].copy
+        if pool.copies[copy].references == 0:
+            _unlink(pool, copy)
+            pool.counts[0].num_free -= end - depth
+        _add_hold(pool, request, copy, end)
+        depth = end
+
+
+@kernel
+def take(pool: ChainPool, count: int) -> None:
+    """Rule 2: take blocks from the queue's head, evicting what they cached. The caller has checked num_free."""
+    stay_apart()
+    counts, copies = pool.counts[0], pool.copies
+    counts.num_free -= count
+    unhashed = min(count, counts.num_unhashed)
+    counts.num_unhashed -= unhashed
+    count -= unhashed
+    while count > 0:
+        copy = copies[QUEUE].after
+        number = copies[copy].segment
+        segment = pool.segments[number]
+        blocks = segment.end - segment.start
+        if blocks > count and copies[copy].next_twin != copy:
+            _cut(pool, number, segment.end - count)
+            continue
+        taken = min(blocks, count)
+        if segment.kind != UNHASHED:
+            counts.evicted_blocks += taken
+        if taken < blocks:
+            segment.end -= taken
+        else:
+            _forget(pool, copy)
+        count -= taken
+
+
+@kernel
+def publish(pool: ChainPool, request: Any, start: int, end: int) -> None:
+    """Rule 5: make a request's blocks from ``start``, where its last hold ends, to ``end`` findable."""
+    stay_apart()
+    if not pool.settings[0].enable_prefix_caching:
+        return
+    depth = start
+    while depth < end:
+        known = depth < request.known_keys
+        until = min(end, request.known_keys) if known else end
+        number = NONE
+        if known or request.preemptions > 0:  # else nothing can have its private keys
+            number = _segment_at(pool, request, depth)
+        if number == NONE:  # then nothing deeper is cached either: a block's parent is always evicted later
+            _lengthen(pool, request, depth, until)
+            depth = until
+            continue
+        until = _agree_until(pool, request, number, depth, until)
+        if until < pool.segments[number].end:
+            _cut(pool, number, until)
+        _add_hold(pool, request, _new_copy(pool, number), until)
+        depth = until
+
+
+@kernel
+def release(pool: ChainPool, request: Any) -> None:
+    """Rule 3: let go of a request's blocks, leaf first; those that nobody holds any more become free."""
+    stay_apart()
+    counts, copies, holds = pool.counts[0], pool.copies, pool.holds
+    hold, last, hashed = request.first_hold, copies[QUEUE].before, 0
+    while hold != NONE:
+        copy, hashed = holds[hold].copy, holds[hold].end
+        while True:
+            segment = pool.segments[copies[copy].segment]
+            copies[copy].references -= 1
+            if copies[copy].references == 0:
+                _link_after(pool, last, copy)  # before those of nearer the root
+                counts.num_free += segment.end - segment.start
+            if segment.end == hashed:
+                break
+            copy = copies[copy].deeper
+        hold = holds[hold].next
+    if request.first_hold != NONE:
+        holds[request.last_hold].next = counts.free_hold
+        counts.free_hold = request.first_hold
+        request.first_hold = NONE
+    unhashed = request.num_blocks - hashed
+    counts.num_free += unhashed
+    if unhashed > 0 and pool.settings[0].append_all:
+        copy = _new_copy(pool, _new_segment(pool, UNHASHED, 0, 0, unhashed))
+        _link_after(pool, last, copy)
+    else:
+        counts.num_unhashed += unhashed
+
+
+@kernel
+def _segment_at(pool: ChainPool, request: Any, depth: int) -> int:
+    """The segment that begins with the request's block ``depth``; NONE: that block is not cached."""
+    kind, key = PRIVATE, _private_key(request.serial, depth)
+    if depth < request.known_keys:
+        kind, key = KNOWN, pool.keys[request.first_key + depth]
+    number = pool.table[first_slot(key, len(pool.table))]
+    while number != NONE:
+        segment = pool.segments[number]
+        if np.uint64(segment.first_key) == key and segment.kind == kind:
+            if segment.start == depth:
+                return int(number)
+            pool.counts[0].not_chained = 1
+            return NONE
+        number = segment.next_in_slot
+    return NONE
+
+
+@kernel
+def _private_key(serial: int, depth: int) -> np.uint64:
+    return np.uint64(serial << 32 | depth)
+
+
+@kernel
+def _agree_until(pool: ChainPool, request: Any, number: int, depth: int, most: int) -> int:
+    """How far a segment that begins at ``depth`` agrees with the request's chain, at most to ``most``."""
+    segment = pool.segments[number]
+    end = min(segment.end, most)
+    if segment.kind == KNOWN:
+        end = end_of_match(pool.keys, request.first_key, segment.base, depth, min(end, request.known_keys))
+    return int(end)
+
+
+@kernel
+def _lengthen(pool: ChainPool, request: Any, start: int, end: int) -> None:
+    """Cache blocks that nothing else caches: the request's last copy goes on, or a new segment begins."""
+    copies, kind, base = pool.copies, PRIVATE, request.serial
+    if start < request.known_keys:
+        kind, base = KNOWN, request.first_key
+    if request.first_hold != NONE:
+        tail = request.tail
+        while pool.segments[copies[tail].segment].end != start:
+            tail = copies[tail].deeper
+        request.tail = tail
+        segment = pool.segments[copies[tail].segment]
+        if segment.kind == kind and copies[tail].references == 1 and copies[tail].next_twin == tail:
+            segment.base, segment.end = base, end
+            pool.holds[request.last_hold].end = end
+            return
+    number = _new_segment(pool, kind, base, start, end)
+    _enter(pool, number)
+    _add_hold(pool, request, _new_copy(pool, number), end)
+
+
+@kernel
+def _add_hold(pool: ChainPool, request: Any, copy: int, end: int) -> None:
+    counts, holds = pool.counts[0], pool.holds
+    number = counts.free_hold
+    if number == NONE:
+        counts.num_holds += 1
+        number = counts.num_holds
+    else:
+        counts.free_hold = holds[number].next
+    holds[number].copy, holds[number].end, holds[number].next = copy, end, NONE
+    pool.copies[copy].references += 1
+    if request.first_hold == NONE:
+        request.first_hold = number
+    else:
+        holds[request.last_hold].next = number
+    request.last_hold, request.tail = number, copy
+
+
+@kernel
+def _cut(pool: ChainPool, number: int, depth: int) -> None:
+    """Make two segments of one; the deeper part of each copy that is free stands just before the other."""
+    stay_apart()
+    copies, segment = pool.copies, pool.segments[number]
+    deeper = _new_segment(pool, segment.kind, segment.base, depth, segment.end)
+    segment.end = depth
+    _enter(pool, deeper)
+    copy = segment.copy
+    while True:
+        part = _new_copy(pool, deeper)
+        copies[part].references, copies[part].deeper = copies[copy].references, copies[copy].deeper
+        copies[copy].deeper = part
+        if copies[copy].references == 0:
+            _link_after(pool, copies[copy].before, part)
+        copy = copies[copy].next_twin
+        if copy == segment.copy:
+            break
+
+
+@kernel
+def _new_segment(pool: ChainPool, kind: int, base: int, start: int, end: int) -> int:
+    counts = pool.counts[0]
+    number = counts.free_segment
+    if number == NONE:
+        counts.num_segments += 1
+        number = counts.num_segments
+    else:
+        counts.free_segment = pool.segments[number].copy
+    segment = pool.segments[number]
+    segment.kind, segment.base, segment.start, segment.end, segment.copy = kind, base, start, end, NONE
+    return int(number)
+
+
+@kernel
+def _new_copy(pool: ChainPool, number: int) -> int:
+    """One more copy of a segment, the last in line, in no queue and with no holder."""
+    counts, copies, segment = pool.counts[0], pool.copies, pool.segments[number]
+    copy = counts.free_copy
+    if copy == NONE:
+        counts.num_copies += 1
+        copy = counts.num_copies
+    else:
+        counts.free_copy = copies[copy].after
+    copies[copy].segment, copies[copy].references = number, 0
+    if segment.copy == NONE:
+        segment.copy = copy
+        copies[copy].previous_twin = copy
+    first = segment.copy
+    last = copies[first].previous_twin
+    copies[last].next_twin = copy
+    copies[copy].previous_twin = last
+    copies[copy].next_twin = first
+    copies[first].previous_twin = copy
+    return int(copy)
+
+
+@kernel
+def _forget(pool: ChainPool, copy: int) -> None:
+    """A free copy is gone; with the last one, the segment."""
+    counts, copies = pool.counts[0], pool.copies
+    number, following, previous = copies[copy].segment, copies[copy].next_twin, copies[copy].previous_twin
+    segment = pool.segments[number]
+    _unlink(pool, copy)
+    copies[copy].after = counts.free_copy
+    counts.free_copy = copy
+    if following != copy:
+        copies[previous].next_twin = following
+        copies[following].previous_twin = previous
+        if segment.copy == copy:
+            segment.copy = following
+        return
+    if segment.kind != UNHASHED:
+        _leave(pool, number)
+    segment.kind = UNHASHED
+    segment.copy = counts.free_segment
+    counts.free_segment = number
+
+
+@kernel
+def _link_after(pool: ChainPool, before: int, copy: int) -> None:
+    copies = pool.copies
+    after = copies[before].after
+    copies[before].after = copy
+    copies[copy].before = before
+    copies[copy].after = after
+    copies[after].before = copy
+
+
+@kernel
+def _unlink(pool: ChainPool, copy: int) -> None:
+    copies = pool.copies
+    before, after = copies[copy].before, copies[copy].after
+    copies[before].after = after
+    copies[after].before = before
+
+
+@kernel
+def _enter(pool: ChainPool, number: int) -> None:
+    """Let a segment be found by its first key."""
+    segment = pool.segments[number]
+    key = _private_key(segment.base, segment.start)
+    if segment.kind == KNOWN:
+        key = pool.keys[segment.base + segment.start]
+    slot = first_slot(key, len(pool.table))
+    segment.first_key = np.int64(key)
+    segment.next_in_slot = pool.table[slot]
+    pool.table[slot] = number
+
+
+@kernel
+def _leave(pool: ChainPool, number: int) -> None:
+    segments, table = pool.segments, pool.table
+    slot = first_slot(np.uint64(segments[number].first_key), len(table))
+    if table[slot] == number:
+        table[slot] = segments[number].next_in_slot
+        return
+    before = table[slot]
+    while segments[before].next_in_slot != number:
+        before = segments[before].next_in_slot
+    segments[before].next_in_slot = segments[number].next_in_slot
