@@ -1,7 +1,9 @@
 """Which requests are judged together: turn 1, later turns, like work, like load.
 
 Both sides of a pair are cut by the truth's record of a request, so that a cell holds the same requests on each side
-and a cache that behaves differently moves the times in a cell, not the requests between cells.
+and a cache that behaves differently moves the times in a cell, not the requests between cells. Load is each side's
+own: who met nobody in one run may meet somebody in the other, and a cell of those who were lucky in the truth would
+hold the ordinary luck of the other side against it.
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ def own_traits(run: Run) -> Traits:
 
 
 def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
-    """The traits with those of the truth wherever a record has its counterpart there and that one tells."""
+    """The traits, all but the load those of the truth wherever a record has its counterpart there that tells."""
 
     def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
         result = mine.copy()
@@ -52,7 +54,7 @@ def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntA
     return Traits(
         borrow(own.turn, truth.turn),
         borrow(own.uncached_tokens, truth.uncached_tokens),
-        borrow(own.concurrency, truth.concurrency),
+        own.concurrency,
     )
 
 

@@ -1,7 +1,7 @@
 """The comparison itself: read, refuse, join, cut into cohorts, measure, judge."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from tracefile.errors import InputError
 Members = Mapping[str, Sequence[Run]]
 """The futures of each label that is an ensemble; its own run is their middle, row by row."""
 
+_NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
 _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
     "ttft": first_token_waits,
     "tpot": token_paces,
@@ -80,6 +81,8 @@ class _Cut:
 
     rows: Mapping[str, IntArray]
     session_of_row: IntArray
+    futures: Sequence[Mapping[str, IntArray]] = ()
+    """Of an ensemble: each member's rows, which differ by its own load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
     members, truths = members or {}, question.truths
     unsaid = refuse_fitted_on_compared(list(runs.values()))
     joins = {label: join_runs(runs[truth], runs[label]) for label, truth in truths.items()}
-    cuts, sessions = _cut(runs, truths, joins)
+    cuts, sessions = _cut(runs, members, truths, joins)
     cells = _measure(runs, members, cuts, draw_weights(sessions, question.bootstrap, question.seed))
     traces = {
         label: provenance(run, cuts[label].rows, cells, len(members.get(label, ()))) for label, run in runs.items()
@@ -137,7 +140,9 @@ def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
     return named
 
 
-def _cut(runs: Mapping[str, Run], truths: Mapping[str, str], joins: Mapping[str, Join]) -> tuple[dict[str, _Cut], int]:
+def _cut(
+    runs: Mapping[str, Run], members: Members, truths: Mapping[str, str], joins: Mapping[str, Join]
+) -> tuple[dict[str, _Cut], int]:
     """Cohorts and session numbers of every run, taken from its truth where a request has its counterpart there."""
     traits: dict[str, Traits] = {}
     sessions: dict[str, npt.NDArray[np.str_]] = {}
@@ -159,7 +164,15 @@ def _cut(runs: Mapping[str, Run], truths: Mapping[str, str], joins: Mapping[str,
         label: np.array([number.setdefault(name, len(number)) for name in sessions[label]], dtype=np.int64)
         for label in runs
     }
-    return {label: _Cut(cohort_rows(traits[label]), numbered[label]) for label in runs}, len(number)
+    cuts = {
+        label: _Cut(
+            cohort_rows(traits[label]),
+            numbered[label],
+            [cohort_rows(replace(traits[label], concurrency=one.concurrency)) for one in members.get(label, ())],
+        )
+        for label in runs
+    }
+    return cuts, len(number)
 
 
 def _measure(
@@ -175,7 +188,14 @@ def _measure(
                 cells[label, cohort, metric] = (
                     measure(sample(run, rows), sessions, banded)
                     if futures is None
-                    else measure_ensemble([sample(future, rows) for future in futures], sessions, banded)
+                    else measure_ensemble(
+                        [
+                            sample(future, own.get(cohort, _NO_ROWS))
+                            for future, own in zip(futures, cuts[label].futures, strict=True)
+                        ],
+                        sessions,
+                        banded,
+                    )
                 )
     return cells
 
@@ -215,7 +235,7 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
-        coverage=coverage(judged.values()) if label in material.members else None,
+        coverage=coverage(judged) if label in material.members else None,
         cohorts=judged,
     )
 

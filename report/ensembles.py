@@ -6,6 +6,7 @@ statistic, so that the curve is the quantiles' inverse and both may be infinite.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +29,18 @@ def middle_run(members: Sequence[Run]) -> Run:
         order = np.sort(np.where(np.isnan(values), np.inf, values), axis=0)[(len(values) - 1) // 2]
         return np.where(np.isinf(order), np.nan, order)
 
-    counts = np.sort([member.cached_tokens for member in members], axis=0)[(len(members) - 1) // 2]
+    def middle_count(counts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.asarray(np.sort(counts, axis=0)[(len(counts) - 1) // 2])
+
     return replace(
         members[0],
         arrival_ms=middle([member.arrival_ms for member in members]),
         ttft_ms=middle([member.ttft_ms for member in members]),
         e2e_ms=middle([member.e2e_ms for member in members]),
         tpot_ms=middle([member.tpot_ms for member in members]),
-        status=np.sort([member.status for member in members], axis=0)[(len(members) - 1) // 2],
-        cached_tokens=counts,
+        status=middle_count([member.status for member in members]),
+        cached_tokens=middle_count([member.cached_tokens for member in members]),
+        concurrency=middle_count([member.concurrency for member in members]),
     )
 
 

@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 
 from report.cohorts import ALL
-from report.results import Comparison, DurationError, Forecast, GateResult, Pair, PairCohort
+from report.results import Comparison, DurationError, Forecast, GateResult, Pair
+from report.verdicts import counted_cohorts
 from report.wording import share
 
 BELOW_SATURATION: Final[Mapping[str, float]] = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
@@ -54,7 +55,7 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
         expression = f"{label}: TTFT {level} within {share(limit)} or A/A, middle cohort"
         errors = [
             0.0 if error.inside_aa else error.error
-            for cohort in _judged(pair).values()
+            for cohort in counted_cohorts(pair.cohorts).values()
             if (error := getattr(cohort.ttft, level)) is not None
         ]
         if not errors:
@@ -75,7 +76,9 @@ def _coverage(label: str, pair: Pair) -> GateResult:
 
 def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> GateResult:
     expression = f"{label}: every baseline beaten per request, cohorts of {BASELINE_CELL} and more"
-    cells = {name: cell.ttft for name, cell in _judged(pair).items() if cell.ttft.joined >= BASELINE_CELL}
+    cells = {
+        name: cell.ttft for name, cell in counted_cohorts(pair.cohorts).items() if cell.ttft.joined >= BASELINE_CELL
+    }
     if not cells:
         return GateResult(expression=expression, value=None, passed=True, reason="not asked: no cohort is so large")
     lost = [
@@ -91,10 +94,6 @@ def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, Duratio
 def _beats(baseline: DurationError | None, own: DurationError) -> bool:
     theirs = None if baseline is None else baseline.median_abs_error
     return theirs is not None and own.median_abs_error is not None and theirs <= own.median_abs_error
-
-
-def _judged(pair: Pair) -> dict[str, PairCohort]:
-    return {name: cohort for name, cohort in pair.cohorts.items() if cohort.ttft.judged}
 
 
 def _held(expression: str, value: float, passed: bool, of: str) -> GateResult:

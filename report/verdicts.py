@@ -1,8 +1,9 @@
 """What a cell says of a forecast: inside its own band, no worse than the engine against itself, or how far off."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
+from report.cohorts import ALL
 from report.results import Coverage, PairCohort, QuantileError
 from report.wording import share
 
@@ -23,12 +24,21 @@ def verdict(errors: Mapping[str, QuantileError | None]) -> str:
     return f"off by {share(max(off))}" if off else WITHIN_AA
 
 
-def coverage(cohorts: Iterable[PairCohort]) -> Coverage:
-    """Over every judged cohort's TTFT."""
+def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
+    """The judged ones, each set of requests once: a cohort that holds all requests is ``all`` by another name."""
+    everything = cohorts[ALL].ttft.n_truth if ALL in cohorts else None
+    return {
+        name: cohort
+        for name, cohort in cohorts.items()
+        if cohort.ttft.judged and (name == ALL or cohort.ttft.n_truth != everything)
+    }
+
+
+def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
+    """Over the TTFT of every cohort that counts."""
     inside = [
         error.inside_band
-        for cohort in cohorts
-        if cohort.ttft.judged
+        for cohort in counted_cohorts(cohorts).values()
         for level in JUDGED_LEVELS
         if (error := getattr(cohort.ttft, level)) is not None
     ]

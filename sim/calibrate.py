@@ -21,6 +21,7 @@ from sim.alternatives import Alternative, Captured, Load, plan, read_captured
 from sim.compiled import is_compiled
 from sim.ensemble import Forecast, forecast, members
 from sim.flags import add_engine_flags, engine_overrides
+from sim.interning import Int64Array
 from sim.kernels import layout
 from sim.model import Model, load_model, model_digest
 from sim.run import RunConfig, predicted_meta
@@ -173,16 +174,25 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
     def seen(predicted: Floats, recorded: Floats) -> Floats:
         return np.asarray(np.where(copied, recorded, predicted))
 
+    arrival_ms, e2e_ms = seen(found.arrival_ms[number], run.arrival_ms), seen(found.e2e_ms[number], run.e2e_ms)
     return replace(
         run,
-        arrival_ms=seen(found.arrival_ms[number], run.arrival_ms),
+        arrival_ms=arrival_ms,
         scheduled_ms=np.full(len(run), np.nan),
         ttft_ms=np.where(streamed | copied, seen(found.ttft_ms[number], run.ttft_ms), np.nan),
         tpot_ms=np.where(streamed, found.tpot_ms[number], np.nan),
-        e2e_ms=seen(found.e2e_ms[number], run.e2e_ms),
+        e2e_ms=e2e_ms,
         status=np.where(failed, STATUSES.index("error"), status).astype(np.int8),
         cached_tokens=np.where(copied | failed, UNKNOWN, found.cached_tokens[number]),
+        concurrency=_in_flight(arrival_ms, e2e_ms),
     )
+
+
+def _in_flight(arrival_ms: Floats, e2e_ms: Floats) -> Int64Array:
+    """Requests in flight at each arrival, that one included; UNKNOWN where it never came."""
+    came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
+    counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")
+    return np.where(np.isnan(arrival_ms), UNKNOWN, np.maximum(counts, 1))
 
 
 def _paced(config: CalibrateConfig) -> bool | None:

@@ -109,16 +109,23 @@ def test_the_verdict_is_the_worst_that_nothing_excuses(
 
 
 def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
-    def cohort(*inside: bool | None, judged: bool = True) -> PairCohort:
+    def cohort(n: int, *inside: bool | None, judged: bool = True) -> PairCohort:
         errors = [None if one is None else QuantileError(error=0, signed_error=0, inside_band=one) for one in inside]
-        ttft = DurationError(n_truth=40, n_other=40, judged=judged, p50=errors[0], p90=errors[1], p99=errors[2])
+        ttft = DurationError(n_truth=n, n_other=n, judged=judged, p50=errors[0], p90=errors[1], p99=errors[2])
         nothing = DurationError(n_truth=0, n_other=0, judged=False)
         cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
         return PairCohort(cached=cached, ttft=ttft, tpot=nothing, itl=nothing, e2e=nothing)
 
-    found = coverage([cohort(True, True, False), cohort(True, None, True), cohort(False, False, False, judged=False)])
+    found = coverage(
+        {
+            "all": cohort(90, True, True, False),
+            "turn1": cohort(90, False, False, False),  # all requests once more: counted already
+            "turns2+": cohort(29, False, False, False, judged=False),
+            "load:1": cohort(40, True, None, True),
+        }
+    )
     assert (found.quantiles, found.inside, found.share) == (5, 4, 0.8)
-    assert coverage([]).share is None
+    assert coverage({}).share is None
 
 
 def test_baselines_are_told_the_cached_tokens(tmp_path: Path) -> None:
