@@ -5,11 +5,24 @@ bits are packed 64 to a word under a Fenwick tree of word counts, small enough t
 touched one after the other have depths one apart, so a prompt that was seen whole costs one query, not one per block.
 """
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class Recency(NamedTuple):
+    """The LRU order of all blocks."""
+
+    touched_at: Int64Array
+    """When each block was touched last; −1: never."""
+    bits: npt.NDArray[np.uint64]
+    """One at each of these times."""
+    tree: npt.NDArray[np.int32]
+    """A Fenwick tree of how many of them each word holds."""
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -23,10 +36,7 @@ def count_depths(
     the blocks whose running maximum of depths is d, that is, that hit in every cache of d blocks or more.
     """
     depths = np.zeros(distinct + 1, np.int64)
-    touched_at = np.full(distinct, -1, np.int64)
-    words = (len(blocks) >> 6) + 1
-    bits = np.zeros(words, np.uint64)
-    tree = np.zeros(words + 1, np.int32)
+    recency = _untouched(len(blocks), distinct)
     now = 0
     live = 0
     for request in range(len(starts) - 1):
@@ -35,14 +45,14 @@ def count_depths(
         depth = 0
         expected = -2  # where the next block was touched if it came just before this one's touch
         for position in range(first, min(end, first + limits[request])):
-            at = touched_at[blocks[position]]
+            at = recency.touched_at[blocks[position]]
             if at < 0:
                 break
-            depth = depth + 1 if at == expected else live - bits_up_to(tree, bits, at) + 1
+            depth = _depth(recency, live, at, expected, depth)
             expected = at - 1
             deepest = max(deepest, depth)
             depths[deepest] += 1
-        live += _touch(blocks[first:end], now, touched_at, bits, tree)
+        live += _touch(recency, blocks[first:end], now)
         now += end - first
     return depths
 
@@ -57,11 +67,8 @@ def access_depths(
     """
     depths = np.zeros(len(blocks), np.int64)
     before = np.full(len(blocks), -1, np.int64)
-    touched_at = np.full(distinct, -1, np.int64)
     touched_by = np.full(distinct, -1, np.int64)
-    words = (len(blocks) >> 6) + 1
-    bits = np.zeros(words, np.uint64)
-    tree = np.zeros(words + 1, np.int32)
+    recency = _untouched(len(blocks), distinct)
     now = 0
     live = 0
     for request in range(len(starts) - 1):
@@ -69,14 +76,14 @@ def access_depths(
         depth = 0
         expected = -2
         for position in range(first, end):
-            at = touched_at[blocks[position]]
+            at = recency.touched_at[blocks[position]]
             if at < 0:
                 continue
-            depth = depth + 1 if at == expected else live - bits_up_to(tree, bits, at) + 1
+            depth = _depth(recency, live, at, expected, depth)
             expected = at - 1
             depths[position] = depth
             before[position] = touched_by[blocks[position]]
-        live += _touch(blocks[first:end], now, touched_at, bits, tree)
+        live += _touch(recency, blocks[first:end], now)
         for position in range(first, end):
             touched_by[blocks[position]] = request
         now += end - first
@@ -131,17 +138,29 @@ def resident_owners(
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _touch(
-    blocks: Int64Array,
-    now: int,
-    touched_at: Int64Array,
-    bits: npt.NDArray[np.uint64],
-    tree: npt.NDArray[np.int32],
-) -> int:  # pragma: no cover - compiled
+def _untouched(accesses: int, distinct: int) -> Recency:  # pragma: no cover - compiled
+    """``distinct`` blocks before the first of so many touches."""
+    words = (accesses >> 6) + 1
+    return Recency(np.full(distinct, -1, np.int64), np.zeros(words, np.uint64), np.zeros(words + 1, np.int32))
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
+    """How deep the block touched at ``at`` lies among ``live`` ones.
+
+    ``before``: the depth of the prompt's block before it, which this one follows in the order too if it was touched
+    when ``expected``.
+    """
+    return before + 1 if at == expected else live - bits_up_to(recency.tree, recency.bits, at) + 1
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _touch(recency: Recency, blocks: Int64Array, now: int) -> int:  # pragma: no cover - compiled
     """Touch one request's ``blocks`` leaf to root from time ``now`` on; returns how many never were before.
 
     Changes to one word's count are collected before they go up the tree: neighbours in a prompt share words.
     """
+    touched_at, bits, tree = recency
     fresh = 0
     old_word, new_word, cleared, added = 0, now >> 6, 0, 0
     for block in blocks[::-1]:
