@@ -5,7 +5,7 @@ several that nobody told apart, as in a long prompt by itself, the deviation is 
 means of so many steps are narrower. The front end is seen where an idle engine got a short prompt.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm, rankdata
@@ -21,6 +21,10 @@ _SMALL_FRONT = 0.1
 """Stretches with less of the front end's time than this tell of steps."""
 _LARGE_FRONT = 1.0 / 3.0
 """Those with more tell of the front end."""
+_FAR = 0.5
+"""A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
+were read late, or its request was in another step than the reads say."""
+_SAME_MS = 1e-6
 _LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 _MOODS_MS = np.geomspace(20.0, 60_000.0, 33)
 _MOST_MOOD = 0.95
@@ -44,9 +48,11 @@ class _Steps:
 
 def estimate_noise(seen: Observations, parameters: Floats) -> Noise:
     """Quantiles of log(seen / predicted) per length of step, how long luck lasts, and the front end's quantiles."""
+    seen = _with_late_reads_joined(seen, seen.counts @ parameters)
     predicted_ms = seen.counts @ parameters
     front_ms = seen.counts[:, len(STEP_TERMS) :] @ parameters[len(STEP_TERMS) :]
     told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
+    told &= ~seen.is_prefill | (seen.seen_ms > _FAR * predicted_ms)
     if told.sum() < _PER_KNOT:
         return Noise()
     own = seen.select(told)
@@ -69,6 +75,25 @@ def estimate_noise(seen: Observations, parameters: Floats) -> Noise:
         mood_share=round(share, 4),
         mood_ms=round(mood_ms, 1),
         frontend_log_ratio=_front_quantiles(seen, predicted_ms, front_ms, found),
+    )
+
+
+def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observations:
+    """``seen`` with every prefill that is far too short joined to the stretch before it, if that one is as much too
+    long: its tokens were read late, which says nothing of either step and would say that some take no time."""
+    lacking_ms = predicted_ms - seen.seen_ms
+    follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
+    follows &= np.abs(seen.start_ms[1:] - (seen.start_ms + seen.seen_ms)[:-1]) < _SAME_MS
+    far = seen.is_prefill[1:] & (lacking_ms[1:] > _FAR * predicted_ms[1:])
+    joined = np.zeros(len(lacking_ms), dtype=np.bool_)
+    joined[1:] = follows & far & (-lacking_ms[:-1] > _FAR * lacking_ms[1:])
+    firsts = np.flatnonzero(~joined)
+    return replace(
+        seen.select(~joined),
+        seen_ms=np.add.reduceat(seen.seen_ms, firsts),
+        counts=np.add.reduceat(seen.counts, firsts, axis=0),
+        is_prefill=np.logical_or.reduceat(seen.is_prefill, firsts),
+        steps=np.add.reduceat(seen.steps, firsts),
     )
 
 

@@ -65,9 +65,10 @@ def observe(records: Sequence[Record], schedule: Reconstruction, placement: Fron
 
     A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
     no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
-    and those after a step that only first tokens were read of: to deliver a first token takes longer than any other, by
-    an unknown part of a step.
+    those after a step that only first tokens were read of: to deliver a first token takes longer than any other, by an
+    unknown part of a step; and those of requests whose first token did not come out where the rules put it.
     """
+    misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
     seen = [seen_tokens(record) for record in records]
     front = _FrontEnd(schedule, placement)
     sessions: dict[str, int] = {}
@@ -86,7 +87,7 @@ def observe(records: Sequence[Record], schedule: Reconstruction, placement: Fron
         if not reads:
             continue
         end_ms = float(np.median([time_ms for time_ms, _ in reads]))
-        if begun_ms is not None and end_ms > begun_ms:
+        if begun_ms is not None and end_ms > begun_ms and not any(one.largest in misplaced for one in waiting):
             largest = records[max(waiting, key=lambda one: one.row[1]).largest]
             session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
             counts.append(front.counts(waiting, begun_ms, end_ms))

@@ -369,6 +369,13 @@ def test_steps_that_were_seen_together_vary_less_than_one() -> None:
     assert row[LEVELS.index(0.9)] - row[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * 0.1, rel=0.15)
 
 
+def test_a_late_read_is_not_taken_for_a_quick_step() -> None:
+    """Every tenth of the prefills' ends was read 80 ms late: one looks as much longer as the next looks shorter."""
+    seen = [100.0 + 80.0 * (number % 10 == 0) - 80.0 * (number % 10 == 1) for number in range(400)]
+    row = estimate_noise(observations([[1.0]] * 400, seen, [True] * 400), vector(100.0)).step_log_ratio[0]
+    assert row == pytest.approx([0.0] * len(LEVELS), abs=1e-6)
+
+
 def test_the_front_ends_luck_is_told_from_its_steps() -> None:
     """An idle engine's front end takes 20 ms, varying by 30 %, before steps of 10 ms that vary by 5 %."""
     rng = np.random.default_rng(4)
