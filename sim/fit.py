@@ -10,10 +10,11 @@ from typing import Any, get_args
 import numpy as np
 
 from sim.baselines import baseline_errors
+from sim.coverage import Coverage, coverage_of
 from sim.features import EXTRA_STEP_TERMS, TERMS
 from sim.fitreport import describe_fit, describe_misfit
 from sim.flags import add_engine_flags, engine_overrides
-from sim.identification import Unidentified, find_unidentified, require_enough
+from sim.identification import Unidentified, find_unidentified, next_capture, require_enough
 from sim.latency import FrontendPlacement
 from sim.model import FitTrace, Model, Parameter, save_model
 from sim.noisefit import drift_log_sd, estimate_noise
@@ -145,7 +146,8 @@ def fit_traces(config: FitConfig) -> Fitted:
     if trials:
         best = with_terms(best, captures, default_terms(trials[-1].extra_terms))
     draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
-    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws)
+    coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
+    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
     parameters = _parameters(best, draws, unidentified)
     model = Model(
         parameters=parameters,
@@ -160,7 +162,14 @@ def fit_traces(config: FitConfig) -> Fitted:
             for path, capture in zip(config.traces, captures, strict=True)
         ],
         diagnostics=_diagnostics(
-            best, fits, trials=trials, captures=captures, settings=settings, config=config, unidentified=unidentified
+            best,
+            fits,
+            trials=trials,
+            captures=captures,
+            settings=settings,
+            config=config,
+            coverage=coverage,
+            unidentified=unidentified,
         ),
         baselines=baseline_errors(best.forecast),
     )
@@ -241,6 +250,7 @@ def _diagnostics(
     captures: Sequence[Capture],
     settings: Settings,
     config: FitConfig,
+    coverage: Coverage,
     unidentified: Sequence[Unidentified],
 ) -> dict[str, Any]:
     seen, requests = best.seen, best.forecast
@@ -263,7 +273,9 @@ def _diagnostics(
         "assumed_settings": settings.assumed,
         "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
         "errors": [asdict(errors) for errors in cohort_errors(requests)],
+        "coverage": asdict(coverage),
         "unidentified": [asdict(one) for one in unidentified],
+        "next_capture": next_capture(best.variant.config, seed=len(captures) + 1) if unidentified else None,
     }
 
 

@@ -38,3 +38,8 @@ def synthetic() -> ModuleType:
 @pytest.fixture(scope="session")
 def captured_loads() -> ModuleType:
     return load_beside("captured_loads.py")
+
+
+@pytest.fixture(scope="session")
+def planned() -> ModuleType:
+    return load_beside("planned.py")

@@ -1,0 +1,112 @@
+"""A load's plan carried out by a simulated engine in virtual time: what a tap between the two would have captured.
+
+Loaded by the fixture ``planned``. Two minutes of ``loadgen --pattern calibrate`` take a second or two.
+"""
+
+import heapq
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.config import LoadConfig
+from loadgen.job import WHOLE
+from loadgen.loadjob import LoadJob
+from loadgen.plan import Answer, Send
+from sim.engine import Engine, Flight
+from sim.features import StepRow
+from sim.model import Model
+from sim.prediction import predicted_records
+from sim.workload import Arrival
+from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter
+from tracefile import Engine as EngineInfo
+
+KEY = HashKey(bytes(32))
+
+
+class PlannedEngine(Engine):
+    """An engine whose requests come of a plan: what is sent next may depend on how the last one was answered.
+
+    ``spread``: each step takes so much more or less than the model says, by a log-normal factor of its own.
+    ``delay_ms``: and each answer is seen so much later at most, evenly.
+    """
+
+    def __init__(self, load: LoadJob, model: Model, *, spread: float, delay_ms: float, seed: int) -> None:
+        super().__init__([], model.engine, model, fast_forward=False)
+        self._hasher = BlockHasher(KEY, block_size=model.engine.block_size, model=load.model)
+        self._random, self._spread, self._delay_ms = random.Random(seed), spread, delay_ms
+        self._sends: list[Send] = []
+        self._outputs: list[list[int]] = []
+        for send in load.open(WHOLE).plan():
+            self._take(send, 0.0)
+
+    def _take(self, send: Send, now_ms: float) -> None:
+        """A request on its way: it arrives when it is due."""
+        request = send.build()
+        prompt: list[int] = msgspec.json.decode(request.body)["prompt"]
+        output = [self._random.randrange(1000, 90_000) for _ in range(request.max_tokens)]
+        hashes = self._hasher.hash_blocks([*prompt, *output[:-1]])
+        whole = len(prompt) // self._hasher.block_size
+        record = Record(
+            request_id=request.request_id,
+            session_id=request.session_id,
+            parent_id=request.parent_id,
+            turn=request.turn,
+            stream=True,
+            max_tokens=request.max_tokens,
+            prompt_tokens=len(prompt),
+            block_hashes=hashes[:whole],
+            output_block_hashes=hashes[whole:],
+        )
+        due_ms = now_ms + (send.due_ms or 0.0)
+        arrival = Arrival(record, "runs", len(prompt), len(output), [int(one) for one in hashes], due_ms)
+        heapq.heappush(self._arrivals, (due_ms, len(self._flights)))
+        self._flights.append(Flight(arrival, due_ms))
+        self._sends.append(send)
+        self._outputs.append(output)
+
+    def _work_ms(self, place: int) -> float:
+        return self._frontend.work_ms(self._flights[place].arrival.prompt_tokens)
+
+    def _advance(self, row: StepRow) -> None:
+        start_ms = self.now_ms
+        super()._advance(row)
+        if self._spread:
+            duration_ms = (self.now_ms - start_ms) * self._random.lognormvariate(0.0, self._spread)
+            self.now_ms = self.timeline.ends_ms[-1] = start_ms + duration_ms
+
+    def _end(self, place: int, outcome: str) -> None:
+        super()._end(place, outcome)
+        flight, send = self._flights[place], self._sends[place]
+        if flight.ttft_ms is not None and flight.e2e_ms is not None:
+            late_ms = self._random.uniform(0.0, self._delay_ms)
+            flight.ttft_ms, flight.e2e_ms = flight.ttft_ms + late_ms, flight.e2e_ms + late_ms
+        end_ms = flight.arrival_ms + (flight.e2e_ms or 0.0)
+        answer = Answer(flight.arrival.record, end_ms, self._outputs[place], None, "")
+        for following in send.then(answer):
+            self._take(following, end_ms)
+        send.describe(answer)
+
+
+def capture(config: LoadConfig, model: Model, *, spread: float = 0.0, delay_ms: float = 0.0) -> list[Record]:
+    """What a tap before an engine of this model records of the load."""
+    job = LoadJob(config=config, model="m", load_id="l", key=KEY, block_size=16)
+    engine: Any = PlannedEngine(job, model, spread=spread, delay_ms=delay_ms, seed=config.seed)
+    return predicted_records(engine.run())
+
+
+def write(path: Path, records: list[Record], model: Model) -> Path:
+    """The capture as a file, with what an engine of this model tells of itself."""
+    config = model.engine
+    told = EngineInfo(
+        block_size=config.block_size,
+        num_gpu_blocks=config.num_gpu_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        async_scheduling=config.async_scheduling,
+    )
+    with TraceWriter(path, Meta(source="tap", block_size=config.block_size, engine=told)) as writer:
+        for record in records:
+            writer.write(record)
+    return path
