@@ -133,6 +133,8 @@ class Summary:
 
     requests: int
     not_ok: int
+    unservable: int
+    """Those of ``not_ok`` that are too long for this engine."""
     prompt_tokens: int
     cached_tokens: int
     preemptions: int
@@ -149,7 +151,7 @@ class Tally:
     """Counts predicted records as they are written."""
 
     def __init__(self) -> None:
-        self._requests = self._not_ok = self._prompt_tokens = self._cached_tokens = 0
+        self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
         self._ttfts_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
 
     def add(self, records: Iterable[Record]) -> None:
@@ -157,6 +159,7 @@ class Tally:
         for record in records:
             self._requests += 1
             self._not_ok += record.status != "ok"
+            self._unservable += record.error == _FAILURES["unservable"]
             if record.cached_tokens is not None:
                 self._prompt_tokens += record.prompt_tokens or 0
                 self._cached_tokens += record.cached_tokens
@@ -170,6 +173,7 @@ class Tally:
         return Summary(
             requests=self._requests,
             not_ok=self._not_ok,
+            unservable=self._unservable,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             preemptions=preemptions,

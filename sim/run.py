@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict, write, summarize."""
+    """Predict, write, summarize. 1 if the engine could serve no request at all."""
     config = RunConfig(
         trace=arguments.trace,
         model=arguments.model,
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         gc.enable()
     print(json.dumps(_as_json(summary)) if config.json else _as_text(summary, config.output))
-    return 0
+    return 1 if summary.unservable and not summary.steps else 0
 
 
 def predict_trace(config: RunConfig) -> Summary:
@@ -211,8 +211,9 @@ def _as_json(summary: Summary) -> dict[str, Any]:
 
 
 def _as_text(summary: Summary, output: Path) -> str:
+    too_long = f" ({summary.unservable} too long for this engine)" if summary.unservable else ""
     lines = [
-        f"{output}: {summary.requests} requests, {summary.not_ok} not ok; {summary.steps} steps, "
+        f"{output}: {summary.requests} requests, {summary.not_ok} not ok{too_long}; {summary.steps} steps, "
         f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
         f"{'TTFT ms':<10}{'n':>8}{'p50':>14}{'p90':>14}{'p99':>14}",
     ]

@@ -132,9 +132,18 @@ def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.Ca
     assert {record.error for record in failed} == {"exceeds_engine"}
     assert all((record.prompt_tokens or 0) + (record.output_tokens or 0) > 3000 for record in failed)
     summary = json.loads(capsys.readouterr().out)
-    assert summary["not_ok"] == len(failed)
+    assert summary["not_ok"] == summary["unservable"] == len(failed)
     assert summary["requests"] == len(predicted)
     assert 0.0 < summary["hit_rate"] < 1.0
+
+
+def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = trace.with_name("nobody.jsonl")
+    arguments = ["run", str(trace), "--model", str(trace.with_name("model.json")), "-o", str(output)]
+    assert main([*arguments, "--kv-blocks", "2"]) == 1
+    _, predicted = load_trace(output)
+    assert {record.status for record in predicted} == {"error"}
+    assert f"{len(predicted)} too long for this engine" in capsys.readouterr().out
 
 
 def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path) -> None:
