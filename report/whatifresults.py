@@ -19,7 +19,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     beyond: float | None = None
-    """The largest that was seen, where the curve stops before the level."""
+    """What is surely exceeded, where the curve stops before the level."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,22 +13,20 @@ import numpy as np
 from report.cohorts import MAIN
 from report.searchresults import Evaluated, Outcome, Quantity, Search
 from report.searchterminal import describe
-from report.survival import incidence, quantiles
 from sim.alternatives import Alternative, Captured, Load, add_alternative_flags, alternatives_of, plan, read_captured
 from sim.bisection import Scale, bisect
 from sim.ensemble import Forecast, forecast, members
 from sim.extrapolation import extrapolations
 from sim.model import Model, load_model, model_digest
 from sim.saturation import demand_of, run_point
-from sim.timeline import Floats
 from sim.whatif import (
     add_forecast_flags,
     checked_members,
     cohorts_of,
-    first_token_waits,
     hit_rates,
     say_if_not_compiled,
     span_of,
+    ttft_quantiles,
 )
 from tracefile import InputError
 from tracefile.progress import counted
@@ -179,11 +177,14 @@ class _Judge:
         point = run_point(load.arrivals, load.engine, self._model)
         demand = demand_of(point, load.arrivals, load.engine, self._model)
         horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
-        ttft_ms, last_ms = self._percentiles(found, horizon_ms)
+        level = np.array([target.percentile])
+        by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]
+        ttft_ms = np.array([float(one.values_ms[0]) for one in by_member])
+        exceeded_ms = float(np.median([one.so_far_ms[0] for one in by_member]))
         share = float(np.mean(ttft_ms <= target.limit_ms))
         return Evaluated(
             value=value,
-            ttft=span_of(ttft_ms, last_ms),
+            ttft=span_of(ttft_ms, exceeded_ms),
             share=share,
             holds=share >= target.confidence,
             hit_rate=float(np.median(hit_rates(found))),
@@ -191,16 +192,6 @@ class _Judge:
             saturated=demand.is_saturated,
             warnings=list(extrapolations(self._model, base, point, engine, load.engine)),
         )
-
-    def _percentiles(self, found: Forecast, horizon_ms: float) -> tuple[Floats, float]:
-        """The target's percentile by member, and the largest TTFT that was seen."""
-        level = np.array([self._config.target.percentile])
-        ttft_ms, last_ms = [], 0.0
-        for member in range(found.members):
-            waits = first_token_waits(found, member, self._places, horizon_ms)
-            ttft_ms.append(float(quantiles(waits, incidence(waits), level)[0]) if len(waits) else np.nan)
-            last_ms = max(last_ms, waits.last_ms)
-        return np.array(ttft_ms), last_ms
 
 
 def _at(config: SearchConfig, value: float) -> Alternative:

@@ -170,16 +170,48 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, Int64Array]:
     return {name: places for name, places in found.items() if len(places)}
 
 
-def first_token_waits(found: Forecast, member: int, places: Int64Array, horizon_ms: float = np.inf) -> Waits:
-    """TTFT of a member's requests. A first token after ``horizon_ms`` is one that the run does not get to see: in a
-    line that grows it would come later still in a longer run, so it counts as not come, however late."""
+def first_token_waits(found: Forecast, member: int, places: Int64Array) -> Waits:
+    """TTFT of a member's requests, each waited for to its end."""
     arrival_ms, ttft_ms, e2e_ms = (part[member, places] for part in (found.arrival_ms, found.ttft_ms, found.e2e_ms))
-    came = ~np.isnan(ttft_ms) & ~(arrival_ms + ttft_ms > horizon_ms)
-    gave_up = np.isnan(ttft_ms) & (found.outcome[member, places] == layout.ABORTED)
+    came = ~np.isnan(ttft_ms)
+    gave_up = ~came & (found.outcome[member, places] == layout.ABORTED)
     end = np.where(came, EVENT, np.where(gave_up, CENSORED, FAILED)).astype(np.int8)
-    seen_ms = np.fmin(np.where(came, ttft_ms, e2e_ms), np.maximum(horizon_ms - arrival_ms, 0.0))
-    tells = ~np.isnan(arrival_ms) & ~np.isnan(seen_ms)
-    return make_waits(np.where(came, ttft_ms, seen_ms)[tells], end[tells], places[tells])
+    time_ms = np.where(came, ttft_ms, e2e_ms)
+    tells = ~np.isnan(arrival_ms) & ~np.isnan(time_ms)
+    return make_waits(time_ms[tells], end[tells], places[tells])
+
+
+@dataclass(frozen=True, slots=True)
+class TtftQuantiles:
+    """Of one member's requests."""
+
+    waits: Waits
+    values_ms: Floats
+    """By level; infinite where fewer requests than that had their first token by the horizon: in a line that grows the
+    rest of the curve depends on how long the run is."""
+    so_far_ms: Floats
+    """By level: what is surely exceeded where the value is infinite, the quantile of the waits up to the horizon."""
+    until_ms: float
+    """Up to where the curve is told."""
+
+
+def ttft_quantiles(
+    found: Forecast, member: int, places: Int64Array, levels: Floats, horizon_ms: float = np.inf
+) -> TtftQuantiles:
+    """TTFT quantiles that do not depend on what comes after ``horizon_ms``."""
+    waits = first_token_waits(found, member, places)
+    share = incidence(waits)
+    values_ms = quantiles(waits, share, levels)
+    left_ms = np.maximum(horizon_ms - found.arrival_ms[member, waits.row], 0.0)
+    came = (waits.end == EVENT) & (waits.time_ms <= left_ms)
+    so_far_ms = np.quantile(np.minimum(waits.time_ms, left_ms), levels, method="inverted_cdf") if len(waits) else levels
+    events_ms = waits.time_ms[waits.end == EVENT]
+    until_ms = float(events_ms[-1]) if len(events_ms) else 0.0
+    if np.isfinite(horizon_ms) and len(waits):
+        told = float(came.mean())
+        values_ms = np.where(levels <= told, values_ms, np.inf)
+        until_ms = min(until_ms, float(quantiles(waits, share, np.array([told]))[0]))
+    return TtftQuantiles(waits, values_ms, so_far_ms, until_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +223,7 @@ class _Outlook:
     run: PointRun
     values: dict[str, Floats]
     beyond: dict[str, float]
-    """Of values that may be infinite: the largest that was seen."""
+    """Of values that may be infinite: what they exceed."""
     curves: dict[str, Curve]
 
 
@@ -200,34 +232,29 @@ def _look(load: Load, found: Forecast, model: Model, cohorts: Mapping[str, Int64
     demand = demand_of(point, load.arrivals, load.engine, model)
     horizon_ms = load.horizon_ms if demand.is_saturated and not paced else np.inf
     values, beyond, curves = _engine_values(found), {}, {}
+    levels = np.array(list(LEVELS.values()))
     for cohort, places in cohorts.items():
-        waits = [first_token_waits(found, member, places, horizon_ms) for member in range(found.members)]
-        shares = [incidence(one) for one in waits]
-        levels = np.array(list(LEVELS.values()))
-        at_levels = np.array([quantiles(*pair, levels) for pair in zip(waits, shares, strict=True)])
-        last_ms = float(np.median([_last_event_ms(one) for one in waits]))
-        for level, column in zip(LEVELS, at_levels.T, strict=True):
-            values[ttft(cohort, level)], beyond[ttft(cohort, level)] = column, last_ms
-        curves[cohort] = _curve(waits, shares, last_ms, stops=np.isfinite(horizon_ms))
+        by_member = [ttft_quantiles(found, member, places, levels, horizon_ms) for member in range(found.members)]
+        for number, level in enumerate(LEVELS):
+            name = ttft(cohort, level)
+            values[name] = np.array([one.values_ms[number] for one in by_member])
+            beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
+        curves[cohort] = _curve(by_member, stops=bool(np.isfinite(horizon_ms)))
     return _Outlook(load, demand, point, values, beyond, curves)
 
 
-def _last_event_ms(waits: Waits) -> float:
-    events_ms = waits.time_ms[waits.end == EVENT]
-    return float(events_ms[-1]) if len(events_ms) else 0.0
-
-
-def _curve(waits: Sequence[Waits], shares: Sequence[Floats], last_ms: float, *, stops: bool) -> Curve:
+def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
+    waits, last_ms = [one.waits for one in by_member], float(np.median([one.until_ms for one in by_member]))
     first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
-    waiting = np.array([survival_at(*pair, grid_ms) for pair in zip(waits, shares, strict=True)])
+    waiting = np.array([survival_at(one, incidence(one), grid_ms) for one in waits])
     bands = [interval(column) for column in waiting.T]
     return Curve(
         time_ms=[round(time_ms, 3) for time_ms in grid_ms.tolist()],
         middle=[round(band.middle, 5) for band in bands],
         low=[round(band.low, 5) for band in bands],
         high=[round(band.high, 5) for band in bands],
-        stops=bool(stops and bands[-1].high > 0.0),
+        stops=stops and bands[-1].high > 0.0,
     )
 
 

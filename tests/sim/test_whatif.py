@@ -17,7 +17,7 @@ from sim.__main__ import main
 from sim.alternatives import Alternative
 from sim.ensemble import Forecast, forecast, members
 from sim.model import Model, Parameter, default_model, save_model
-from sim.whatif import WhatIfConfig, cohorts_of, first_token_waits, forecast_alternatives
+from sim.whatif import WhatIfConfig, cohorts_of, first_token_waits, forecast_alternatives, ttft_quantiles
 from sim.workload import plan_arrivals
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
@@ -199,10 +199,23 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
     waits = first_token_waits(found, 0, np.arange(3))
     fine_ms = float(found.ttft_ms[0, 2])
     assert ends(waits) == {0: (11.0, CENSORED), 1: (float(found.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
-    late = first_token_waits(found, 0, np.arange(3), horizon_ms=900.0 + fine_ms / 2)
-    wait_ms, end = ends(late)[2]
-    assert wait_ms == pytest.approx(fine_ms / 2)
-    assert end == FAILED
+    levels, horizon_ms = np.array([0.3, 0.5, 0.9]), 900.0 + fine_ms / 2
+    late = ttft_quantiles(found, 0, np.array([2]), levels, horizon_ms)
+    assert late.values_ms.tolist() == [np.inf] * 3
+    assert late.so_far_ms == pytest.approx([fine_ms / 2] * 3)
+    in_time = ttft_quantiles(found, 0, np.array([2]), levels, 900.0 + fine_ms)
+    assert in_time.values_ms.tolist() == [fine_ms] * 3
+
+
+def test_a_quantile_that_enough_reach_in_time_counts_all_waits(folder: Path) -> None:
+    """Half of the tokens come in time: the median is that of all, the rest more than what was waited by then."""
+    result = asked(folder, Alternative({}, rate=2.0), trace="rush")
+    for row in result.rows:
+        told = 1.0 - row.curves["all"].middle[-1]
+        for level, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            value = row.measures[f"ttft.all.{level}"].value
+            assert (value.middle is None) == (share > told)
+            assert (value.beyond is None) == (share <= told)
 
 
 def ends(waits: Waits) -> dict[int, tuple[float, int]]:
