@@ -102,7 +102,7 @@ class Engine:
         """Until nothing is left to arrive or to compute."""
         while True:
             self._deliver_events()
-            step = self._composed or self._compose()
+            step = self._composed or self._compose_first()
             if step is None:
                 if not self._idle():
                     break
@@ -114,6 +114,14 @@ class Engine:
         return Simulation(
             self._flights, self.timeline, self.scheduler.stats, self._preemptions, self.scheduler.config.block_size
         )
+
+    def _compose_first(self) -> Step | None:
+        """The next step while none runs; if all of one's shares went to make room, the engine composes again at once."""
+        step, preemptions = None, -1
+        while step is None and preemptions != self._preemptions:
+            preemptions = self._preemptions
+            step = self._compose()
+        return step
 
     def _compose(self) -> Step | None:
         """The next step, or None if there is nothing to compute."""

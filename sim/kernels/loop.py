@@ -28,7 +28,7 @@ def run(world: World) -> int:
         if clock.num_arrivals <= clock.lookahead:
             return MORE
         slot = max(clock.composed, 0)
-        if clock.composed == NONE and not _compose(world, slot):
+        if clock.composed == NONE and not _compose_first(world, slot):
             if not _idle(world):
                 return DONE
             continue
@@ -44,6 +44,17 @@ def run(world: World) -> int:
         else:
             _skip_decodes(world, slot)
     return FULL
+
+
+@kernel
+def _compose_first(world: World, slot: int) -> bool:
+    """Compose a step while none runs; if all of one's shares went to make room, the engine composes again at once."""
+    preemptions = -1
+    while preemptions != world.clock[0].preemptions:
+        preemptions = world.clock[0].preemptions
+        if _compose(world, slot):
+            return True
+    return False
 
 
 @kernel
