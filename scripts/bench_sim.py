@@ -15,7 +15,7 @@ import platform
 from pathlib import Path
 
 from simbench.caches import bench_caches
-from simbench.hour import bench_command, bench_hour
+from simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
 from simbench.million import bench_million
 from simbench.peer import bench_peer
 from simbench.timing import Figures
@@ -82,6 +82,10 @@ def main() -> None:
     model = make_model(STEP, FRONTEND, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
     figures = bench_command(arguments.trace, model, arguments.runs)
     figures |= bench_hour(arguments.trace, model, arguments.runs, plain=arguments.plain)
+    if config.block_size % FINE_PARTS == 0:
+        figures |= bench_fine_hour(arguments.trace, model, arguments.runs)
+        fine = figures[f"hour_block{config.block_size // FINE_PARTS}_run_cpu_s"]
+        figures["hour_fine_over_coarse"] = round(fine / figures["hour_run_cpu_s"], 3)
     figures |= bench_caches(arguments.trace, arguments.blocks, arguments.runs)
     if arguments.dynamo:
         figures |= bench_peer(arguments.dynamo, arguments.trace, config, arguments.runs)

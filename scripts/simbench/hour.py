@@ -1,33 +1,32 @@
 """A trace of one engine's traffic through the compiled engine, warm in this process and cold as a command."""
 
+import dataclasses
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 
+import msgspec
 from simbench.timing import Figures, measure, measure_command
 
 from sim.compiled import build_world, read_simulation, run_world
 from sim.engine import Engine
+from sim.kernels.layout import World
 from sim.model import Model, save_model
-from sim.workload import plan_arrivals
-from tracefile import load_trace
+from sim.workload import Arrival, plan_arrivals
+from tracefile import BlockHash, load_trace
+
+FINE_PARTS = 32
+"""Into how many blocks the finer hour cuts each: 512-token ones into 16-token ones."""
 
 
 def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     """Laying out; running, every TTFT and gap with its noise included; and what it counted."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
-    figures = measure("hour_layout", runs, lambda: build_world(arrivals, model.engine, model, 0))
-    walls, cpus = [], []
-    for _ in range(runs + 1):
-        world = build_world(arrivals, model.engine, model, 0)  # a run uses its world up
-        wall, cpu = perf_counter(), process_time()
-        world = run_world(world)
-        walls.append(perf_counter() - wall)
-        cpus.append(process_time() - cpu)
-    figures |= {"hour_run_wall_s": round(median(walls[1:]), 4), "hour_run_cpu_s": round(median(cpus[1:]), 4)}
+    figures, world = _bench_run("hour", arrivals, model, runs)
     simulation = read_simulation(arrivals, world)
     ttfts = [flight.ttft_ms for flight in simulation.flights if flight.ttft_ms is not None]
     figures |= {
@@ -47,6 +46,40 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
             for one, other in zip(oracle.flights, simulation.flights, strict=True)
         )
     return figures
+
+
+def bench_fine_hour(trace: Path, model: Model, runs: int) -> Figures:
+    """The same traffic in smaller blocks, as many more: each hash stands for as many, of its own making."""
+    meta, records = load_trace(trace)
+    engine, size = model.engine, model.engine.block_size // FINE_PARTS
+    finer: dict[BlockHash, list[BlockHash]] = {}
+    for record in records:
+        chain = record.block_hashes or []
+        for block in chain:
+            if block not in finer:
+                finer[block] = [_part_hash(block, part) for part in range(FINE_PARTS)]
+        record.block_hashes = [fine for block in chain for fine in finer[block]]
+    blocks = engine.usable_blocks * FINE_PARTS + 1
+    engine = dataclasses.replace(engine, block_size=size, num_gpu_blocks=blocks)
+    arrivals = plan_arrivals(msgspec.structs.replace(meta, block_size=size), records, size)
+    return _bench_run(f"hour_block{size}", arrivals, msgspec.structs.replace(model, engine=engine), runs)[0]
+
+
+def _part_hash(block: int, part: int) -> BlockHash:
+    return BlockHash((block * 0x9E3779B97F4A7C15 + part * 0xBF58476D1CE4E5B9) & (1 << 64) - 1)
+
+
+def _bench_run(name: str, arrivals: Sequence[Arrival], model: Model, runs: int) -> tuple[Figures, World]:
+    figures = measure(f"{name}_layout", runs, lambda: build_world(arrivals, model.engine, model, 0))
+    walls, cpus = [], []
+    for _ in range(runs + 1):
+        world = build_world(arrivals, model.engine, model, 0)  # a run uses its world up
+        wall, cpu = perf_counter(), process_time()
+        world = run_world(world)
+        walls.append(perf_counter() - wall)
+        cpus.append(process_time() - cpu)
+    figures |= {f"{name}_run_wall_s": round(median(walls[1:]), 4), f"{name}_run_cpu_s": round(median(cpus[1:]), 4)}
+    return figures, world
 
 
 def bench_command(trace: Path, model: Model, runs: int) -> Figures:
