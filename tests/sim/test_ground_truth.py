@@ -1,0 +1,65 @@
+"""``loadgen --pattern calibrate`` on engines whose parameters are known, in virtual time: the fit finds them again.
+
+``scripts/truth.py`` is the same over sockets and in real time.
+"""
+
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.__main__ import parse_config
+from sim.fit import FitConfig, fit_traces
+from sim.model import Model, default_model
+
+
+def learn(planned: ModuleType, folder: Path, truth: Model, *, seed: int, spread: float, flags: str = "") -> Model:
+    """The load sent to an engine of ``truth``, captured and fitted."""
+    argv = f"--url http://x --trace t --pattern calibrate --seed {seed} {flags}"
+    records = planned.capture(parse_config(shlex.split(argv)), truth, spread=spread)
+    path = planned.write(folder / f"{len(list(folder.iterdir()))}.jsonl", records, truth)
+    return fit_traces(FitConfig((path,), folder / "model.json", {}, frontend=truth.frontend_placement)).model
+
+
+def widths(model: Model) -> np.ndarray:
+    """Each parameter's interval, as a share of its value."""
+    return np.array([((one.high or 0.0) - (one.low or 0.0)) / one.value for one in model.parameters.values()])
+
+
+def test_every_parameter_is_found_within_a_twentieth_or_its_interval(planned: ModuleType, tmp_path: Path) -> None:
+    truth = default_model()
+    found = learn(planned, tmp_path, truth, seed=1, spread=0.05, flags="--number 63")
+    for name, parameter in truth.parameters.items():
+        got = found.parameters[name]
+        assert got.identified
+        near = abs(got.value / parameter.value - 1.0) <= 0.05
+        assert near or (got.low or 0.0) <= parameter.value <= (got.high or 0.0), name
+
+
+def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noisy(
+    planned: ModuleType, tmp_path: Path
+) -> None:
+    slow = default_model()
+    faster = {
+        name: msgspec.structs.replace(one, value=one.value / 10) if name.startswith(("t0", "per_")) else one
+        for name, one in slow.parameters.items()
+    }
+    truth = msgspec.structs.replace(slow, parameters=faster)
+    found = learn(planned, tmp_path, truth, seed=2, spread=0.0, flags="--number 63")
+    for name, parameter in truth.parameters.items():
+        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
+
+
+def test_an_engine_of_uneven_steps_widens_what_the_fit_says(planned: ModuleType, tmp_path: Path) -> None:
+    """Steps four times as uneven: intervals and noise grow with them."""
+    truth = default_model()
+    even, uneven = (
+        learn(planned, tmp_path, truth, seed=3, spread=spread, flags="--number 63") for spread in (0.05, 0.2)
+    )
+    assert np.median(widths(uneven) / widths(even)) > 2
+    inner = [model.noise.levels.index(level) for model in (even,) for level in (0.1, 0.9)]
+    noise = [np.ptp(np.array(model.noise.step_log_ratio)[:, inner], axis=1).max() for model in (even, uneven)]
+    assert noise[1] > 2 * noise[0]
