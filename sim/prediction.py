@@ -1,5 +1,6 @@
 """A simulated run as a trace: the same requests under the same ids, with predicted times and cached tokens."""
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,17 @@ class Summary:
     cached_tokens: int
     preemptions: int
     steps: int
+    arrivals_ms: float
+    """From the first arrival to the last."""
+    drain_ms: float
+    """From the last arrival to the last end."""
     cohorts: list[CohortSummary]
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether the engine took longer, and more than a minute longer, to finish than the requests took to come: then
+        they came faster than it serves them, and TTFTs say how long the trace is."""
+        return self.drain_ms > max(self.arrivals_ms, 60_000.0)
 
     @property
     def hit_rate(self) -> float:
@@ -152,6 +163,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
+        self._first_ms, self._last_ms, self._end_ms = math.inf, -math.inf, -math.inf
         self._ttfts_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
 
     def add(self, records: Iterable[Record]) -> None:
@@ -160,6 +172,7 @@ class Tally:
             self._requests += 1
             self._not_ok += record.status != "ok"
             self._unservable += record.error == _FAILURES["unservable"]
+            self._note_span(record.arrival_ms or 0.0, record.e2e_ms or 0.0)
             if record.cached_tokens is not None:
                 self._prompt_tokens += record.prompt_tokens or 0
                 self._cached_tokens += record.cached_tokens
@@ -167,6 +180,11 @@ class Tally:
                 self._ttfts_ms["all"].append(record.ttft_ms)
                 if record.turn is not None:
                     self._ttfts_ms["turn 1" if record.turn == 1 else "turns 2+"].append(record.ttft_ms)
+
+    def _note_span(self, arrival_ms: float, e2e_ms: float) -> None:
+        self._first_ms = min(self._first_ms, arrival_ms)
+        self._last_ms = max(self._last_ms, arrival_ms)
+        self._end_ms = max(self._end_ms, arrival_ms + e2e_ms)
 
     def summary(self, preemptions: int, steps: int) -> Summary:
         """What was counted, and TTFT for all, for turn 1 and for later turns."""
@@ -178,6 +196,8 @@ class Tally:
             cached_tokens=self._cached_tokens,
             preemptions=preemptions,
             steps=steps,
+            arrivals_ms=self._last_ms - self._first_ms if self._requests else 0.0,
+            drain_ms=self._end_ms - self._last_ms if self._requests else 0.0,
             cohorts=[_cohort(name, ttfts_ms) for name, ttfts_ms in self._ttfts_ms.items() if ttfts_ms],
         )
 

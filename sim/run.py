@@ -221,4 +221,10 @@ def _as_text(summary: Summary, output: Path) -> str:
         f"{cohort.name:<10}{cohort.requests:>8}{cohort.p50_ms:>14.1f}{cohort.p90_ms:>14.1f}{cohort.p99_ms:>14.1f}"
         for cohort in summary.cohorts
     ]
+    if summary.is_overrun:
+        came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
+        lines.append(
+            f"overrun: {came_s:,.0f} s of arrivals kept the engine busy for {drain_s:,.0f} s more: they come faster "
+            "than it serves them, and TTFTs say how long the trace is"
+        )
     return "\n".join(lines)
