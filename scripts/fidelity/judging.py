@@ -16,7 +16,7 @@ from sim.model import load_model
 
 LEVELS = ("p50", "p90", "p99")
 FORECAST_WAYS: tuple[Way, ...] = ("warm", "small", "uncached", "cold-replayed")
-COLD_WAYS: tuple[Way, ...] = ("uncached", "cold-replayed")
+OTHER_COLD_WAY: dict[Way, Way] = {"uncached": "cold-replayed", "cold-replayed": "uncached"}
 # vLLM tells neither; scripts/vllm_engine.py starts it so.
 SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
@@ -34,7 +34,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     inside_band: bool | None
     """The captured one lies in the forecast's 90 % band."""
     aa_error: float | None
-    """The same load captured again against the first time. Null: it was not."""
+    """The same load captured again, against this time; a cold one's in the other way to measure it. Null: it was not."""
     inside_aa: bool | None
     """The forecast is off by no more than that."""
 
@@ -120,7 +120,7 @@ class Judge:
     def judge(self, load: str, way: Way) -> list[Cell]:
         """One load in one way. Cold ones are forecast from the warm capture: what a change would do."""
         own = self.calibrate(f"{load} {way}", load, way, self.yardstick(load, way))
-        if way not in COLD_WAYS:
+        if way not in OTHER_COLD_WAY:
             return list(self.cells(load, way, own, "predicted", own))
         flags: list[str | Path] = ["--cold", self.trace(load, way)]
         found = self.calibrate(f"{load} {way} from warm", load, "warm", flags)
@@ -201,7 +201,26 @@ def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
             if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):
                 cells += judge.judge(capture.load, capture.way)
     manifests = [manifest for capture in made if (manifest := read_manifest(captures, capture)) is not None]
-    return Verdicts(cells=cells, captures=manifests, models=models)
+    return Verdicts(cells=with_cold_yardsticks(cells), captures=manifests, models=models)
+
+
+def with_cold_yardsticks(cells: Sequence[Cell]) -> list[Cell]:
+    """Cold loads that were measured in both ways, each the other's yardstick: they ask the same of the engine."""
+    cold = {(cell.shape, cell.load, cell.cohort, cell.way): cell for cell in cells if cell.way in OTHER_COLD_WAY}
+    found: list[Cell] = []
+    for cell in cells:
+        other = cold.get((cell.shape, cell.load, cell.cohort, OTHER_COLD_WAY.get(cell.way, "warm")))
+        levels = {level: beside(one, other.quantiles[level]) for level, one in cell.quantiles.items()} if other else {}
+        found.append(msgspec.structs.replace(cell, quantiles=cell.quantiles | levels))
+    return found
+
+
+def beside(one: Quantile, other: Quantile) -> Quantile:
+    """A quantile with what another measurement of it gave as its yardstick."""
+    if one.captured_ms is None or other.captured_ms is None or one.error is None:
+        return one
+    aa_error = (other.captured_ms - one.captured_ms) / one.captured_ms
+    return msgspec.structs.replace(one, aa_error=aa_error, inside_aa=abs(one.error) <= abs(aa_error))
 
 
 def parameters(model: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity.goals import goals
-from fidelity.judging import Cell, Errors, Quantile, Verdicts
+from fidelity.judging import Cell, Errors, Quantile, Verdicts, with_cold_yardsticks
 from fidelity.loads import Way
 from fidelity.tables import cells_table, insert, page
 
@@ -88,6 +88,18 @@ def test_goals_say_what_was_found_and_where_they_are_missed() -> None:
 def test_a_goal_without_a_cell_is_neither_met_nor_missed() -> None:
     (saturated,) = [goal for goal in goals([cell("a")]) if goal.goal.startswith("in saturation")]
     assert (saturated.found, saturated.met) == ("0 of 0 cells", None)
+
+
+def test_two_ways_to_measure_a_cold_load_are_each_others_yardstick() -> None:
+    faster = msgspec.structs.replace(cell("a", "uncached"), quantiles={"p50": quantile(100.0, 104.0)})
+    slower = msgspec.structs.replace(cell("a", "cold-replayed"), quantiles={"p50": quantile(125.0, 90.0)})
+    warm, *found = with_cold_yardsticks([cell("a"), faster, slower])
+    assert warm == cell("a")
+    # 4 % off where the other measurement is 25 % slower; 28 % off where it is 20 % faster.
+    assert [(one.quantiles["p50"].aa_error, one.quantiles["p50"].inside_aa) for one in found] == [
+        (0.25, True),
+        (-0.2, False),
+    ]
 
 
 def test_a_row_a_cell() -> None:
