@@ -34,7 +34,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     inside_band: bool | None
     """The captured one lies in the forecast's 90 % band."""
     aa_error: float | None
-    """The same load captured again, against this time; a cold one's in the other way to measure it. Null: it was not."""
+    """The same load captured again, against this time; a cold load in the other way to measure it. Null: never."""
     inside_aa: bool | None
     """The forecast is off by no more than that."""
 
