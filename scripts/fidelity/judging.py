@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from fidelity.loads import Capture, Way
-from fidelity.manifest import Manifest, read_manifest, trace_path
+from fidelity.manifest import read_manifest, trace_path
 from job import Command, Workspace
 
 from report.cells import MIN_CELL
@@ -77,7 +77,6 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: list[Cell]
     """Cohorts of at least ``MIN_CELL`` requests."""
-    captures: list[Manifest]
     models: dict[str, dict[str, str]]
     """By shape: each parameter with its interval."""
 
@@ -200,8 +199,7 @@ def judge_all(captures: Path, out: Path, wanted: Sequence[Capture]) -> Verdicts:
         for capture in of_shape:
             if capture.way in FORECAST_WAYS and not capture.is_calibration and judge.is_there(capture.load):
                 cells += judge.judge(capture.load, capture.way)
-    manifests = [manifest for capture in made if (manifest := read_manifest(captures, capture)) is not None]
-    return Verdicts(cells=with_cold_yardsticks(cells), captures=manifests, models=models)
+    return Verdicts(cells=with_cold_yardsticks(cells), models=models)
 
 
 def with_cold_yardsticks(cells: Sequence[Cell]) -> list[Cell]:

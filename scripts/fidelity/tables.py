@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fidelity.goals import Goal, goals, name_of
 from fidelity.judging import LEVELS, Cell, Quantile, Verdicts
-from fidelity.manifest import Manifest
 
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
@@ -24,7 +23,6 @@ def page(verdicts: Verdicts) -> str:
             if cells:
                 parts.append(f"**{shape}. {caption}.**\n\n{cells_table(cells)}")
         parts.append(_table(verdicts.models[shape].items(), ["parameter", f"fitted on {shape}'s calibrations"]))
-    parts.append(_table(_capture_rows(verdicts.captures), _CAPTURE_HEADINGS))
     return "\n\n".join(parts)
 
 
@@ -84,24 +82,6 @@ def _goal_rows(found: Sequence[Goal]) -> Iterator[list[str]]:
     for goal in found:
         met = "no cell" if goal.met is None else "yes" if goal.met else "**no**"
         yield [goal.goal, goal.found, met, "; ".join(goal.missed_in) or "–"]
-
-
-_CAPTURE_HEADINGS = ["capture", "requests", "preempted", "probe, ms", "stolen", "load average", "began, UTC", "s"]
-
-
-def _capture_rows(captures: Sequence[Manifest]) -> Iterator[list[str]]:
-    for one in captures:
-        probes = sorted(one.probes_ms)
-        yield [
-            f"{one.shape}/{one.name}",
-            str(one.requests),
-            str(one.preemptions),
-            f"{probes[len(probes) // 2]:.0f} ({probes[0]:.0f}–{probes[-1]:.0f})" if probes else "–",
-            f"{one.stolen_share:.1%}",
-            f"{one.load_average:.1f}",
-            one.began_utc[11:16],
-            f"{one.wall_s:.0f}",
-        ]
 
 
 def _table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> str:

@@ -111,7 +111,7 @@ def test_a_row_a_cell() -> None:
 
 
 def test_tables_take_the_place_of_the_old_ones_and_survive_json(tmp_path: Path) -> None:
-    verdicts = Verdicts(cells=[cell("burst")], captures=[], models={"128x2": {"t0_ms": "10 ms/step (9 … 11)"}})
+    verdicts = Verdicts(cells=[cell("burst")], models={"128x2": {"t0_ms": "10 ms/step (9 … 11)"}})
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=Verdicts) == verdicts
     document = tmp_path / "results.md"
     document.write_text("before\n<!-- quiet: begin -->\nold\n<!-- quiet: end -->\nafter\n")
