@@ -116,7 +116,7 @@ class Engine:
         )
 
     def _compose_first(self) -> Step | None:
-        """The next step while none runs; if all of one's shares went to make room, the engine composes again at once."""
+        """The next step while none runs; composed again at once if all of one's shares went to make room."""
         step, preemptions = None, -1
         while step is None and preemptions != self._preemptions:
             preemptions = self._preemptions
