@@ -32,7 +32,7 @@ def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> l
     return pages
 
 
-def picture(page: Path, width_px: int = 1100, height_px: int = 1400) -> Path | None:
+def picture(page: Path, width_px: int = 1100, height_px: int = 900) -> Path | None:
     """The top of a page as a PNG beside it; null: there is no browser."""
     browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if browser is None:
