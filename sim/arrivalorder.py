@@ -1,69 +1,132 @@
-"""A trace's records in the order in which they came, though files have them in the order in which they ended.
+"""A trace's requests in the order in which they can arrive, though files have them in the order in which they ended.
 
-A small trace is sorted. A large one is read twice: first only for the times, which say how long each record must be
-held back until nothing earlier can follow; then memory follows the requests in flight.
+The order is read off the trace's times and parents alone. Then the trace is read again, and each request held back
+until all that come before it have been read: memory follows the requests in flight, but for some numbers of each.
 """
 
-import heapq
-from array import array
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from sim.arrivals import NOBODY, Arrivals, Floats
+from sim.interning import Int64Array
+from tracefile.batches import Batch
 from tracefile.errors import InputError
-from tracefile.reading import TraceReader, open_trace
-from tracefile.schema import Record
 
 PART = 1 << 15
 """Requests that are handed over at once."""
 
 
-def records_in_parts(reader: TraceReader, path: Path) -> Iterator[list[Record]]:
-    """Records by ``arrival_ms``, those of one time as the file has them, ``PART`` at a time.
+class Order(NamedTuple):
+    """Who comes when, by place in the file; numbers are places in the new order."""
 
-    Raises InputError naming a record without a time.
-    """
-    first = list(islice(reader, PART))
-    if len(first) < PART:
-        first.sort(key=lambda record: _arrival_ms(record, path))
-        yield first
-        return
-    yield from _large(_chain(first, reader), path)
-
-
-def _chain(first: list[Record], rest: TraceReader) -> Iterator[Record]:
-    while first:
-        some, first = first, []
-        yield from some
-    yield from rest
+    numbers: Int64Array
+    due_ms: Floats
+    """By number, never falling: no earlier can it arrive."""
+    parents: Int64Array
+    """Number of the request whose end it waits for; NOBODY: none."""
+    last_children: Int64Array
+    """Number of the last that waits for its end; NOBODY: nobody does."""
+    think_ms: Floats
+    """From its parent's end to its arrival; NaN: it waits for none."""
 
 
-def _large(records: Iterator[Record], path: Path) -> Iterator[list[Record]]:
-    earliest_ms = _earliest_to_come(path)
-    waiting: list[tuple[float, int, Record]] = []
-    part: list[Record] = []
-    for place, record in enumerate(records):
-        heapq.heappush(waiting, (_arrival_ms(record, path), place, record))
-        while waiting and waiting[0][0] <= earliest_ms[place + 1]:
-            part.append(heapq.heappop(waiting)[2])
-        if len(part) >= PART:
-            yield part
-            part = []
-    if part:
-        yield part
+class Part(NamedTuple):
+    """Requests that come next, and when those after them do."""
+
+    arrivals: Arrivals
+    until_ms: float
+    """No other arrives before; infinity: there are no others."""
 
 
-def _earliest_to_come(path: Path) -> list[float]:
-    """By place in the file: the earliest arrival from there on; infinity after the last."""
-    with open_trace(path) as reader:
-        times_ms = np.frombuffer(array("d", (_arrival_ms(record, path) for record in reader)))
-    earliest: list[float] = np.minimum.accumulate(times_ms[::-1])[::-1].tolist()
-    return [*earliest, float("inf")]
+def by_arrival(times_ms: Floats) -> Order:
+    """Nobody waits for anybody; those of one time come as the file has them."""
+    nobody = np.full(len(times_ms), NOBODY)
+    return _ordered(times_ms, np.zeros(len(times_ms), np.int64), nobody, np.full(len(times_ms), np.nan))
 
 
-def _arrival_ms(record: Record, path: Path) -> float:
-    if record.arrival_ms is None:
-        raise InputError(f"{path}: request {record.request_id}: arrival_ms: missing; expected a time")
-    return record.arrival_ms
+def by_session(batches: Iterable[Batch], path: Path) -> Order:
+    """A turn comes its think time after its parent's end: no sooner than the session's first arrival and all think
+    times since. One that came before its parent's end did not wait for it."""
+    ids: list[str | None] = []
+    parent_ids: list[str | None] = []
+    times: list[tuple[Floats, Floats, Floats]] = [(np.empty(0), np.empty(0), np.empty(0))]
+    for batch in batches:
+        ids += batch.words("request_id")
+        parent_ids += batch.words("parent_id")
+        times.append((batch.times("arrival_ms"), batch.times("e2e_ms"), batch.times("think_ms")))
+    arrival_ms, e2e_ms, think_ms = (np.concatenate(columns) for columns in zip(*times, strict=True))
+    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
+        raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")
+    places = {name: place for place, name in enumerate(ids)}
+    parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
+    think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)
+    parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
+    think_ms[parents == NOBODY] = np.nan
+    return _ordered(*_due(arrival_ms, parents, think_ms), parents, think_ms)
+
+
+def _due(arrival_ms: Floats, parents: Int64Array, think_ms: Floats) -> tuple[Floats, Int64Array]:
+    """When each can arrive, and how many come before it in its line; infinity: it waits for itself in the end."""
+    due_ms = np.where(parents == NOBODY, arrival_ms, np.inf)
+    depths = np.zeros(len(parents), np.int64)
+    waiting, depth = np.flatnonzero(parents != NOBODY), 0
+    while len(waiting):
+        depth += 1
+        is_next = due_ms[parents[waiting]] < np.inf
+        if not is_next.any():
+            break
+        some = waiting[is_next]
+        due_ms[some], depths[some] = due_ms[parents[some]] + think_ms[some], depth
+        waiting = waiting[~is_next]
+    return due_ms, depths
+
+
+def _ordered(due_ms: Floats, depths: Int64Array, parents: Int64Array, think_ms: Floats) -> Order:
+    order = np.lexsort((depths, due_ms))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.arange(len(order))
+    waits = parents != NOBODY
+    numbered, last = np.where(waits, numbers[parents], NOBODY), np.full(len(order), NOBODY)
+    np.maximum.at(last, parents[waits], numbers[waits])
+    return Order(numbers, due_ms[order], numbered, last, think_ms)
+
+
+def in_parts(batches: Iterable[Arrivals], order: Order) -> Iterator[Part]:
+    """The arrivals of ``batches`` in ``order``, about ``PART`` at a time."""
+    to_come = np.append(np.minimum.accumulate(order.numbers[::-1])[::-1], len(order.numbers))
+    due_ms = np.append(order.due_ms, np.inf)
+    some: list[Arrivals] = []
+    read = held = handed_over = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            some.append(_placed(batch, order, read))
+            read += len(batch)
+            # Half as many as are held back, so that putting them in order costs each request but a few moves.
+            if sum(map(len, some)) < held + max(PART, held // 2):
+                continue
+        if not some:
+            return
+        waiting = some[0].followed_by(*some[1:])
+        places = np.argsort(waiting.numbers)
+        ready = int(np.searchsorted(waiting.numbers[places], to_come[read]))
+        part, some = waiting.take(places[:ready]), [waiting.take(places[ready:])]
+        held = len(waiting) - ready
+        handed_over += ready
+        if ready:
+            yield Part(part, float(due_ms[handed_over]))
+
+
+def _placed(batch: Arrivals, order: Order, first: int) -> Arrivals:
+    here = slice(first, first + len(batch))
+    return replace(
+        batch,
+        numbers=order.numbers[here],
+        parents=order.parents[here],
+        last_children=order.last_children[here],
+        think_ms=order.think_ms[here],
+    )

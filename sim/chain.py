@@ -28,19 +28,19 @@ class Chains:
         if fine is None and block_size is None:
             raise InputError("meta.block_size: the trace has no block hashes; expected a trace with them")
         self.block_size = block_size or fine or 0
-        self._fine = fine or self.block_size
-        if self.block_size % self._fine:
+        self.fine_block_size = fine or self.block_size
+        if self.block_size % self.fine_block_size:
             raise InputError(
-                f"block size {self.block_size}: not a multiple of the trace's {self._fine}; "
-                f"expected {self._fine}, {2 * self._fine}, …"
+                f"block size {self.block_size}: not a multiple of the trace's {self.fine_block_size}; "
+                f"expected {self.fine_block_size}, {2 * self.fine_block_size}, …"
             )
-        self._factor = self.block_size // self._fine
+        self.factor = self.block_size // self.fine_block_size
         self._next_private = FIRST_PRIVATE
 
     @property
     def as_recorded(self) -> bool:
         """Whether the engine's blocks are the trace's."""
-        return self._factor == 1
+        return self.factor == 1
 
     def private(self, count: int) -> list[int]:
         """``count`` keys that nothing else has."""
@@ -72,8 +72,8 @@ class Chains:
 
     def _known(self, record: Record) -> tuple[list[int], list[int]]:
         """The prompt's keys as far as they are true, and the output's, at the engine's size."""
-        if self._factor > 1:
-            record = downsample(record, self._fine, self._factor)
+        if self.factor > 1:
+            record = downsample(record, self.fine_block_size, self.factor)
         prompt: list[int] = list(record.block_hashes or ())
         output: list[int] = list(record.output_block_hashes or ())
         true = record.hashable_blocks

@@ -12,9 +12,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from sim.chainkeys import Int64Array, Keys, known_keys, numbered
+from sim.arrivals import NOBODY, Arrivals
+from sim.chainkeys import Int64Array, Keys
 from sim.config import EngineConfig
 from sim.engine import Flight, Simulation
+from sim.interning import chain_places
 from sim.kernels import layout
 from sim.kernels.layout import ChainPool, Draws, Records, Scheduler, Timeline, World
 from sim.kernels.loop import FULL, NONE, NOT_CHAINED, NUM_STEP_TERMS, run
@@ -63,31 +65,26 @@ def build_world(
     first_steps: int = FIRST_STEPS,
 ) -> World:
     """Everything in its place before the first arrival."""
-    return lay_out(arrivals, config, model, seed, first_steps=first_steps)
+    columns = Arrivals.of(arrivals)
+    room = int(columns.output_tokens.sum())
+    return lay_out(columns, config, model, seed, first_steps=first_steps, token_room=room)
 
 
 def lay_out(
-    arrivals: Sequence[Arrival],
-    config: EngineConfig,
-    model: Model,
-    seed: int | None,
-    *,
-    first_serial: int | None = None,
-    first_steps: int = FIRST_STEPS,
+    arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, *, first_steps: int, token_room: int
 ) -> World:
-    """The same for one of several lots of arrivals. ``first_serial``: they are numbered from here on; None: they are
-    all."""
+    """The same for one of several lots of arrivals; ``token_room``: tokens that its arenas hold."""
     settings = _settings(config, model.frontend)
     requests, blocks = _requests(arrivals, config, settings)
-    requests["serial"] = (first_serial or 0) + np.arange(len(requests))
-    keys = _lay_out_keys(arrivals, requests, config.block_size, blocks, whole=first_serial is None)
-    flights, num_tokens = _flights(arrivals, blocks)
-    roots = [place for place, arrival in enumerate(arrivals) if arrival.parent is None]
+    keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
+    flights = _flights(arrivals)
+    roots = np.flatnonzero(arrivals.parents == NOBODY)
     width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
-    clock["lookahead"], clock["mood_at_ms"] = -1, -np.inf
+    clock["horizon_ms"], clock["mood_at_ms"] = np.inf, -np.inf
+    clock["slowest_factor"] = np.exp(model.noise.step_table().max(initial=0.0))
     return World(
         scheduler=Scheduler(
             settings=settings,
@@ -105,14 +102,14 @@ def lay_out(
         costs=_costs(model),
         clock=clock,
         flights=flights,
-        arrivals=arrival_heap(flights, np.array(roots, np.int64)),
+        arrivals=arrival_heap(flights, roots),
         events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
-        draws=_draws(arrivals, model, seed),
+        draws=_draws(arrivals.ids, model, seed),
         timeline=Timeline(np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width))),
-        token_steps=np.zeros(int(num_tokens.sum()), np.int32),
-        itl_ms=np.zeros(int(num_tokens.sum())),
+        token_steps=np.zeros(token_room, np.int32),
+        itl_ms=np.zeros(token_room),
     )
 
 
@@ -120,7 +117,8 @@ def with_model(world: World, arrivals: Sequence[Arrival], model: Model, seed: in
     """``world``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
     laid out once for many runs. The front end's placement stays."""
     own = cast(World, _copied(world))
-    return own._replace(costs=_costs(model), draws=_draws(arrivals, model, seed))
+    ids = [arrival.record.request_id for arrival in arrivals]
+    return own._replace(costs=_costs(model), draws=_draws(ids, model, seed))
 
 
 def _copied(part: Any) -> Any:
@@ -131,7 +129,7 @@ def _costs(model: Model) -> Records:
     return _record(layout.COSTS, model.step, model.frontend)
 
 
-def _draws(arrivals: Sequence[Arrival], model: Model, seed: int | None) -> Draws:
+def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
     noise = model.noise
     return Draws(
         step_key=np.array([] if seed is None else [steps_stream(seed)], np.uint64),
@@ -139,7 +137,7 @@ def _draws(arrivals: Sequence[Arrival], model: Model, seed: int | None) -> Draws
         step_table=noise.step_table(),
         normals=normals_table(),
         mood=np.array([*weights(noise), noise.mood_ms]),
-        frontend=noise.frontend_factors(seed, [arrival.record.request_id for arrival in arrivals]),
+        frontend=noise.frontend_factors(seed, ids),
     )
 
 
@@ -163,7 +161,7 @@ def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _flight(world: World, place: int, arrival: Arrival, flight: Sequence[float], request: Sequence[int]) -> Flight:
     seen_of = dict(zip(layout.FLIGHT.names or (), flight, strict=True))
-    first, seen = int(seen_of["first_token"]), int(seen_of["num_seen"])
+    first, seen = max(int(seen_of["first_token"]), 0), int(seen_of["num_seen"])
     return Flight(
         arrival=arrival,
         arrival_ms=seen_of["arrival_ms"],
@@ -240,71 +238,59 @@ def _pool(config: EngineConfig, settings: Records, keys: Keys, most_holds: int) 
     )
 
 
-def _requests(arrivals: Sequence[Arrival], config: EngineConfig, settings: Records) -> tuple[Records, Int64Array]:
+def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, Int64Array]:
     """The scheduler's side, one more at the end, and how many blocks each will have held; 0: it cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
-    requests["prompt_tokens"][:-1] = [arrival.prompt_tokens for arrival in arrivals]
-    requests["last_token"][:-1] = [arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals]
+    requests["prompt_tokens"][:-1] = arrivals.prompt_tokens
+    requests["last_token"][:-1] = arrivals.prompt_tokens + arrivals.output_tokens
     requests["num_tokens"] = requests["prompt_tokens"]
     requests["cached_tokens"] = -1
-    requests["priority"][:-1] = [arrival.record.priority or 0 for arrival in arrivals]
+    requests["priority"][:-1] = arrivals.priority
+    requests["serial"][:-1] = arrivals.numbers
     requests["state"] = layout.ABSENT
     requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)
     computed = requests["last_token"][:-1] - 1
     most = min(int(settings["max_tokens"][0]) - 1, config.usable_blocks * config.block_size)
-    runs = np.array([arrival.fate == "runs" for arrival in arrivals], bool) & (computed <= most)
+    runs = arrivals.runs & (computed <= most)
     return requests, np.where(runs, -(-computed // config.block_size), 0)
 
 
-def _lay_out_keys(
-    arrivals: Sequence[Arrival], requests: Records, block_size: int, blocks: Int64Array, *, whole: bool
-) -> Keys:
+def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: Int64Array) -> Keys:
     """The known keys of those who can be served, up to their last full block."""
     full = np.where(blocks > 0, (requests["last_token"][:-1] - 1) // block_size, 0)
-    chains = []
-    for arrival, count in zip(arrivals, full.tolist(), strict=True):
-        if len(arrival.hashes) < count:
-            raise ValueError(
-                f"request {arrival.record.request_id}: its chain of {len(arrival.hashes)} keys is too short"
-            )
-        chains.append(arrival.hashes if len(arrival.hashes) == count else arrival.hashes[:count])
-    try:
-        keys, counts = known_keys(chains)
-    except OverflowError:
-        if not whole:
-            raise InputError(
-                "block_hashes: not all are 64-bit numbers; expected such where a trace is run in parts"
-            ) from None
-        keys, counts = known_keys(numbered(chains))
+    for place in np.flatnonzero(arrivals.full_blocks < full)[:1].tolist():
+        raise ValueError(f"request {arrivals.ids[place]}: its chain of {arrivals.full_blocks[place]} keys is too short")
+    counts = np.minimum(arrivals.known, full)
     requests["known_keys"][:-1] = counts
     requests["first_key"][:-1] = np.cumsum(counts) - counts
-    return keys
+    if counts.sum() == len(arrivals.hashes):
+        return arrivals.hashes
+    return arrivals.hashes[chain_places(np.cumsum(arrivals.known) - arrivals.known, counts)]
 
 
-def _flights(arrivals: Sequence[Arrival], blocks: Int64Array) -> tuple[Records, Int64Array]:
-    """The client's side, and how many tokens each could get."""
+def _flights(arrivals: Arrivals) -> Records:
+    """The client's side."""
     flights = np.zeros(len(arrivals), layout.FLIGHT)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
         flights[name] = np.nan
-    flights["arrival_ms"] = [arrival.arrival_ms for arrival in arrivals]
-    flights["think_ms"] = [arrival.think_ms for arrival in arrivals]
-    flights["patience_ms"] = _or_nan([arrival.patience_ms for arrival in arrivals])
-    flights["recorded_e2e_ms"] = _or_nan([arrival.record.e2e_ms for arrival in arrivals])
-    flights["as_recorded"] = [arrival.fate == "as_recorded" for arrival in arrivals]
+    flights["arrival_ms"] = arrivals.arrival_ms
+    flights["think_ms"] = np.nan_to_num(arrivals.think_ms)
+    flights["patience_ms"] = arrivals.patience_ms
+    flights["recorded_e2e_ms"] = arrivals.recorded_e2e_ms
+    flights["as_recorded"] = ~arrivals.runs
+    flights["first_token"] = NONE
     _link_children(flights, arrivals)
-    num_tokens = np.where(blocks > 0, [arrival.output_tokens for arrival in arrivals], 0).astype(np.int64)
-    flights["first_token"] = np.cumsum(num_tokens) - num_tokens
-    return flights, num_tokens
+    return flights
 
 
-def _link_children(flights: Records, arrivals: Sequence[Arrival]) -> None:
+def _link_children(flights: Records, arrivals: Arrivals) -> None:
     flights["parent"] = flights["first_child"] = flights["next_child"] = -1
-    for place in range(len(arrivals) - 1, -1, -1):
-        parent = arrivals[place].parent
-        if parent is not None:
-            flights["next_child"][place] = flights["first_child"][parent]
-            flights["first_child"][parent] = place
-            flights["parent"][place] = parent
+    children = np.flatnonzero(arrivals.parents != NOBODY)
+    parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
+    for place, parent in zip(children[::-1].tolist(), parents[::-1].tolist(), strict=True):
+        flights["next_child"][place] = flights["first_child"][parent]
+        flights["first_child"][parent] = place
+        flights["parent"][place] = parent
 
 
 def arrival_heap(flights: Records, places: Int64Array) -> Records:
@@ -315,7 +301,3 @@ def arrival_heap(flights: Records, places: Int64Array) -> Records:
     heap["time_ms"][: len(places)] = times_ms[order]
     heap["code"][: len(places)] = places[order]
     return heap
-
-
-def _or_nan(times_ms: Sequence[float | None]) -> npt.NDArray[np.float64]:
-    return np.array([np.nan if time_ms is None else time_ms for time_ms in times_ms], np.float64)

@@ -1,21 +1,25 @@
 """What became of a request, whichever engine ran it: what a predicted record is made of."""
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
+from sim.arrivals import Arrivals
 from sim.engine import Flight
 from sim.interning import Int64Array
 from sim.kernels import layout
 from sim.kernels.layout import World
 from sim.kernels.text import MOST_DIGITS, write_arrays
-from sim.workload import Arrival
+from tracefile.schema import Record
 
 DECIMALS = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
 _GAPS_AT_ONCE = 1 << 18
+
+_OUTCOMES = [outcome or "" for outcome in layout.OUTCOMES]
 
 Gaps = list[float] | msgspec.Raw
 
@@ -24,7 +28,13 @@ Gaps = list[float] | msgspec.Raw
 class Ending:
     """One request's end. Times in ms, not rounded but for ``itl_ms``."""
 
-    arrival: Arrival
+    record: Record
+    """As recorded; whoever has the ending may change it."""
+    number: int
+    """Its place in the whole workload."""
+    think_ms: float | None
+    """None: it did not wait for another's end."""
+    prompt_tokens: int
     outcome: str
     arrival_ms: float
     ttft_ms: float | None
@@ -40,12 +50,15 @@ class Ending:
     preemptions: int
 
 
-def ending_of(flight: Flight) -> Ending:
-    """That of a plain flight that has one."""
+def ending_of(flight: Flight, number: int) -> Ending:
+    """That of a plain flight that has one, and its place."""
     assert flight.outcome is not None
     request, entry_ms, admitted_ms = flight.request, flight.entry_ms, flight.admitted_ms
     return Ending(
-        flight.arrival,
+        copy.copy(flight.arrival.record),
+        number,
+        None if flight.arrival.parent is None else flight.arrival.think_ms,
+        flight.arrival.prompt_tokens,
         flight.outcome,
         flight.arrival_ms,
         flight.ttft_ms,
@@ -59,7 +72,7 @@ def ending_of(flight: Flight) -> Ending:
     )
 
 
-def endings_in(world: World, arrivals: Sequence[Arrival], places: Int64Array) -> Iterator[Ending]:
+def endings_in(world: World, arrivals: Arrivals, places: Int64Array) -> Iterator[Ending]:
     """Those of the flights at ``places``, all of which have ended; a few thousand are made at once."""
     counts = np.maximum(world.flights["num_seen"][places] - 1, 0)
     cuts = np.searchsorted(np.cumsum(counts), np.arange(_GAPS_AT_ONCE, int(counts.sum()), _GAPS_AT_ONCE))
@@ -67,36 +80,25 @@ def endings_in(world: World, arrivals: Sequence[Arrival], places: Int64Array) ->
         yield from _endings(world, arrivals, some)
 
 
-def _endings(world: World, arrivals: Sequence[Arrival], places: Int64Array) -> Iterator[Ending]:
+def _endings(world: World, arrivals: Arrivals, places: Int64Array) -> Iterator[Ending]:
     flights, requests = world.flights[places], world.scheduler.requests[places]
-    columns = zip(
-        places.tolist(),
-        flights["outcome"].tolist(),
+    return map(
+        Ending,
+        arrivals.records(places),
+        arrivals.numbers[places].tolist(),
+        _or_none(arrivals.think_ms[places]),
+        arrivals.prompt_tokens[places].tolist(),
+        map(_OUTCOMES.__getitem__, flights["outcome"].tolist()),
         flights["arrival_ms"].tolist(),
         _or_none(flights["ttft_ms"]),
         _gap_texts(world, places),
         flights["num_seen"].tolist(),
         _or_none(flights["e2e_ms"]),
         (requests["state"] != layout.ABSENT).tolist(),
-        requests["cached_tokens"].tolist(),
+        [None if tokens < 0 else tokens for tokens in requests["cached_tokens"].tolist()],
         _or_none(flights["admitted_ms"] - flights["entry_ms"]),
         requests["preemptions"].tolist(),
-        strict=True,
     )
-    for place, outcome, arrival_ms, ttft_ms, gaps, tokens, e2e_ms, reached, cached, queue_ms, preemptions in columns:
-        yield Ending(
-            arrivals[place],
-            layout.OUTCOMES[outcome] or "",
-            arrival_ms,
-            ttft_ms,
-            gaps,
-            tokens,
-            e2e_ms,
-            reached,
-            None if cached < 0 else cached,
-            queue_ms,
-            preemptions,
-        )
 
 
 def _gap_texts(world: World, places: Int64Array) -> Iterator[msgspec.Raw]:

@@ -5,23 +5,29 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from sim.ending import DECIMALS, Ending, ending_of
 from sim.engine import Simulation
-from tracefile.schema import Record, Status
+from sim.interning import Int64Array
+from tracefile.schema import Record
 
+Floats = npt.NDArray[np.float64]
+
+_NOTHING: Floats = np.empty(0)
 _FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed"}
 
 
 def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> list[Record]:
     """One record per flight, in order of their ends. ``concurrency`` is counted anew from the predicted times."""
     order = FinishOrder()
-    for flight in simulation.flights:
+    for number, flight in enumerate(simulation.flights):
         if flight.outcome is not None:
-            order.add(ending_of(flight), simulation.block_size, keep_hashes=keep_hashes)
+            order.add(ending_of(flight, number), simulation.block_size, keep_hashes=keep_hashes)
     return order.release()
 
 
@@ -29,85 +35,100 @@ class FinishOrder:
     """Puts records in the order of their ends, as they become certain, and counts who was in flight at each arrival."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[float, float, Record]] = []
-        """End and exact arrival of records that are not released."""
-        self._spans_ms: list[tuple[float, float]] = []
-        """Exact arrival and end of those that may have been in flight at the arrival of one yet to be released."""
+        self._held: list[tuple[float, int, float, Record]] = []
+        """End, number and exact arrival of records that are not released."""
+        self._came: list[float] = []
+        self._went: list[float] = []
+        """Exact arrivals and ends of those added since the last release."""
+        self._arrivals_ms = self._ends_ms = np.empty(0)
+        """Of those before, as far as they come after the arrival of one yet to be released; and of how many more."""
+        self._earlier_arrivals = self._earlier_ends = 0
+
+    def __len__(self) -> int:
+        """Records that are held."""
+        return len(self._held)
 
     def add(self, ending: Ending, block_size: int, *, keep_hashes: bool = True) -> None:
-        """Take the next in order of arrival, or of places in the trace."""
-        record = _record(ending, block_size, keep_hashes=keep_hashes)
+        """Take an ending, in any order."""
+        record = _predicted(ending, block_size, keep_hashes=keep_hashes)
         end_ms = record.end_ms() or record.arrival_ms or 0.0
-        self._held.append((end_ms, ending.arrival_ms, record))
-        self._spans_ms.append((ending.arrival_ms, ending.arrival_ms + (ending.e2e_ms or 0.0)))
+        self._held.append((end_ms, ending.number, ending.arrival_ms, record))
+        self._came.append(ending.arrival_ms)
+        self._went.append(ending.arrival_ms + (ending.e2e_ms or 0.0))
 
-    def release(self, before_ms: float = float("inf")) -> list[Record]:
-        """Those that ended before ``before_ms``, at which or later everything else arrives or ends."""
-        ready = sorted((held for held in self._held if held[0] < before_ms), key=lambda held: held[0])
+    def release(self, before_ms: float = float("inf"), in_flight_ms: Floats = _NOTHING) -> list[Record]:
+        """Those that ended before ``before_ms``, at which or later everything else ends. ``in_flight_ms``: arrivals of
+        what is to end yet; all other arrivals come at ``before_ms`` or later too."""
+        ready = sorted(held for held in self._held if held[0] < before_ms)
         self._held = [held for held in self._held if held[0] >= before_ms]
-        spans_ms = np.array(self._spans_ms).reshape(-1, 2)
-        arrivals_ms = np.array([arrival_ms for _, arrival_ms, _ in ready])
-        arrived = np.searchsorted(np.sort(spans_ms[:, 0]), arrivals_ms, side="right")
-        gone = np.searchsorted(np.sort(spans_ms[:, 1]), arrivals_ms, side="right")
-        for (_, _, record), count in zip(ready, (arrived - gone).tolist(), strict=True):
+        self._arrivals_ms = np.append(self._arrivals_ms, self._came)
+        self._ends_ms = np.append(self._ends_ms, self._went)
+        self._came, self._went = [], []
+        arrivals_ms = np.array([arrival_ms for _, _, arrival_ms, _ in ready])
+        arrived = _count_until(arrivals_ms, self._arrivals_ms) + _count_until(arrivals_ms, in_flight_ms)
+        gone = _count_until(arrivals_ms, self._ends_ms)
+        earlier = self._earlier_arrivals - self._earlier_ends
+        for (_, _, _, record), count in zip(ready, (arrived - gone + earlier).tolist(), strict=True):
             record.concurrency = max(1, count)
-        oldest_ms = min((arrival_ms for _, arrival_ms, _ in self._held), default=before_ms)
-        self._spans_ms = [span for span in self._spans_ms if span[1] > min(oldest_ms, before_ms)]
-        return [record for _, _, record in ready]
+        self._forget(before_ms, in_flight_ms)
+        return [record for _, _, _, record in ready]
+
+    def _forget(self, before_ms: float, in_flight_ms: Floats) -> None:
+        """Only count what came and went before any arrival to be asked for."""
+        asked_ms = min((arrival_ms for _, _, arrival_ms, _ in self._held), default=before_ms)
+        asked_ms = min(asked_ms, before_ms, float(in_flight_ms.min(initial=np.inf)))
+        arrivals_ms, ends_ms = self._arrivals_ms, self._ends_ms
+        self._arrivals_ms, self._ends_ms = arrivals_ms[arrivals_ms > asked_ms], ends_ms[ends_ms > asked_ms]
+        self._earlier_arrivals += len(arrivals_ms) - len(self._arrivals_ms)
+        self._earlier_ends += len(ends_ms) - len(self._ends_ms)
 
 
-def _record(ending: Ending, block_size: int, *, keep_hashes: bool) -> Record:
-    recorded = ending.arrival.record
-    changes: dict[str, object] = {
-        "arrival_ms": round(ending.arrival_ms, DECIMALS),
-        "scheduled_ms": None,
-        "first_byte_ms": None,
-        "ttft_ms": None,
-        "itl_ms": [],
-        "itl_tokens": [],
-        "e2e_ms": None if ending.e2e_ms is None else round(ending.e2e_ms, DECIMALS),
-        "output_tokens": None,
-        "cached_tokens": None,
-        "think_ms": recorded.think_ms if ending.arrival.parent is None else ending.arrival.think_ms,
-        "extra": {},
-    }
+def _count_until(moments_ms: Floats, times_ms: Floats) -> Int64Array:
+    """How many of ``times_ms`` are at each of ``moments_ms`` or before."""
+    near_ms = times_ms[times_ms <= moments_ms.max(initial=-np.inf)]
+    return np.searchsorted(np.sort(near_ms), moments_ms, side="right")
+
+
+def _predicted(ending: Ending, block_size: int, *, keep_hashes: bool) -> Record:
+    """The ending's record with what was predicted in place of what was recorded."""
+    record = ending.record
+    record.arrival_ms = round(ending.arrival_ms, DECIMALS)
+    record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
+    record.itl_ms, record.itl_tokens, record.extra = [], [], {}
+    record.e2e_ms = None if ending.e2e_ms is None else round(ending.e2e_ms, DECIMALS)
+    if ending.think_ms is not None:
+        record.think_ms = ending.think_ms
     if not keep_hashes:
-        changes |= {"block_hashes": None, "output_block_hashes": None, "hash_source": None}
-    if ending.outcome != "as_recorded":
-        if ending.reached:
-            changes |= _ran(ending, block_size)
-        else:
-            changes |= {
-                "status": "error",
-                "error": _FAILURES[ending.outcome],
-                "http_status": None,
-                "finish_reason": None,
-            }
-    return msgspec.structs.replace(recorded, **changes)
+        record.block_hashes = record.output_block_hashes = record.hash_source = None
+    if ending.outcome == "as_recorded":
+        return record
+    if ending.reached:
+        _set_run(record, ending, block_size)
+    else:
+        record.status, record.error = "error", _FAILURES[ending.outcome]
+        record.http_status = record.finish_reason = None
+    return record
 
 
-def _ran(ending: Ending, block_size: int) -> dict[str, object]:
-    recorded, tokens = ending.arrival.record, ending.output_tokens
-    aborted = ending.outcome == "aborted"
-    status: Status = recorded.status if aborted else "ok"
-    streamed = recorded.stream is not False and ending.ttft_ms is not None
-    return {
-        "status": status,
-        "http_status": recorded.http_status if aborted else 200,
-        "error": recorded.error if aborted else None,
-        "finish_reason": None if aborted else (recorded.finish_reason or "length"),
-        "ttft_ms": round(ending.ttft_ms, DECIMALS) if streamed and ending.ttft_ms is not None else None,
-        "itl_ms": ending.itl_ms if streamed and tokens > 1 else [],
-        "itl_tokens": _ones(ending.itl_ms, tokens - 1) if streamed and tokens > 1 else [],
-        "output_tokens": tokens,
-        "cached_tokens": ending.cached_tokens,
-        "queue_ms": None if ending.queue_ms is None else round(ending.queue_ms, DECIMALS),
-        "preemptions": ending.preemptions,
-        "kv_blocks": None if aborted else -(-(ending.arrival.prompt_tokens + tokens - 1) // block_size),
-    }
+def _set_run(record: Record, ending: Ending, block_size: int) -> None:
+    tokens = ending.output_tokens
+    if ending.outcome == "aborted":
+        record.finish_reason = record.kv_blocks = None
+    else:
+        record.status, record.http_status, record.error = "ok", 200, None
+        record.finish_reason = record.finish_reason or "length"
+        record.kv_blocks = -(-(ending.prompt_tokens + tokens - 1) // block_size)
+    if record.stream is not False and ending.ttft_ms is not None:
+        record.ttft_ms = round(ending.ttft_ms, DECIMALS)
+        if tokens > 1:
+            gaps: Any = ending.itl_ms
+            record.itl_ms, record.itl_tokens = gaps, _ones(gaps, tokens - 1)
+    record.output_tokens, record.cached_tokens = tokens, ending.cached_tokens
+    record.queue_ms = None if ending.queue_ms is None else round(ending.queue_ms, DECIMALS)
+    record.preemptions = ending.preemptions
 
 
-def _ones(gaps: list[float] | msgspec.Raw, count: int) -> list[int] | msgspec.Raw:
+def _ones(gaps: list[float] | msgspec.Raw, count: int) -> Any:
     """A token a read, in the form that the gaps are in."""
     return [1] * count if isinstance(gaps, list) else _ones_text(count)
 

@@ -4,17 +4,20 @@ import argparse
 import gc
 import importlib.metadata
 import json
-import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from sim.arrivalorder import records_in_parts
+from sim.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts
+from sim.arrivals import NOBODY, Floats
+from sim.batchplan import BatchPlan
+from sim.chain import Chains
 from sim.compiled import is_compiled
 from sim.config import EngineConfig
 from sim.flags import add_engine_flags, engine_overrides
@@ -22,9 +25,9 @@ from sim.model import Model, engine_with, load_model, model_digest
 from sim.parts import PartialRun
 from sim.prediction import FinishOrder, Summary, Tally
 from sim.settings import refuse_other_attention
-from sim.workload import Arrival, plan_arrivals
 from tracefile import Engine as EngineInfo
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
+from tracefile.batches import Batch, RecordBatch
 from tracefile.sessions import infer_sessions
 
 ROUNDING_MS = 0.001
@@ -97,63 +100,76 @@ def predict_trace(config: RunConfig) -> Summary:
     with open_trace(config.trace) as reader:
         refuse_other_attention(reader.meta, config.trace)
         header = predicted_meta(reader.meta, model, engine, config, digest)
-        parts = arrivals_in_parts(reader, engine, model, config)
+        parts = arrivals_in_parts(reader, engine, config)
         first = next(parts)  # what is wrong with the trace is said before there is an output
-        with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
-            return write_prediction(chain([first], parts), engine, model, config, writer)
-
-
-def write_prediction(
-    parts: Iterable[Sequence[Arrival]], engine: EngineConfig, model: Model, config: RunConfig, writer: TraceWriter
-) -> Summary:
-    """Simulate arrivals that come in parts, and write each record as soon as nothing can come before it."""
-    simulation, order, tally = PartialRun(engine, model, config.seed), FinishOrder(), Tally()
-    for part, last in with_last(parts):
-        for ending in simulation.feed(part, last=last):
-            order.add(ending, engine.block_size, keep_hashes=not config.cold_prompts)
-        released = order.release(math.inf if last else simulation.certain_until_ms - ROUNDING_MS)
-        for record in released:
-            writer.write(record)
-        tally.add(released)
-    return tally.summary(simulation.preemptions, simulation.engine_steps)
-
-
-def with_last(parts: Iterable[Sequence[Arrival]]) -> Iterator[tuple[Sequence[Arrival], bool]]:
-    """Each part, and whether it is the last."""
-    before: Sequence[Arrival] | None = None
-    for part in parts:
-        if before is not None:
-            yield before, False
-        before = part
-    if before is not None:
-        yield before, True
-
-
-def arrivals_in_parts(
-    reader: TraceReader, engine: EngineConfig, model: Model, config: RunConfig
-) -> Iterator[list[Arrival]]:
-    """The trace's requests by their arrival. All at once where they wait for each other, or for the engine's core."""
-    if config.replay_sessions or model.frontend.placement == "shared_core":
-        records = list(reader)
-        if config.replay_sessions:
-            records = linked_records(reader.meta, records, config.trace)
-        parts = iter([records])
-    else:
-        parts = records_in_parts(reader, config.trace)
-    for number, part in enumerate(parts):
-        if not part:
-            raise InputError(f"{config.trace}: no records; expected at least one request")
-        yield plan_arrivals(
-            reader.meta,
-            part,
-            engine.block_size,
-            path=str(config.trace),
-            cold_prompts=config.cold_prompts,
-            replay_sessions=config.replay_sessions,
-            needs_hashes=number == 0,
+        simulation, tally = PartialRun(engine, model, config.seed), Tally()
+        records = predicted_records(
+            chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not config.cold_prompts
         )
+        with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
+            for record in records:
+                writer.write(record)
+        return tally.summary(simulation.preemptions, simulation.engine_steps)
+
+
+def predicted_records(
+    parts: Iterable[Part], simulation: PartialRun, tally: Tally, block_size: int, *, keep_hashes: bool = True
+) -> Iterator[Record]:
+    """Simulate arrivals that come in parts, and give each record as soon as nothing can come before it."""
+    order = FinishOrder()
+    for part in parts:
+        for endings in simulation.feed(*part):
+            for ending in endings:
+                order.add(ending, block_size, keep_hashes=keep_hashes)
+            released = order.release(simulation.certain_until_ms - ROUNDING_MS, simulation.in_flight_ms)
+            tally.add(released)
+            yield from released
+    released = order.release()
+    tally.add(released)
+    yield from released
+
+
+def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, config: RunConfig) -> Iterator[Part]:
+    """The trace's requests by the moments at which they can arrive."""
+    plan = BatchPlan(Chains(reader.meta, engine.block_size), config.trace, config.cold_prompts)
+    batches, order = sessions_of(reader, config.trace) if config.replay_sessions else roots_of(reader, config.trace)
+    parts = in_parts(plan.every(batches), order)
+    first = next(parts, None)
+    if first is None:
+        raise InputError(f"{config.trace}: no records; expected at least one request")
+    if not (plan.hashed or config.cold_prompts):
+        raise InputError(
+            f"{config.trace}: block_hashes: no record has any; expected a trace with them, or --cold-prompts"
+        )
+    yield first
+    yield from parts
     for warning in reader.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def roots_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+    """A trace's batches and the order of their arrivals. Only a large trace is read twice for it."""
+    batches, first = reader.batches(), []
+    for batch in batches:
+        first.append(batch)
+        if sum(map(len, first)) > PART:
+            with open_trace(path) as again:
+                return chain(first, batches), by_arrival(_arrivals_ms(again.batches()))
+    return first, by_arrival(_arrivals_ms(first))
+
+
+def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+    """The same, each waiting for its parent; where no session is recorded, all at once, as the hashes tell them."""
+    with open_trace(path) as again:
+        order = by_session(again.batches(), path)
+    if (order.parents != NOBODY).any() or not len(order.numbers):
+        return reader.batches(), order
+    records = linked_records(reader.meta, list(reader), path)
+    return [RecordBatch(records)], by_session([RecordBatch(records)], path)
+
+
+def _arrivals_ms(batches: Iterable[Batch]) -> Floats:
+    return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
 
 
 def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:

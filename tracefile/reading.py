@@ -7,9 +7,11 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
+from tracefile.batches import BATCH, Batch, RecordBatch
 from tracefile.columns import columns_reader, is_parquet
 from tracefile.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
@@ -84,6 +86,11 @@ class TraceReader:
 
     def __next__(self) -> Record:
         return next(self._records)
+
+    def batches(self) -> Iterator[Batch]:
+        """What iterating gives, some records at a time, as arrays where the file has them so."""
+        while some := list(islice(self._records, BATCH)):
+            yield RecordBatch(some)
 
     def close(self) -> None:
         """Close the file; records not read yet are lost."""

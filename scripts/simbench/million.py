@@ -4,18 +4,22 @@ import math
 import resource
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
 from simbench.timing import Figures
 
-from sim.chain import FIRST_PRIVATE
+from sim.arrivalorder import Part
+from sim.batchplan import BatchPlan
+from sim.chain import Chains
 from sim.model import Model
 from sim.parts import PartialRun
-from sim.prediction import FinishOrder, Tally
-from sim.workload import Arrival
+from sim.prediction import Tally
+from sim.run import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
+from tracefile.batches import RecordBatch
 
 PART = 1 << 14
 PROMPT_TOKENS = 10_000
@@ -30,21 +34,22 @@ def bench_million(requests: int, model: Model) -> Figures:
     requests up takes is told apart: with a trace it would be reading it.
     """
     block_size, making_cpu_s = model.engine.block_size, 0.0
-    run, order, tally = PartialRun(model.engine, model, 0), FinishOrder(), Tally()
+    run, tally = PartialRun(model.engine, model, 0), Tally()
     wall, cpu = perf_counter(), process_time()
+
+    def timed() -> Iterator[Part]:
+        nonlocal making_cpu_s
+        before = process_time()
+        for part in made_up(requests, block_size):
+            making_cpu_s += process_time() - before
+            yield part
+            before = process_time()
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "predicted.jsonl"
         with TraceWriter(path, Meta(source="sim", block_size=block_size)) as writer:
-            before = process_time()
-            for part, last in made_up(requests, block_size):
-                making_cpu_s += process_time() - before
-                for ending in run.feed(part, last=last):
-                    order.add(ending, block_size)
-                released = order.release(math.inf if last else run.certain_until_ms - 0.001)
-                for record in released:
-                    writer.write(record)
-                tally.add(released)
-                before = process_time()
+            for record in predicted_records(timed(), run, tally, block_size):
+                writer.write(record)
         size = path.stat().st_size
     summary = tally.summary(run.preemptions, run.engine_steps)
     return {
@@ -60,14 +65,15 @@ def bench_million(requests: int, model: Model) -> Figures:
     }
 
 
-def made_up(requests: int, block_size: int) -> Iterator[tuple[list[Arrival], bool]]:
-    """Requests in parts, and whether each is the last."""
+def made_up(requests: int, block_size: int) -> Iterator[Part]:
+    """Requests in parts, and when the next comes."""
     rng = np.random.default_rng(1)
-    now_ms, blocks = 0.0, PROMPT_TOKENS // block_size
+    plan = BatchPlan(Chains(Meta(block_size=block_size)), Path("made up"))
+    next_ms, blocks = float(rng.exponential(SPACING_MS)), PROMPT_TOKENS // block_size
     for first in range(0, requests, PART):
         count = min(PART, requests - first)
-        times_ms = now_ms + np.cumsum(rng.exponential(SPACING_MS, count))
-        now_ms = float(times_ms[-1])
+        ends_ms = next_ms + np.cumsum(rng.exponential(SPACING_MS, count))
+        times_ms, next_ms = np.append(next_ms, ends_ms[:-1]), float(ends_ms[-1])
         drawn = zip(
             range(first, first + count),
             times_ms.tolist(),
@@ -76,22 +82,21 @@ def made_up(requests: int, block_size: int) -> Iterator[tuple[list[Arrival], boo
             rng.integers(20, 180, count).tolist(),
             strict=True,
         )
-        yield [_arrival(block_size, *request) for request in drawn], first + count >= requests
+        arrivals = plan.arrivals(RecordBatch([_record(block_size, *request) for request in drawn]))
+        numbered = replace(arrivals, numbers=np.arange(first, first + count))
+        yield Part(numbered, next_ms if first + count < requests else math.inf)
 
 
-def _arrival(  # noqa: PLR0917 - one for each thing that is drawn
+def _record(  # noqa: PLR0917 - one for each thing that is drawn
     block_size: int, number: int, arrival_ms: float, session: int, shared: int, output: int
-) -> Arrival:
+) -> Record:
     blocks = PROMPT_TOKENS // block_size
     chain = [BlockHash(hash_) for hash_ in range(session << 16, (session << 16) + shared)]
     chain += [BlockHash(hash_) for hash_ in range((number + 1) << 32, ((number + 1) << 32) + blocks - shared)]
-    full = (PROMPT_TOKENS + output - 1) // block_size
-    record = Record(
+    return Record(
         request_id=RequestId(f"r{number}"),
         arrival_ms=arrival_ms,
         prompt_tokens=PROMPT_TOKENS,
         output_tokens=output,
         block_hashes=chain,
     )
-    keys = [*chain, *range(FIRST_PRIVATE, FIRST_PRIVATE - (full - blocks), -1)]
-    return Arrival(record, "runs", PROMPT_TOKENS, output, keys, arrival_ms)

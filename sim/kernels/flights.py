@@ -35,9 +35,9 @@ def next_ms(world: World) -> float:
 
 @kernel
 def deliver_events(world: World) -> None:
-    """Everything that has happened outside by now, in its order; not the last arrivals before more are to come."""
+    """Everything that has happened outside by now, in its order, up to where arrivals may be missing."""
     clock = world.clock[0]
-    while next_ms(world) <= clock.now_ms and clock.num_arrivals > clock.lookahead:
+    while next_ms(world) <= clock.now_ms and next_ms(world) < clock.horizon_ms:
         arrives = clock.num_arrivals > 0 and (
             clock.num_events == 0 or world.arrivals[0].time_ms <= world.events[0].time_ms
         )

@@ -65,18 +65,20 @@ FLIGHT = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
     times="arrival_ms entry_ms admitted_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
 )
-"""``first_token``: where its part of the arenas of tokens begins; ``left_ms``: of its work on a shared core."""
+"""``first_token``: where its part of the arenas of tokens begins, once it has one; ``left_ms``: of its work on a shared
+core."""
 SHARE = record("place num_tokens depth samples")
 STEP = record("count total_tokens admitted preempted")
 EVENT = record("code", times="time_ms")
 PREFIX_STATS = record("requests query_tokens hit_tokens preempted_requests preempted_query_tokens preempted_hit_tokens")
 SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
-    "composed lookahead num_arrivals num_events first_job last_job num_done num_steps preemptions "
+    "composed num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
     f"steps_drawn {SOURCES}",
-    times="now_ms frontend_free_ms mood mood_at_ms",
+    times="now_ms frontend_free_ms horizon_ms mood mood_at_ms slowest_factor",
 )
-"""``lookahead``: arrivals to leave for when more are there; −1: there are no more; ``mood``: the last drawn."""
+"""``horizon_ms``: arrivals that are not there yet come then or later; infinity: there are no more. ``num_tokens``: how
+much of the arenas of tokens is given away; ``mood``: the last drawn; ``slowest_factor``: of any step's noise."""
 COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
@@ -184,6 +186,6 @@ class World(NamedTuple):
     draws: Draws
     timeline: Timeline
     token_steps: Ints
-    """Every request's tokens, from its ``first_token``: the step at whose end each appeared."""
+    """Tokens of requests that have any, from ``first_token`` on: the step at whose end each appeared."""
     itl_ms: Floats
     """Beside them: the gap before each token but the first."""

@@ -15,8 +15,9 @@ from sim.kernels.scheduler import finish_step, schedule
 NONE = -1
 NUM_STEP_TERMS = 9
 DONE, FULL, MORE, NOT_CHAINED = range(4)
-"""Why a run stopped: nothing is left to arrive or to compute; the timeline is full; the next arrivals are wanted; a
-hash occurs at two depths."""
+"""Why a run stopped: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
+arrivals are wanted; a hash occurs at two depths."""
+_ROUNDING = 1.0 + 1e-9
 
 
 @entry
@@ -25,13 +26,19 @@ def run(world: World) -> int:
     clock, ahead = world.clock[0], world.scheduler.settings[0].composes_ahead
     while clock.num_steps + 1 < len(world.timeline.ends_ms):
         deliver_events(world)
-        if clock.num_arrivals <= clock.lookahead:
+        if clock.now_ms >= clock.horizon_ms:
             return MORE
         slot = max(clock.composed, 0)
-        if clock.composed == NONE and not _compose_first(world, slot):
-            if not _idle(world):
-                return DONE
-            continue
+        if clock.composed == NONE:
+            if not _compose_first(world, slot):
+                if not _idle(world):
+                    return DONE if clock.horizon_ms == np.inf else MORE
+                continue
+            clock.composed = slot
+        if _may_outlast_horizon(world, slot):
+            return MORE
+        if not _give_room(world, slot):
+            return FULL
         clock.composed = NONE
         if ahead and _compose(world, 1 - slot):
             clock.composed = 1 - slot
@@ -74,6 +81,38 @@ def _compose(world: World, slot: int) -> bool:
 
 
 @kernel
+def _may_outlast_horizon(world: World, slot: int) -> bool:
+    """Whether arrivals may come in the step's time that are not there yet, and matter: those on its own core do."""
+    if world.scheduler.settings[0].placement != SHARED_CORE or world.clock[0].horizon_ms == np.inf:
+        return False
+    _count(world, slot)
+    return bool(_latest_end_ms(world) >= world.clock[0].horizon_ms)
+
+
+@kernel
+def _latest_end_ms(world: World) -> float:
+    """Of the step in the timeline's next row on a shared core: beside the front end it takes twice as long."""
+    clock = world.clock[0]
+    return float((clock.now_ms + 2.0 * clock.slowest_factor * _step_ms(world)) * _ROUNDING)
+
+
+@kernel
+def _give_room(world: World, slot: int) -> bool:
+    """Give whoever gets a first token in the step a part of the arenas of tokens; False if there is too little."""
+    clock, scheduler, end = world.clock[0], world.scheduler, len(world.token_steps)
+    for number in range(scheduler.steps[slot].count):
+        share = scheduler.shares[slot, number]
+        flight, request = world.flights[share.place], scheduler.requests[share.place]
+        if share.samples and flight.first_token == NONE:
+            most = request.last_token - request.prompt_tokens
+            if clock.num_tokens + most > end:
+                return False
+            flight.first_token = clock.num_tokens
+            clock.num_tokens += most
+    return True
+
+
+@kernel
 def _run_step(world: World, slot: int) -> None:
     """Move the clock over a step; its tokens appear at its end."""
     scheduler = world.scheduler
@@ -92,18 +131,23 @@ def _run_step(world: World, slot: int) -> None:
 
 @kernel
 def _idle(world: World) -> bool:
-    """Let the clock go on without the engine, to whatever happens next; False if nothing does."""
+    """Let the clock go on without the engine, to whatever happens next; False if nothing does before the horizon."""
     clock = world.clock[0]
     if clock.first_job < clock.last_job:
         start_ms, row = clock.now_ms, world.timeline.rows[clock.num_steps]
+        left_ms = world.flights[world.jobs[clock.first_job]].left_ms
+        if min(start_ms + left_ms, next_ms(world)) >= clock.horizon_ms:
+            return False
         row[:] = 0.0
         row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = run_alone(world, next_ms(world))
         _append(world, start_ms)
         hand_over(world)
         return True
     coming_ms = next_ms(world)
+    if coming_ms >= clock.horizon_ms:
+        return False
     clock.now_ms = max(clock.now_ms, coming_ms)
-    return bool(coming_ms < np.inf)
+    return True
 
 
 @kernel
@@ -133,8 +177,20 @@ def _count(world: World, slot: int) -> None:
 @kernel
 def _advance(world: World) -> None:
     """Move the clock over the step in the timeline's next row, and the front end with it on a shared core."""
-    clock, costs, row = world.clock[0], world.costs[0], world.timeline.rows[world.clock[0].num_steps]
-    start_ms = clock.now_ms
+    clock, row = world.clock[0], world.timeline.rows[world.clock[0].num_steps]
+    start_ms, step_ms = clock.now_ms, _step_ms(world)
+    step_ms *= step_factor(world, start_ms, step_ms)
+    if world.scheduler.settings[0].placement == SHARED_CORE:
+        row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = _share_core(world, step_ms)
+    else:
+        clock.now_ms = start_ms + step_ms
+    _append(world, start_ms)
+
+
+@kernel
+def _step_ms(world: World) -> float:
+    """How long the engine computes at the step in the timeline's next row, but for its noise."""
+    costs, row = world.costs[0], world.timeline.rows[world.clock[0].num_steps]
     step_ms = (
         costs.t0_ms
         + costs.per_prefill_token_ms * row[1]
@@ -149,12 +205,7 @@ def _advance(world: World) -> None:
             + costs.per_chunk_square_ms * row[7]
             + costs.prefill_step_ms
         )
-    step_ms *= step_factor(world, start_ms, step_ms)
-    if world.scheduler.settings[0].placement == SHARED_CORE:
-        row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = _share_core(world, step_ms)
-    else:
-        clock.now_ms = start_ms + step_ms
-    _append(world, start_ms)
+    return float(step_ms)
 
 
 @kernel
@@ -221,7 +272,7 @@ def _decode(world: World, decodes: int, kv_tokens: int, most: int) -> int:
     note_due(scheduler)
     while done < most and done == until:
         if is_due(scheduler, done):
-            if not _is_undisturbed(world) or not can_cross(scheduler, done):
+            if not _is_undisturbed(world, decodes, kv_tokens + decodes * done) or not can_cross(scheduler, done):
                 break
             cross(scheduler, done)
         until += 1
@@ -230,19 +281,23 @@ def _decode(world: World, decodes: int, kv_tokens: int, most: int) -> int:
         if scheduler.settings[0].placement == SHARED_CORE:
             _repeat_sharing(world, decodes, kv_tokens + decodes * done, first + until)
         else:
-            _repeat(world, decodes, kv_tokens + decodes * done, first + until, next_ms(world))
+            wake_ms = min(next_ms(world), clock.horizon_ms)
+            _repeat(world, decodes, kv_tokens + decodes * done, first + until, wake_ms)
         done = clock.num_steps - first
     forget_due(scheduler)
     return int(done)
 
 
 @kernel
-def _is_undisturbed(world: World) -> bool:
-    """Whether the engine need not look outside before its next step; on a shared core an arrival alone is no reason."""
+def _is_undisturbed(world: World, decodes: int, kv_tokens: int) -> bool:
+    """Whether the engine need not look outside before its next step; on a shared core an arrival that is there is no
+    reason."""
     clock = world.clock[0]
     if world.scheduler.settings[0].placement == SHARED_CORE:
-        return bool(clock.num_events == 0 or clock.now_ms < world.events[0].time_ms)
-    return bool(clock.now_ms < next_ms(world))
+        _set_decode_row(world.timeline.rows[clock.num_steps], decodes, kv_tokens)
+        is_near = clock.horizon_ms < np.inf and _latest_end_ms(world) >= clock.horizon_ms
+        return not is_near and bool(clock.num_events == 0 or clock.now_ms < world.events[0].time_ms)
+    return bool(clock.now_ms < min(next_ms(world), clock.horizon_ms))
 
 
 @kernel
@@ -267,8 +322,7 @@ def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: 
 def _repeat_sharing(world: World, decodes: int, kv_tokens: int, end_step: int) -> None:
     """The same on a shared core: an arrival alone does not end it, what the front end hands over does."""
     clock = world.clock[0]
-    while clock.num_steps < end_step and _is_undisturbed(world):
-        _set_decode_row(world.timeline.rows[clock.num_steps], decodes, kv_tokens)
+    while clock.num_steps < end_step and _is_undisturbed(world, decodes, kv_tokens):
         _advance(world)
         kv_tokens += decodes
 
