@@ -9,15 +9,17 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from tracefile.batches import BATCH, Batch, RecordBatch
 from tracefile.columns import columns_reader, is_parquet
 from tracefile.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.errors import InputError
 from tracefile.importers.recognition import CSV_FORMATS, TraceFormat, recognise
 from tracefile.schema import Meta, Record
 from tracefile.segments import absent_segments, open_lines, trace_files
+
+if TYPE_CHECKING:
+    from tracefile.batches import Batch
 
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """What every header within one trace says alike."""
@@ -87,8 +89,11 @@ class TraceReader:
     def __next__(self) -> Record:
         return next(self._records)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> "Iterator[Batch]":
         """What iterating gives, some records at a time, as arrays where the file has them so."""
+        # NumPy is for those who count: a tap's workers read headers and do without.
+        from tracefile.batches import BATCH, RecordBatch  # noqa: PLC0415
+
         while some := list(islice(self._records, BATCH)):
             yield RecordBatch(some)
 

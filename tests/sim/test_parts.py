@@ -30,7 +30,7 @@ from sim.run import predicted_records as predicted_in_parts
 from sim.run import roots_of
 from sim.workload import Arrival, plan_arrivals
 from tests.sim.test_compiled import CONFIGS, NOISE, STEP, load
-from tracefile import Meta, Record, RequestId, TraceWriter, encode_record, open_trace, reading
+from tracefile import Meta, Record, RequestId, TraceWriter, encode_record, open_trace
 from tracefile.batches import RecordBatch
 
 FRONTENDS: tuple[FrontendPlacement, ...] = ("parallel", "serial", "shared_core")
@@ -122,7 +122,7 @@ def test_records_come_by_their_arrival_whatever_their_order(
         for number, time_ms in enumerate(times_ms):
             writer.write(Record(request_id=RequestId(f"r{number}"), arrival_ms=time_ms))
     monkeypatch.setattr(arrivalorder, "PART", size)
-    monkeypatch.setattr(reading, "BATCH", 2)
+    monkeypatch.setattr("tracefile.batches.BATCH", 2)
     found = list(of_a_file(tmp_path / "trace.jsonl"))
     expected = sorted(range(len(times_ms)), key=lambda number: (times_ms[number], number))
     assert [name for part in found for name in part.arrivals.ids] == [f"r{number}" for number in expected]
