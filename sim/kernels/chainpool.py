@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.kernels.compiling import kernel, stay_apart
 from sim.kernels.layout import ChainPool
+from sim.kernels.ring import link_after, unlink
 from sim.kernels.slots import end_of_match, first_slot
 
 NONE = 0
@@ -56,7 +57,7 @@ def hold(pool: ChainPool, request: Any, hits: int) -> None:
             _cut(pool, number, end)
         copy = pool.segments[number].copy
         if pool.copies[copy].references == 0:
-            _unlink(pool, copy)
+            unlink(pool.copies, copy)
             pool.counts[0].num_free -= end - depth
         _add_hold(pool, request, copy, end)
         depth = end
@@ -125,7 +126,7 @@ def release(pool: ChainPool, request: Any) -> None:
             segment = pool.segments[copies[copy].segment]
             copies[copy].references -= 1
             if copies[copy].references == 0:
-                _link_after(pool, last, copy)  # before those of nearer the root
+                link_after(pool.copies, last, copy)  # before those of nearer the root
                 counts.num_free += segment.end - segment.start
             if segment.end == hashed:
                 break
@@ -139,7 +140,7 @@ def release(pool: ChainPool, request: Any) -> None:
     counts.num_free += unhashed
     if unhashed > 0 and pool.settings[0].append_all:
         copy = _new_copy(pool, _new_segment(pool, UNHASHED, 0, 0, unhashed))
-        _link_after(pool, last, copy)
+        link_after(pool.copies, last, copy)
     else:
         counts.num_unhashed += unhashed
 
@@ -230,7 +231,7 @@ def _cut(pool: ChainPool, number: int, depth: int) -> None:
         copies[part].references, copies[part].deeper = copies[copy].references, copies[copy].deeper
         copies[copy].deeper = part
         if copies[copy].references == 0:
-            _link_after(pool, copies[copy].before, part)
+            link_after(pool.copies, copies[copy].before, part)
         copy = copies[copy].next_twin
         if copy == segment.copy:
             break
@@ -279,7 +280,7 @@ def _forget(pool: ChainPool, copy: int) -> None:
     counts, copies = pool.counts[0], pool.copies
     number, following, previous = copies[copy].segment, copies[copy].next_twin, copies[copy].previous_twin
     segment = pool.segments[number]
-    _unlink(pool, copy)
+    unlink(pool.copies, copy)
     copies[copy].after = counts.free_copy
     counts.free_copy = copy
     if following != copy:
@@ -293,24 +294,6 @@ def _forget(pool: ChainPool, copy: int) -> None:
     segment.kind = UNHASHED
     segment.copy = counts.free_segment
     counts.free_segment = number
-
-
-@kernel
-def _link_after(pool: ChainPool, before: int, copy: int) -> None:
-    copies = pool.copies
-    after = copies[before].after
-    copies[before].after = copy
-    copies[copy].before = before
-    copies[copy].after = after
-    copies[after].before = copy
-
-
-@kernel
-def _unlink(pool: ChainPool, copy: int) -> None:
-    copies = pool.copies
-    before, after = copies[copy].before, copies[copy].after
-    copies[before].after = after
-    copies[after].before = before
 
 
 @kernel

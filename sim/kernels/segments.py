@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.layout import SOURCES, Ints, Records, record
+from sim.kernels.ring import link_after, unlink
 from sim.kernels.slots import end_of_match, first_slot
 
 SEGMENT = record("kind first_key base start end copy num_copies")
@@ -122,8 +123,8 @@ def _hold_hits(pool: SegmentCache, keys: Keys, first: int, most: int) -> int:
         end = end_of_match(keys, first, segment.base, depth, min(segment.end, most))
         if end < segment.end:
             _cut(pool, keys, number, end)
-        _unlink(pool, segment.copy)
-        _link_after(pool, HELD, segment.copy)
+        unlink(pool.copies, segment.copy)
+        link_after(pool.copies, HELD, segment.copy)
         depth = end
     return depth
 
@@ -202,8 +203,8 @@ def _cut(pool: SegmentCache, keys: Keys, number: int, depth: int) -> None:
         before = copies[copy].before
         _new_copy(pool, deeper)
         newest = copies[pool.segments[deeper].copy].previous_twin
-        _unlink(pool, newest)
-        _link_after(pool, before, newest)
+        unlink(pool.copies, newest)
+        link_after(pool.copies, before, newest)
         copy = copies[copy].next_twin
         if copy == segment.copy:
             break
@@ -246,7 +247,7 @@ def _new_copy(pool: SegmentCache, number: int) -> None:
     copies[first].previous_twin = copy
     segment.num_copies += 1
     cache.most_copies = max(cache.most_copies, segment.num_copies)
-    _link_after(pool, HELD, copy)
+    link_after(pool.copies, HELD, copy)
 
 
 @kernel
@@ -255,7 +256,7 @@ def _forget(pool: SegmentCache, copy: int) -> None:
     cache, copies = pool.cache[0], pool.copies
     number, following, previous = copies[copy].segment, copies[copy].next_twin, copies[copy].previous_twin
     segment = pool.segments[number]
-    _unlink(pool, copy)
+    unlink(pool.copies, copy)
     copies[copy].after = cache.free_copy
     cache.free_copy = copy
     segment.num_copies -= 1
@@ -269,24 +270,6 @@ def _forget(pool: SegmentCache, copy: int) -> None:
         _leave(pool, number)
     segment.copy = cache.free_segment
     cache.free_segment = number
-
-
-@kernel
-def _link_after(pool: SegmentCache, before: int, copy: int) -> None:
-    copies = pool.copies
-    after = copies[before].after
-    copies[before].after = copy
-    copies[copy].before = before
-    copies[copy].after = after
-    copies[after].before = copy
-
-
-@kernel
-def _unlink(pool: SegmentCache, copy: int) -> None:
-    copies = pool.copies
-    before, after = copies[copy].before, copies[copy].after
-    copies[before].after = after
-    copies[after].before = before
 
 
 @kernel
