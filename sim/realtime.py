@@ -63,7 +63,7 @@ class RealTimeEngine:
         try:
             while True:
                 self._take_in()
-                step = self._composed or self._compose()
+                step = self._composed or self._compose_first()
                 if step is None:
                     await self._wait_for_arrival()
                     continue
@@ -153,6 +153,14 @@ class RealTimeEngine:
                 arrived.entered = True
                 arrived.request.arrival_ms = arrived.arrival_ms
                 self.scheduler.add(arrived.request)
+
+    def _compose_first(self) -> Step | None:
+        """The next step while none runs, as ``sim.engine`` has it: again at once if all shares went to make room."""
+        step, preemptions = None, -1
+        while step is None and preemptions != self.counters.preemptions:
+            preemptions = self.counters.preemptions
+            step = self._compose()
+        return step
 
     def _compose(self) -> Step | None:
         if not self.scheduler.has_work:
