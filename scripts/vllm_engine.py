@@ -34,8 +34,8 @@ BLOCK_SIZE = 32  # vLLM's CPU backend takes multiples of 32
 # As models' own templates do, it ends a turn's head with a line's end: an answer is then the same tokens when it is
 # generated and in the turns after it.
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}[{{ message.role }}]\n{{ message.content }}\n{% endfor -%}"
-    "{%- if add_generation_prompt -%}[assistant]\n{% endif -%}"
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 
 
