@@ -27,7 +27,7 @@ from sim.model import Model, load_model, model_digest
 from sim.run import RunConfig, predicted_meta
 from sim.saturation import demand_of, run_point
 from sim.timeline import Floats
-from tracefile import InputError, Meta, open_trace, trace_digest
+from tracefile import InputError, Meta, trace_digest
 from tracefile.progress import counted
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
@@ -111,12 +111,12 @@ def calibrate_trace(config: CalibrateConfig) -> Compared:
     others = {**({AGAIN: config.again} if config.again else {}), **config.beside}
     for path in (*others.values(), *([config.cold] if config.cold else [])):
         model.refuse_fit_traces(trace_digest(path), path)
-    captured = read_captured(config.trace, model, paced=_paced(config))
+    captured = read_captured(config.trace, model, paced=config.replay_sessions)
     traces = {CAPTURED: config.trace, **others}
     runs = {label: load_run(label, path) for label, path in traces.items()}
     if not is_compiled():
         print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
-    as_it_was = Alternative(config.overrides, cold_prompts=config.cold_prompts or _cold_prompts(captured.meta))
+    as_it_was = Alternative(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
     predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, runs[CAPTURED]))}
     if config.cold is not None:
         runs[COLD] = load_run(COLD, config.cold)
@@ -193,15 +193,6 @@ def _in_flight(arrival_ms: Floats, e2e_ms: Floats) -> Int64Array:
     came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
     counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")
     return np.where(np.isnan(arrival_ms), UNKNOWN, np.maximum(counts, 1))
-
-
-def _paced(config: CalibrateConfig) -> bool | None:
-    """Whether later turns wait: as the flag says, not in a replay at recorded times, else if there are sessions."""
-    if config.replay_sessions is not None:
-        return config.replay_sessions
-    with open_trace(config.trace) as reader:
-        workload = reader.meta.workload
-    return False if workload is not None and workload.pattern == "replay" else None
 
 
 def _cold_prompts(meta: Meta) -> bool:
