@@ -67,6 +67,8 @@ class StagedPlan:
         if wave.stage == "alone" or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, took_ms = zip(*sorted(self._alone), strict=True)
-        expected_ms = np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, took_ms)
+        # Those took two turns; more take as much longer, at most.
+        longer = [max(len(session.turns) / 2, 1.0) for session in wave.sessions]
+        expected_ms = longer * np.interp([session.turns[0].prompt_tokens for session in wave.sessions], sizes, took_ms)
         pace = 1 / BUSY if wave.stage == "mix" else NEARLY_AT_ONCE
         return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))

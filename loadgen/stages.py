@@ -7,7 +7,8 @@ is over, so that each meets an idle engine however fast that is:
 - ``short``: 2, 4, 8, … short prompts nearly at once: what one more answer costs a step;
 - ``long``: as many, of prompts that together are twice the longest: what the tokens behind an answer cost it;
 - ``beside``: long prompts that come while others are being answered;
-- ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it.
+- ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it, and
+  above all how warm turns join those that are being answered, which is most of what real sessions do.
 
 Nothing here measures the client: that is ``loadgen calibrate``.
 """
@@ -37,6 +38,8 @@ NO_PAUSE = Span(0, 0)
 FEWEST_NEW = 16
 """Tokens that a warm turn adds at least: so few that its time is what long prompts cost beside being computed."""
 MIX_SESSIONS = 16
+MIX_TURNS = 4
+"""Of every second one of them; the others have one."""
 US_PER_S = 1_000_000
 
 
@@ -105,7 +108,7 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
         yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
     anything = Span(prompts.low, prompts.high, "zipf", exponent=1)
     once = [TurnPlan(anything, answer)]
-    yield Outline("mix", [once, extended(anything, answer)] * (MIX_SESSIONS // 2))
+    yield Outline("mix", [once, extended(anything, answer, MIX_TURNS)] * (MIX_SESSIONS // 2))
 
 
 def rungs(prompts: Span) -> list[Span]:
@@ -134,10 +137,11 @@ def _around(middle: float, prompts: Span) -> Span:
     return Span(round(low), round(high), "zipf", exponent=1)
 
 
-def extended(prompt: Span, answer: Span) -> list[TurnPlan]:
-    """A cold prompt, then the same conversation with little that is new."""
-    new = Span(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4)), "zipf", exponent=1)
-    return [TurnPlan(prompt, answer), TurnPlan(new, answer, PAUSE_S)]
+def extended(prompt: Span, answer: Span, turns: int = 2) -> list[TurnPlan]:
+    """A cold prompt, then the same conversation with little that is new, up to so many turns: all of these together add
+    a quarter at most."""
+    new = Span(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
+    return [TurnPlan(prompt, answer), *[TurnPlan(new, answer, PAUSE_S)] * (turns - 1)]
 
 
 def interrupting(prompt: Span) -> list[TurnPlan]:
