@@ -6,13 +6,16 @@
     python scripts/bench_serve.py streams --streams 2000 --seconds 10 -- --t0-ms 100 --max-num-seqs 2048
 
 Fidelity: requests in a poisson stream from a client that does nothing but send and read; every token's read is
-compared with the moment at which the engine's clock says that it exists, every TTFT with the engine's own. Throughput:
+compared with the moment at which the engine's clock says that it exists, every TTFT with the engine's own; then the
+same comes from a sender that keeps these times and has no engine, which is the machine's part of it. Throughput:
 closed-loop streams against ``--speed max``. Streams: so many at once for a while. Server and client have a core each,
 if there are two; with ``--realtime`` (Linux, root) both at real-time priority, for a machine that others use too. What
 stands behind ``--`` goes to the server.
 """
 
 import argparse
+import asyncio
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -24,12 +27,14 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
+from bare_sender import Schedule, send
 
 from sim.__main__ import main as sim
 from sim.generation import Generation
@@ -41,9 +46,10 @@ FIRST_LENGTH = 64
 PACE = ("--t0-ms", "3", "--per-prefill-token-ms", "0.0005", "--per-decode-ms", "0.02", "--f0-ms", "2", "--no-noise")
 POOL = ("--kv-blocks", "65536", "--block-size", "16", "--max-num-seqs", "512", "--max-num-batched-tokens", "8192")
 END = b"0\r\n\r\n"
+ALL_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
 
-def serve(flags: Sequence[str], core: int | None, truth: Path | None) -> None:
+def serve(flags: Sequence[str], truth: Path | None, core: int | None) -> None:
     """The server's process; with ``truth``, it notes every token's time on the engine's clock."""
     pin(core)
     seen: Truth = {}
@@ -232,12 +238,8 @@ def main() -> int:
     if args.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         Client.nap_s = 0.0011
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    server_core, client_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    truth = Path(tempfile.mkdtemp()) / "truth.json"
+    moments = Path(tempfile.mkdtemp()) / "moments.json"
+    port = free_port()
     speed = "max" if args.what == "throughput" else "1"
     serving = [
         "--listen",
@@ -248,31 +250,75 @@ def main() -> int:
         *PACE,
         *(flag for flag in flags if flag != "--"),
     ]
-    noted = truth if args.what == "fidelity" else None
-    server = multiprocessing.Process(target=serve, args=(serving, server_core, noted))
+    with started(serve, serving, moments if args.what == "fidelity" else None, port=port) as server:
+        cpu_s, start_s = cpu_seconds(server.pid), time.perf_counter()
+        streams: list[Stream] = []
+        if args.what == "fidelity":
+            streams = send_poisson(port, args.rate, args.seconds, args.tokens)
+            tokens = len(streams) * args.tokens
+        elif args.what == "throughput":
+            rate = send_closed_loop(port, args.streams, args.tokens, args.seconds)
+            print(f"{rate:.0f} requests/s, {rate * args.tokens:.0f} tokens/s, streams of {args.tokens} tokens")
+            tokens = round(rate * args.tokens * (time.perf_counter() - start_s))
+        else:
+            tokens, fewest = hold_streams(port, args.streams, args.seconds)
+            print(f"{args.streams} streams at once, the slowest got {fewest} tokens")
+        took_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(server.pid) - cpu_s
+        cost = f"{cpu_s / took_s:.0%} of a core, {cpu_s / max(tokens, 1) * 1e6:.1f} µs a token"
+        print(f"{tokens} tokens in {took_s:.1f} s; the server took {cost}", flush=True)
+    if streams:
+        truth = read_moments(moments)
+        compare(streams, truth)
+        print("the same tokens at the same moments from a sender that has no engine: the machine's own part")
+        compare(*send_bare(args, truth, moments))
+    return server.exitcode or 0
+
+
+def send_bare(args: argparse.Namespace, truth: Truth, moments: Path) -> tuple[list[Stream], Truth]:
+    """The load once more, to a bare sender that keeps the engine's times; what was seen, and when it was due."""
+    schedule = {
+        len(request(length, args.tokens)): [token_ns - round(arrival_ns) for token_ns in token_ns_of]
+        for length, (arrival_ns, token_ns_of) in truth.items()
+    }
+    lengths = {len(request(length, args.tokens)): length for length in truth}
+    port = free_port()
+    with started(keep_time, port, schedule, moments, port=port):
+        streams = send_poisson(port, args.rate, args.seconds, args.tokens)
+    return streams, {lengths[size]: times for size, times in read_moments(moments).items()}
+
+
+def keep_time(port: int, schedule: Schedule, moments: Path, core: int | None) -> None:
+    """The bare sender's process."""
+    pin(core)
+    moments.write_text(json.dumps(asyncio.run(send(port, schedule))))
+
+
+@contextlib.contextmanager
+def started(target: Callable[..., None], *args: Any, port: int) -> Iterator[multiprocessing.Process]:
+    """A server on one core, this process on another, if there are two; it is over at the end of the ``with`` block."""
+    cores = sorted(ALL_CORES)
+    server_core, client_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    server = multiprocessing.Process(target=target, args=(*args, server_core))
     server.start()
     pin(client_core)
-    wait_until_listening(port)
-    cpu_s, start_s = cpu_seconds(server.pid), time.perf_counter()
-    streams: list[Stream] = []
-    if args.what == "fidelity":
-        streams = send_poisson(port, args.rate, args.seconds, args.tokens)
-        tokens = len(streams) * args.tokens
-    elif args.what == "throughput":
-        rate = send_closed_loop(port, args.streams, args.tokens, args.seconds)
-        print(f"{rate:.0f} requests/s, {rate * args.tokens:.0f} tokens/s, streams of {args.tokens} tokens")
-        tokens = round(rate * args.tokens * (time.perf_counter() - start_s))
-    else:
-        tokens, fewest = hold_streams(port, args.streams, args.seconds)
-        print(f"{args.streams} streams at once, the slowest got {fewest} tokens")
-    took_s, cpu_s = time.perf_counter() - start_s, cpu_seconds(server.pid) - cpu_s
-    cost = f"{cpu_s / took_s:.0%} of a core, {cpu_s / max(tokens, 1) * 1e6:.1f} µs a token"
-    print(f"{tokens} tokens in {took_s:.1f} s; the server took {cost}")
-    server.terminate()
-    server.join()
-    if streams:
-        compare(streams, {int(length): times for length, times in json.loads(truth.read_text()).items()})
-    return server.exitcode or 0
+    try:
+        wait_until_listening(port)
+        yield server
+    finally:
+        server.terminate()
+        server.join()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_moments(path: Path) -> Truth:
+    """What a server noted, by its requests."""
+    return {int(key): times for key, times in json.loads(path.read_text()).items()}
 
 
 def cpu_seconds(pid: int | None) -> float:

@@ -83,7 +83,7 @@ def lay_out(
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
-    clock["horizon_ms"], clock["mood_at_ms"] = np.inf, -np.inf
+    clock["horizon_ms"], clock["mood_at_ms"], clock["seen_ms"] = np.inf, -np.inf, -np.inf
     clock["slowest_factor"] = np.exp(model.noise.step_table().max(initial=0.0))
     return World(
         scheduler=Scheduler(
@@ -107,7 +107,9 @@ def lay_out(
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
         draws=_draws(arrivals.ids, model, seed),
-        timeline=Timeline(np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width))),
+        timeline=Timeline(
+            np.empty(first_steps), np.empty(first_steps), np.empty((first_steps, width)), np.empty(first_steps)
+        ),
         token_steps=np.zeros(token_room, np.int32),
         itl_ms=np.zeros(token_room),
     )

@@ -115,4 +115,5 @@ LACKS: Mapping[str, Callable[[Coverage], str | None]] = {
     "per_kv_token_ms": _no_depth_of_answers,
     "f0_ms": _no_idle_engine,
     "f1_ms_per_prompt_token": _no_warm_prompts,
+    "delivery_ms_per_prompt_token": _no_warm_prompts,
 }

@@ -91,6 +91,8 @@ class Engine:
         self._core = SharedCore() if self._frontend.placement == "shared_core" else None
         self._composed: Step | None = None
         self._frontend_clock = FrontendClock(self._frontend)
+        self._carried_ms = 0.0
+        """What the front end on the shared core still has to do of a first token's delivery, beside the next step."""
         self._preemptions = 0
         for place, arrival in enumerate(arrivals):
             if arrival.parent is None:
@@ -140,10 +142,21 @@ class Engine:
         self._advance(step_row(step))
         last = len(self.timeline) - 1
         finished = self.scheduler.finish_step(step)
+        firsts = [request.prompt_tokens for request in sampled if not self._flights[request.index].token_steps]
+        if firsts:
+            self._deliver(sum(firsts))
         for request in sampled:
             self._flights[request.index].token_steps.append(last)
         for request in finished:
             self._end(request.index, "ok")
+
+    def _deliver(self, prompt_tokens: int) -> None:
+        """The last step has first tokens of prompts of so many together: all of its tokens are seen as much later. On
+        a shared core the engine, if it goes on, takes half of it meanwhile."""
+        work_ms = self._frontend.delivery_ms(prompt_tokens)
+        shared = self._core is not None and (self._composed is not None or self.scheduler.has_work)
+        self._carried_ms = work_ms if shared else 0.0
+        self.timeline.delay(self.now_ms + work_ms + self._carried_ms)
 
     def _idle(self) -> bool:
         """Let the clock go on without the engine, to whatever happens next; False if nothing does."""
@@ -160,7 +173,8 @@ class Engine:
     def _advance(self, row: StepRow) -> None:
         """Move the clock over a step of ``row``, and the front end with it on a shared core."""
         start_ms, step_ms = self.now_ms, self._step_model.row_ms(row)
-        step_ms *= self._luck.factor(start_ms, step_ms)
+        step_ms = step_ms * self._luck.factor(start_ms, step_ms) + self._carried_ms
+        self._carried_ms = 0.0
         if self._core is not None:
             row = (*row, *self._share_core(step_ms))
         else:
@@ -286,12 +300,12 @@ class Engine:
         """Fix what the client saw, and let the children follow."""
         flight = self._flights[place]
         left_ms = flight.arrival_ms + (flight.arrival.patience_ms or 0.0)
-        if outcome == "ok" and flight.arrival.patience_ms is not None and self.now_ms > left_ms:
+        seen_ms = self.timeline.seen_ms
+        if outcome == "ok" and flight.arrival.patience_ms is not None and seen_ms[flight.token_steps[-1]] > left_ms:
             outcome = "aborted"  # its last token came after the client had gone
         flight.outcome = outcome
         if outcome == "aborted":
-            ends_ms = self.timeline.ends_ms
-            flight.token_steps = [step for step in flight.token_steps if ends_ms[step] <= left_ms]
+            flight.token_steps = [step for step in flight.token_steps if seen_ms[step] <= left_ms]
         if flight.token_steps:
             self._see_tokens(flight)
         if outcome == "aborted":
@@ -307,9 +321,8 @@ class Engine:
                 heapq.heappush(self._arrivals, (arrival_ms, child))
 
     def _see_tokens(self, flight: Flight) -> None:
-        """TTFT, gaps and end as the client sees them, of the steps' ends."""
-        ends_ms = self.timeline.ends_ms
-        seen_ms = np.array([ends_ms[step] for step in flight.token_steps])
+        """TTFT, gaps and end as the client sees them."""
+        seen_ms = np.array([self.timeline.seen_ms[step] for step in flight.token_steps])
         flight.ttft_ms = float(seen_ms[0] - flight.arrival_ms)
         flight.itl_ms = np.diff(seen_ms)
         flight.e2e_ms = float(seen_ms[-1] - flight.arrival_ms)

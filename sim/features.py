@@ -2,7 +2,7 @@
 
 A step is a row with one number per term; its duration is the row times the model's parameters. The five terms of the
 default model come first. The others are for engines whose steps those five do not describe: a fit takes them in when
-it is told to, and a model without them costs nothing.
+they help or it is told to, and a model without them costs nothing. So it is with the front end's.
 """
 
 from dataclasses import dataclass
@@ -39,10 +39,12 @@ STEP_TERMS = (
 FRONTEND_TERMS = (
     Term("f0_ms", "ms/request", "requests"),
     Term("f1_ms_per_prompt_token", "ms/token", "prompt tokens received"),
+    Term("delivery_ms_per_prompt_token", "ms/token", "prompt tokens of the requests whose first token is sent"),
 )
 TERMS = (*STEP_TERMS, *FRONTEND_TERMS)
-DEFAULT_STEP_TERMS = tuple(term.name for term in STEP_TERMS[:5])
+DEFAULT_TERMS = tuple(term.name for term in (*STEP_TERMS[:5], *FRONTEND_TERMS[:2]))
 EXTRA_STEP_TERMS = tuple(term.name for term in STEP_TERMS[5:])
+EXTRA_TERMS = tuple(term.name for term in TERMS if term.name not in DEFAULT_TERMS)
 
 
 def step_row(step: Step) -> StepRow:

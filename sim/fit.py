@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.baselines import baseline_errors
 from sim.coverage import Coverage, coverage_of
-from sim.features import EXTRA_STEP_TERMS, TERMS
+from sim.features import EXTRA_TERMS, TERMS
 from sim.fitreport import describe_fit, describe_misfit
 from sim.flags import add_engine_flags, engine_overrides
 from sim.identification import Unidentified, find_unidentified, next_capture, require_enough
@@ -58,7 +58,7 @@ class FitConfig:
     frontend: FrontendPlacement | None = None
     """None: try all, keep the best."""
     extra_terms: tuple[str, ...] | None = None
-    """Step terms beyond the default five. None: those that predict captures which they were not fitted on."""
+    """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
     residuals: bool = False
 
 
@@ -83,10 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--term",
         action="append",
-        choices=[*EXTRA_STEP_TERMS, "none"],
+        choices=[*EXTRA_TERMS, "none"],
         default=[],
-        help="a step term beyond the default five (none: those alone; default: those that predict what they were not "
-        "fitted on)",
+        help="a term beyond the default ones (none: those alone; default: those that predict what they were not fitted "
+        "on)",
     )
     parser.add_argument("--residuals", action="store_true", help="print where the predictions are off")
     add_engine_flags(parser)
@@ -176,14 +176,14 @@ def fit_traces(config: FitConfig) -> Fitted:
     return Fitted(model, unidentified, best.forecast)
 
 
-def _fit_all(captures: Sequence[Capture], variants: Sequence[Variant], step_terms: tuple[str, ...]) -> list[Fit]:
+def _fit_all(captures: Sequence[Capture], variants: Sequence[Variant], terms: tuple[str, ...]) -> list[Fit]:
     """Every variant; the schedule is reconstructed once for all that share it."""
     fits, schedules = [], {}
     for variant in counted(variants, "variants"):
         ahead = variant.config.async_scheduling
         if ahead not in schedules:
             schedules[ahead] = [schedule_of(capture, variant.config) for capture in captures]
-        fits.append(fit_variant(captures, schedules[ahead], variant, step_terms))
+        fits.append(fit_variant(captures, schedules[ahead], variant, terms))
     return fits
 
 
@@ -267,7 +267,7 @@ def _diagnostics(
         "decode_relative_scale": round(best.solution.decode_scale, 6),
         "variant": best.variant.name,
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
-        "terms": {" + ".join(("default five", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
+        "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
         "cached_tokens_from": config.cached,
         "cached_agreement": _mean_agreement(captures),
         "assumed_settings": settings.assumed,

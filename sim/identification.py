@@ -31,6 +31,7 @@ CAPTURE_FOR = {
     "per_kv_token_ms": "answers generated after short and after very long prompts",
     "f0_ms": "isolated short prompts",
     "f1_ms_per_prompt_token": "long prompts sent again, so that most of them is cached",
+    "delivery_ms_per_prompt_token": "long prompts sent again while others are being answered",
 }
 """What to send (see ``loadgen``) to tell a parameter from the others."""
 

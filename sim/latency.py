@@ -2,9 +2,11 @@
 
     step_ms = t0 + a·prefill tokens + b·Σ chunk·(depth + chunk/2) + c·decoding requests + d·their KV tokens
     entry   = arrival + f0 + f1·prompt tokens
+    first token seen = its step's end + g·prompt tokens
 
 A request's first token appears at the end of the step that computes the last of its prompt, so its TTFT is the front
-end's time, the wait for the step in flight, and the steps up to that one. docs/model.md explains each term.
+end's time, the wait for the step in flight, the steps up to that one, and what the front end takes to send a first
+token: an engine that gives prompts back, or counts them, does it then. docs/model.md explains each term.
 """
 
 from typing import Literal
@@ -64,15 +66,20 @@ class StepModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class FrontendModel(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the HTTP server does to a request before the scheduler sees it."""
+    """What the HTTP server does to a request before the scheduler sees it, and to its first token."""
 
     f0_ms: float
     f1_ms_per_prompt_token: float
+    delivery_ms_per_prompt_token: float = 0.0
     placement: FrontendPlacement = "parallel"
 
     def work_ms(self, prompt_tokens: int) -> float:
         """Time to take in a request of ``prompt_tokens``, ms."""
         return self.f0_ms + self.f1_ms_per_prompt_token * prompt_tokens
+
+    def delivery_ms(self, prompt_tokens: int) -> float:
+        """Time from a first token's step to when its client sees it, ms."""
+        return self.delivery_ms_per_prompt_token * prompt_tokens
 
 
 class FrontendClock:

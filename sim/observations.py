@@ -5,9 +5,10 @@ the scheduler's rules and from when tokens were seen, not from how long steps ar
 made of is known before any parameter is, and a step that ten requests read is observed once.
 """
 
-from bisect import bisect_left
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Self
 
 import numpy as np
@@ -16,9 +17,15 @@ import numpy.typing as npt
 from sim.capturedschedule import CapturedStep, Reconstruction
 from sim.features import STEP_TERMS, TERMS
 from sim.latency import FrontendPlacement
+from sim.reception import Reception, Work
 from sim.seentimes import seen_tokens
 from sim.timeline import Floats
 from tracefile.schema import Record
+
+_TOGETHER_MS = 1.0
+"""Reads closer than this behind a first token's are of one moment."""
+_RECEIVED = slice(len(STEP_TERMS), len(STEP_TERMS) + 2)
+_DELIVERED = len(STEP_TERMS) + 2
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -60,8 +67,11 @@ class Observations:
         return cls(**columns)
 
 
-def observe(records: Sequence[Record], schedule: Reconstruction, placement: FrontendPlacement) -> Observations:
-    """The stretches of one capture; ``records`` are in the order of the schedule's arrivals.
+def observe(
+    records: Sequence[Record], schedule: Reconstruction, placement: FrontendPlacement, work: Work = (0.0, 0.0)
+) -> Observations:
+    """The stretches of one capture; ``records`` are in the order of the schedule's arrivals. ``work``: what a front end
+    on the engine's core is thought to take for each.
 
     A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
     no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
@@ -70,15 +80,16 @@ def observe(records: Sequence[Record], schedule: Reconstruction, placement: Fron
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
     seen = [seen_tokens(record) for record in records]
-    front = _FrontEnd(schedule, placement)
+    front = _FrontEnd(schedule, placement, work)
     sessions: dict[str, int] = {}
     rows: list[tuple[float, float, bool, int, int]] = []
     counts: list[Floats] = []
     begun_ms: float | None = None
+    begun_tokens, held_up_ms = 0, -math.inf
     waiting: list[CapturedStep] = []
-    for step in schedule.timeline:
+    for step, following in zip_longest(schedule.timeline, schedule.timeline[1:]):
         if step.opener is not None:
-            begun_ms, waiting = step.start_ms, []
+            begun_ms, begun_tokens, waiting = step.start_ms, 0, []
         elif not step.continues and not waiting:
             begun_ms = None
         waiting.append(step)
@@ -87,12 +98,20 @@ def observe(records: Sequence[Record], schedule: Reconstruction, placement: Fron
         if not reads:
             continue
         end_ms = float(np.median([time_ms for time_ms, _ in reads]))
+        if end_ms < held_up_ms:  # by the first tokens before it, and read with them: no moment of its own
+            waiting = [] if begun_ms is None else waiting
+            continue
+        first_tokens = front.first_tokens(step)
         if begun_ms is not None and end_ms > begun_ms and not any(one.largest in misplaced for one in waiting):
             largest = records[max(waiting, key=lambda one: one.row[1]).largest]
             session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
             counts.append(front.counts(waiting, begun_ms, end_ms))
+            goes_on = following is not None and following.opener is None
+            counts[-1][_DELIVERED] = front.delays(goes_on=goes_on) * first_tokens - begun_tokens
             rows.append((begun_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
         begun_ms = end_ms if any(token for _, token in reads) else None
+        begun_tokens = first_tokens
+        held_up_ms = end_ms + _TOGETHER_MS if first_tokens else -math.inf
         waiting = []
     return _assemble(rows, counts)
 
@@ -100,26 +119,31 @@ def observe(records: Sequence[Record], schedule: Reconstruction, placement: Fron
 class _FrontEnd:
     """Adds the front end's terms to the steps'."""
 
-    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement) -> None:
+    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, work: Work) -> None:
         self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
-        came = sorted(
-            (arrival.arrival_ms, arrival.prompt_tokens) for arrival in self._arrivals if arrival.fate == "runs"
-        )
-        self._came_ms = [arrival_ms for arrival_ms, _ in came]
-        self._tokens = np.cumsum([0, *(tokens for _, tokens in came)])
-        self._shared = placement == "shared_core"
+        shared = placement == "shared_core"
+        self._reception = Reception(self._arrivals, schedule.timeline, work) if shared else None
+
+    def first_tokens(self, step: CapturedStep) -> int:
+        """Prompt tokens of the requests whose first token is one of ``step``'s."""
+        return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
+
+    def delays(self, *, goes_on: bool) -> int:
+        """How many times its own length a delivery delays what is seen: on a shared core twice, if the engine goes on.
+        Either way the next moment seen comes once as much sooner: what ended late began the stretch to it, and half of
+        that the engine had the core."""
+        return 2 if self._reception is not None and goes_on else 1
 
     def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> Floats:
         """What ``steps``, one after another, are made of: of the front end's work, that on the request whose arrival
-        opens them; on a shared core, that on all that came meanwhile."""
+        opens them; on a shared core, all that was done meanwhile."""
         total = np.zeros(len(TERMS))
         total[: len(STEP_TERMS)] = np.sum([step.row[: len(STEP_TERMS)] for step in steps], axis=0)
         opener = steps[0].opener
-        if self._shared:
-            first, last = bisect_left(self._came_ms, begun_ms), bisect_left(self._came_ms, end_ms)
-            total[len(STEP_TERMS) :] = last - first, self._tokens[last] - self._tokens[first]
+        if self._reception is not None:
+            total[_RECEIVED] = self._reception.between(begun_ms, end_ms)
         elif opener is not None:
-            total[len(STEP_TERMS) :] = 1.0, self._arrivals[opener].prompt_tokens
+            total[_RECEIVED] = 1.0, self._arrivals[opener].prompt_tokens
         return total
 
 

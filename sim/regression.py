@@ -40,22 +40,23 @@ def solve(seen: Observations, free: list[int]) -> Solution:
     """Iteratively reweighted least squares over the terms ``free``; all weigh the same at first, relative to what was
     seen."""
     parameters = np.zeros(seen.counts.shape[1])
-    weights, scales = robust_weights(seen, seen.seen_ms)
+    weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
     for _ in range(_ROUNDS):
         gram, moment = normal_equations(seen.counts[:, free], seen.seen_ms, weights)
         found = np.zeros_like(parameters)
         found[free] = solve_normal(gram, moment)
         change = np.abs((found - parameters) * seen.counts.max(axis=0, initial=0.0)).max(initial=0.0)
         parameters = found
-        weights, scales = robust_weights(seen, seen.counts @ parameters)
+        weights, scales = robust_weights(seen, seen.counts @ parameters, np.abs(seen.counts) @ parameters)
         if change < _SMALL * seen.seen_ms.max(initial=0.0):
             break
     return Solution(parameters, weights, scales[0], scales[1], condition_number(gram))
 
 
-def robust_weights(seen: Observations, predicted_ms: Floats) -> tuple[Floats, tuple[float, float]]:
-    """Huber weights of squared absolute residuals, and the two groups' scales."""
-    size = np.maximum(predicted_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
+def robust_weights(seen: Observations, predicted_ms: Floats, sizes_ms: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Huber weights of squared absolute residuals, and the two groups' scales. ``sizes_ms``: what residuals are
+    relative to, ``predicted_ms`` without what the delivery of the token before takes off it."""
+    size = np.maximum(sizes_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
     relative = (seen.seen_ms - predicted_ms) / size
     weights = np.zeros(len(relative))
     scales = []

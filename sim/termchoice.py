@@ -1,4 +1,4 @@
-"""Which step terms beyond the default five a fit takes in: those that make it predict captures that it has not seen.
+"""Which terms beyond the default ones a fit takes in: those that make it predict captures that it has not seen.
 
 A term that is one of several that grow together fits the captures it was solved on better whether it is there or not.
 So each is judged across captures: solved on all but one, scored on the one left out; with a single capture, on five
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.features import EXTRA_STEP_TERMS
+from sim.features import EXTRA_TERMS
 from sim.observations import Ints, Observations
 from sim.regression import solve
 from sim.variants import columns_of, default_terms, group_losses
@@ -43,8 +43,8 @@ def choose_terms(seen: Observations, given: tuple[str, ...] = ()) -> list[Trial]
     while True:
         more = [
             _try(seen, folds, (*best.extra_terms, name))
-            for name in EXTRA_STEP_TERMS
-            if name not in best.extra_terms and seen.counts[:, columns_of((name,))[0]].any()
+            for name in EXTRA_TERMS
+            if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
         ]
         trials += more
         better = min(more, key=lambda trial: trial.loss, default=best)

@@ -17,19 +17,22 @@ class Timeline:
     of the engine's terms.
     """
 
-    __slots__ = ("ends_ms", "rows", "starts_ms")
+    __slots__ = ("ends_ms", "rows", "seen_ms", "starts_ms")
 
     def __init__(self) -> None:
         self.starts_ms: list[float] = []
         self.ends_ms: list[float] = []
         self.rows: list[StepRow] = []
+        self.seen_ms: list[float] = []
+        """When clients see a step's tokens: at its end, or later where a first token is among them."""
 
     @classmethod
-    def of_arrays(cls, starts_ms: Floats, ends_ms: Floats, rows: Floats) -> "Timeline":
+    def of_arrays(cls, starts_ms: Floats, ends_ms: Floats, rows: Floats, seen_ms: Floats) -> "Timeline":
         """A timeline that is complete; ``rows``: shape (steps, terms)."""
         timeline = cls()
         timeline.starts_ms, timeline.ends_ms = starts_ms.tolist(), ends_ms.tolist()
         timeline.rows = cast(list[StepRow], rows)  # its rows are read as any others
+        timeline.seen_ms = seen_ms.tolist()
         return timeline
 
     def __len__(self) -> int:
@@ -41,10 +44,15 @@ class Timeline:
         return int(np.count_nonzero(np.asarray(self.rows)[:, 0])) if len(self) else 0
 
     def append(self, start_ms: float, end_ms: float, row: StepRow) -> None:
-        """Add a step that began when or after the last one ended."""
+        """Add a step that began when or after the last one ended, and whose tokens are seen no sooner than its."""
+        self.seen_ms.append(max(end_ms, self.seen_ms[-1]) if self.seen_ms else end_ms)
         self.starts_ms.append(start_ms)
         self.ends_ms.append(end_ms)
         self.rows.append(row)
+
+    def delay(self, until_ms: float) -> None:
+        """The last step's tokens are seen at ``until_ms``, unless they are only seen later than that."""
+        self.seen_ms[-1] = max(self.seen_ms[-1], until_ms)
 
     def cumulative(self, width: int) -> Floats:
         """Sum of the rows of all steps before step k, for k = 0 … len, padded to ``width``; shape (len + 1, width)."""
@@ -64,6 +72,7 @@ class Timeline:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless steps follow each other."""
-        assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows)
+        assert len(self.starts_ms) == len(self.ends_ms) == len(self.rows) == len(self.seen_ms)
+        assert self.seen_ms == sorted(self.seen_ms)
         moments = [moment for pair in zip(self.starts_ms, self.ends_ms, strict=True) for moment in pair]
         assert moments == sorted(moments), "steps overlap"

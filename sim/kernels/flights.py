@@ -76,7 +76,7 @@ def end(world: World, place: int, outcome: np.int64) -> None:
     """Fix what the client saw, and let the children follow."""
     flight = world.flights[place]
     left_ms = flight.arrival_ms + (0.0 if math.isnan(flight.patience_ms) else flight.patience_ms)
-    if outcome == OK and not math.isnan(flight.patience_ms) and world.clock[0].now_ms > left_ms:
+    if outcome == OK and not math.isnan(flight.patience_ms) and world.clock[0].seen_ms > left_ms:
         outcome = ABORTED  # its last token came after the client had gone
     flight.outcome = outcome
     if outcome == ABORTED:
@@ -146,20 +146,20 @@ def _abort(world: World, place: int) -> None:
 @kernel
 def _forget_unseen(world: World, place: int, left_ms: float) -> None:
     """The client had gone before the last of its tokens."""
-    flight, ends_ms = world.flights[place], world.timeline.ends_ms
-    while flight.num_seen and ends_ms[world.token_steps[flight.first_token + flight.num_seen - 1]] > left_ms:
+    flight, seen_ms = world.flights[place], world.timeline.seen_ms
+    while flight.num_seen and seen_ms[world.token_steps[flight.first_token + flight.num_seen - 1]] > left_ms:
         flight.num_seen -= 1
 
 
 @kernel
 def _see_tokens(world: World, place: int) -> None:
-    """TTFT, gaps and end as the client sees them, of the steps' ends."""
-    flight, ends_ms, steps = world.flights[place], world.timeline.ends_ms, world.token_steps
+    """TTFT, gaps and end as the client sees them."""
+    flight, times_ms, steps = world.flights[place], world.timeline.seen_ms, world.token_steps
     first = flight.first_token
-    seen_ms = ends_ms[steps[first]]
+    seen_ms = times_ms[steps[first]]
     flight.ttft_ms = seen_ms - flight.arrival_ms
     for token in range(first + 1, first + flight.num_seen):
-        before_ms, seen_ms = seen_ms, ends_ms[steps[token]]
+        before_ms, seen_ms = seen_ms, times_ms[steps[token]]
         world.itl_ms[token] = seen_ms - before_ms
     flight.e2e_ms = seen_ms - flight.arrival_ms
 

@@ -75,14 +75,16 @@ SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
     "composed num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
     f"steps_drawn {SOURCES}",
-    times="now_ms frontend_free_ms horizon_ms mood mood_at_ms slowest_factor",
+    times="now_ms frontend_free_ms horizon_ms mood mood_at_ms slowest_factor seen_ms carried_ms",
 )
 """``horizon_ms``: arrivals that are not there yet come then or later; infinity: there are no more. ``num_tokens``: how
-much of the arenas of tokens is given away; ``mood``: the last drawn; ``slowest_factor``: of any step's noise."""
+much of the arenas of tokens is given away; ``mood``: the last drawn; ``slowest_factor``: of any step's noise;
+``seen_ms``: when the last step's tokens were seen; ``carried_ms``: what is left of a delivery, beside the next step."""
 COSTS = record(
     "",
     times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
-    "per_prefill_depth_ms per_chunk_square_ms prefill_step_ms f0_ms f1_ms_per_prompt_token",
+    "per_prefill_depth_ms per_chunk_square_ms prefill_step_ms f0_ms f1_ms_per_prompt_token "
+    "delivery_ms_per_prompt_token",
 )
 
 
@@ -163,6 +165,8 @@ class Timeline(NamedTuple):
     starts_ms: Floats
     ends_ms: Floats
     rows: Floats
+    seen_ms: Floats
+    """When clients see a step's tokens."""
 
 
 class World(NamedTuple):

@@ -93,7 +93,8 @@ def _may_outlast_horizon(world: World, slot: int) -> bool:
 def _latest_end_ms(world: World) -> float:
     """Of the step in the timeline's next row on a shared core: beside the front end it takes twice as long."""
     clock = world.clock[0]
-    return float((clock.now_ms + 2.0 * clock.slowest_factor * _step_ms(world)) * _ROUNDING)
+    step_ms = clock.slowest_factor * _step_ms(world) + clock.carried_ms
+    return float((clock.now_ms + 2.0 * step_ms) * _ROUNDING)
 
 
 @kernel
@@ -119,14 +120,33 @@ def _run_step(world: World, slot: int) -> None:
     _count(world, slot)
     _advance(world)
     last, shares = world.clock[0].num_steps - 1, scheduler.shares[slot]
+    beginning = 0
     for number in range(scheduler.steps[slot].count):
         place = shares[number].place
         if shares[number].samples and scheduler.requests[place].state != FINISHED:
             flight = world.flights[place]
+            if flight.num_seen == 0:
+                beginning += scheduler.requests[place].prompt_tokens
             world.token_steps[flight.first_token + flight.num_seen] = last
             flight.num_seen += 1
-    for number in range(finish_step(scheduler, slot)):
+    finished = finish_step(scheduler, slot)
+    if beginning:
+        _deliver(world, beginning)
+    for number in range(finished):
         end(world, scheduler.finished[number], OK)
+
+
+@kernel
+def _deliver(world: World, prompt_tokens: int) -> None:
+    """The last step has first tokens of prompts of so many together: all of its tokens are seen as much later. On a
+    shared core the engine, if it goes on, takes half of it meanwhile."""
+    clock, state = world.clock[0], world.scheduler.state[0]
+    work_ms = world.costs[0].delivery_ms_per_prompt_token * prompt_tokens
+    goes_on = clock.composed != NONE or state.num_running + state.num_waiting > 0
+    shared = goes_on and world.scheduler.settings[0].placement == SHARED_CORE
+    clock.carried_ms = work_ms if shared else 0.0
+    clock.seen_ms = max(clock.seen_ms, clock.now_ms + work_ms + clock.carried_ms)
+    world.timeline.seen_ms[clock.num_steps - 1] = clock.seen_ms
 
 
 @kernel
@@ -179,7 +199,8 @@ def _advance(world: World) -> None:
     """Move the clock over the step in the timeline's next row, and the front end with it on a shared core."""
     clock, row = world.clock[0], world.timeline.rows[world.clock[0].num_steps]
     start_ms, step_ms = clock.now_ms, _step_ms(world)
-    step_ms *= step_factor(world, start_ms, step_ms)
+    step_ms = step_ms * step_factor(world, start_ms, step_ms) + clock.carried_ms
+    clock.carried_ms = 0.0
     if world.scheduler.settings[0].placement == SHARED_CORE:
         row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = _share_core(world, step_ms)
     else:
@@ -229,6 +250,8 @@ def _append(world: World, start_ms: float) -> None:
     clock = world.clock[0]
     world.timeline.starts_ms[clock.num_steps] = start_ms
     world.timeline.ends_ms[clock.num_steps] = clock.now_ms
+    clock.seen_ms = max(clock.seen_ms, clock.now_ms)
+    world.timeline.seen_ms[clock.num_steps] = clock.seen_ms
     clock.num_steps += 1
 
 
@@ -304,7 +327,7 @@ def _is_undisturbed(world: World, decodes: int, kv_tokens: int) -> bool:
 def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: float) -> None:
     """Steps in which ``decodes`` requests decode on ``kv_tokens`` and more, to ``end_step`` or until ``wake_ms``."""
     costs, timeline, clock = world.costs, world.timeline, world.clock[0]
-    number, now_ms = clock.num_steps, clock.now_ms
+    number, now_ms, seen_ms = clock.num_steps, clock.now_ms, clock.seen_ms
     others_ms = costs[0].t0_ms + costs[0].per_decode_ms * decodes
     while number < end_step and now_ms < wake_ms:
         _set_decode_row(timeline.rows[number], decodes, kv_tokens)
@@ -312,10 +335,13 @@ def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: 
         step_ms = others_ms + costs[0].per_kv_token_ms * kv_tokens
         now_ms = now_ms + step_ms * step_factor(world, now_ms, step_ms)
         timeline.ends_ms[number] = now_ms
+        seen_ms = max(seen_ms, now_ms)
+        timeline.seen_ms[number] = seen_ms
         kv_tokens += decodes
         number += 1
     clock.num_steps = number
     clock.now_ms = now_ms
+    clock.seen_ms = seen_ms
 
 
 @kernel

@@ -38,6 +38,8 @@ class Reply:
         self._open_choices = 0
         self._held: asyncio.TimerHandle | None = None
         """Runs while nothing is written on purpose."""
+        self._delivery_s = 0.0
+        """What the first token takes yet to be sent."""
         self._trigger = -1
         """Tokens told, over all choices, at which what was injected into the answer's middle happens; -1: none."""
         self._is_plain = not self._continuous
@@ -51,6 +53,7 @@ class Reply:
         self._told = [0] * len(generations)
         self._ahead = [[] for _ in generations]
         self._open_choices = len(generations)
+        self._delivery_s = engine.delivery_s(sum(map(len, self._asked.prompts))) if self._streams else 0.0
         self._exchange.on_gone = self.abandon
         self._exchange.on_writable = self._catch_up
         injection = self._injection
@@ -74,7 +77,10 @@ class Reply:
         elif generation.outcome == "aborted":
             self._exchange.cut()
         elif self._held is None and self._exchange.writable:
-            if self._streams:
+            if self._delivery_s:
+                delivery_s, self._delivery_s = self._delivery_s, 0.0
+                self._hold(1e3 * delivery_s, self._go_on)
+            elif self._streams:
                 self._tell(generation)
             elif generation.outcome is not None:
                 self._open_choices -= 1
@@ -95,6 +101,10 @@ class Reply:
             opening = self._voice.opening()
             if opening:
                 self._exchange.write(opening)
+        self._catch_up()
+
+    def _go_on(self) -> None:
+        self._held = None
         self._catch_up()
 
     def _catch_up(self) -> None:

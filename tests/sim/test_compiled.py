@@ -142,7 +142,9 @@ def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for eac
     placement: FrontendPlacement,
     seed: int | None,
 ) -> None:
-    frontend = FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01, placement=placement)
+    frontend = FrontendModel(
+        f0_ms=1.7, f1_ms_per_prompt_token=0.01, delivery_ms_per_prompt_token=0.07, placement=placement
+    )
     model = make_model(STEP, frontend, config, NOISE)
     arrivals = plan(load(random.Random(load_seed), requests, spacing_ms), config.block_size)
     plain = Engine(arrivals, config, model, seed=seed).run()

@@ -55,6 +55,36 @@ def test_a_request_alone() -> None:
     assert seen.end_ms() == 167.0
 
 
+def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it() -> None:
+    model = make_model(
+        STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=0.5), CONFIG
+    )
+    # a: its step ends at 17, seen at 19. b: 29–49 with a's third token, both seen 20 × 0.5 later; the decodes that end
+    # at 63 and 75 are on time.
+    load = [request("a", 0.0, 4, 5), request("b", 20.0, 8, 3)]
+    seen = predict(load, model=model)
+    assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (19.0, [10.0, 24.0, 10.0, 14.0])
+    assert (seen["b"].ttft_ms, seen["b"].itl_ms, seen["b"].e2e_ms) == (33.0, [10.0, 14.0], 57.0)
+    # So long that later tokens come with it; and a client that leaves before sees none.
+    slow = make_model(
+        STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=5.0), CONFIG
+    )
+    assert predict(load[:1], model=slow)["a"].itl_ms == [0.0, 4.0, 12.0, 12.0]
+    gone = request("a", 0.0, 4, 5, status="client_abort", e2e_ms=36.0)
+    left = predict([gone], model=slow)["a"]
+    assert (left.status, left.ttft_ms, left.output_tokens) == ("client_abort", None, 0)
+
+
+def test_on_a_shared_core_a_delivery_takes_half_of_the_next_step() -> None:
+    frontend = FrontendModel(
+        f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=0.5, placement="shared_core"
+    )
+    # Ends at 17; its 2 ms take 4 beside the next step, which takes 12 + 2. Another's last token is delivered at once.
+    seen = predict([request("a", 0.0, 4, 3), request("b", 200.0, 4, 1)], model=make_model(STEP, frontend, CONFIG))
+    assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (21.0, [10.0, 12.0])
+    assert seen["b"].ttft_ms == 19.0
+
+
 def test_an_arrival_waits_for_the_step_in_flight_and_slows_the_others() -> None:
     # a: steps 3–17 (4 tokens), 17–29, … b arrives at 17, enters at 20: waits until 29, runs 29–49 (10 + 2 + 8).
     seen = predict([request("a", 0.0, 4, 4), request("b", 17.0, 8, 2)])

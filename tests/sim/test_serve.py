@@ -331,6 +331,15 @@ def test_a_client_that_leaves_frees_its_blocks(sim_server: str, stream: bool) ->
         assert metric(client, "vllm:request_success_total", 'finished_reason="abort"') == aborted + 1
 
 
+def test_a_first_token_that_takes_long_to_deliver_comes_with_those_after_it(start_sim_server: StartSimServer) -> None:
+    # Half a second, in which the other seven are generated.
+    flags = ("--delivery-ms-per-prompt-token", "5", "--t0-ms", "1", "--per-decode-ms", "0.1", "--f0-ms", "0")
+    with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
+        body: Body = {"prompt": [7] * 100, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+        events = streamed(client, "/v1/completions", **body)
+    assert [len(event["choices"][0]["token_ids"]) for event in events if event["choices"]] == [8]
+
+
 def test_prefix_caching_can_be_off(start_sim_server: StartSimServer) -> None:
     with (
         start_sim_server("--speed", "max", "--no-prefix-caching", "--served-model-name", "tiny") as url,
