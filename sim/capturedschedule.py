@@ -121,13 +121,13 @@ class CapturedSchedule:
         """Until everything has ended."""
         composed: Step | None = None
         while True:
-            step = composed or self._compose()
+            step = composed or self._compose(at_rest=True)
             if step is None:
                 if not self._wait():
                     break
                 continue
             end_ms = self._planned_ms
-            composed = self._compose() if self.scheduler.config.async_scheduling else None
+            composed = self._compose(at_rest=False) if self.scheduler.config.async_scheduling else None
             self._finish(step, end_ms)
         for place, outcome in enumerate(self._outcomes):
             if outcome.request is not None:
@@ -158,14 +158,14 @@ class CapturedSchedule:
         runs = [place for place in order if arrivals[place].fate == "runs"]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
-    def _compose(self) -> Step | None:
-        """The next step, or None if there is nothing to compute now."""
+    def _compose(self, *, at_rest: bool) -> Step | None:
+        """The next step, or None if there is nothing to compute now. ``at_rest``: no other runs."""
         while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
             self._leave(self._leaving.pop())
         self._enter()
         if not self.scheduler.has_work:
             return None
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
         self._preemptions += len(step.preempted)
         for request in step.admitted:
             outcome = self._outcomes[request.index]

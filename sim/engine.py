@@ -104,12 +104,12 @@ class Engine:
         """Until nothing is left to arrive or to compute."""
         while True:
             self._deliver_events()
-            step = self._composed or self._compose_first()
+            step = self._composed or self._compose(at_rest=True)
             if step is None:
                 if not self._idle():
                     break
                 continue
-            self._composed = self._compose() if self._composes_ahead else None
+            self._composed = self._compose(at_rest=False) if self._composes_ahead else None
             self._run_step(step)
             if self._skips:
                 self._skip_decodes(step)
@@ -117,19 +117,11 @@ class Engine:
             self._flights, self.timeline, self.scheduler.stats, self._preemptions, self.scheduler.config.block_size
         )
 
-    def _compose_first(self) -> Step | None:
-        """The next step while none runs; composed again at once if all of one's shares went to make room."""
-        step, preemptions = None, -1
-        while step is None and preemptions != self._preemptions:
-            preemptions = self._preemptions
-            step = self._compose()
-        return step
-
-    def _compose(self) -> Step | None:
-        """The next step, or None if there is nothing to compute."""
+    def _compose(self, *, at_rest: bool) -> Step | None:
+        """The next step, or None if there is nothing to compute. ``at_rest``: no other runs."""
         if not self.scheduler.has_work:
             return None
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
         self._preemptions += len(step.preempted)
         for request in step.admitted:
             flight = self._flights[request.index]

@@ -63,11 +63,11 @@ class RealTimeEngine:
         try:
             while True:
                 self._take_in()
-                step = self._composed or self._compose_first()
+                step = self._composed or self._compose(at_rest=True)
                 if step is None:
                     await self._wait_for_arrival()
                     continue
-                self._composed = self._compose() if self._composes_ahead else None
+                self._composed = self._compose(at_rest=False) if self._composes_ahead else None
                 end_ms = self.now_ms + self._duration_ms(step)
                 await self._sleep_until(end_ms)
                 self.now_ms = end_ms
@@ -159,18 +159,10 @@ class RealTimeEngine:
                 arrived.request.arrival_ms = arrived.arrival_ms
                 self.scheduler.add(arrived.request)
 
-    def _compose_first(self) -> Step | None:
-        """The next step while none runs, as ``sim.engine`` has it: again at once if all shares went to make room."""
-        step, preemptions = None, -1
-        while step is None and preemptions != self.counters.preemptions:
-            preemptions = self.counters.preemptions
-            step = self._compose()
-        return step
-
-    def _compose(self) -> Step | None:
+    def _compose(self, *, at_rest: bool) -> Step | None:
         if not self.scheduler.has_work:
             return None
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
         self.counters.preemptions += len(step.preempted)
         return step if step.scheduled else None
 

@@ -109,6 +109,17 @@ class Scheduler:
             self._admit_waiting(step, most)
         return step
 
+    def schedule_at_rest(self) -> Step:
+        """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
+        there is nothing to wait for. Those who gave way, in ``preempted``, are all of them."""
+        preempted: list[Request] = []
+        while True:
+            step = self.schedule()
+            preempted += step.preempted
+            if step.scheduled or not step.preempted:
+                step.preempted = preempted
+                return step
+
     def finish_step(self, step: Step) -> list[Request]:
         """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
         finished = []
