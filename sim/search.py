@@ -18,16 +18,9 @@ from sim.bisection import Scale, bisect
 from sim.ensemble import Forecast, forecast, members
 from sim.extrapolation import extrapolations
 from sim.model import Model, load_model, model_digest
+from sim.outlook import cohorts_of, hit_rates, ttft_quantiles
 from sim.saturation import demand_of, run_point
-from sim.whatif import (
-    add_forecast_flags,
-    checked_members,
-    cohorts_of,
-    hit_rates,
-    say_if_not_compiled,
-    span_of,
-    ttft_quantiles,
-)
+from sim.whatif import add_forecast_flags, checked_members, say_if_not_compiled, span_of
 from tracefile import InputError
 from tracefile.progress import counted
 

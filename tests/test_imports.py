@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "report": {"tracefile"},
 }
 # Commands that hold forecasts against measurements, or beside one another, count as a report counts.
-JUDGES = {"sim/calibrate.py", "sim/whatif.py", "sim/search.py"}
+JUDGES = {"sim/calibrate.py", "sim/whatif.py", "sim/outlook.py", "sim/search.py"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 SIM_SERVER = {"serve.py", "realtime.py", "alarm.py"}

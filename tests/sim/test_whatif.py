@@ -17,7 +17,8 @@ from sim.__main__ import main
 from sim.alternatives import Alternative
 from sim.ensemble import Forecast, forecast, members
 from sim.model import Model, Parameter, default_model, save_model
-from sim.whatif import WhatIfConfig, cohorts_of, first_token_waits, forecast_alternatives, ttft_quantiles
+from sim.outlook import cohorts_of, first_token_waits, ttft_quantiles
+from sim.whatif import WhatIfConfig, forecast_alternatives
 from sim.workload import plan_arrivals
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
