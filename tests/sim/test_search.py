@@ -18,6 +18,7 @@ from sim.alternatives import Alternative, plan, read_captured
 from sim.ensemble import Forecast, forecast, members
 from sim.model import default_model, load_model, save_model
 from sim.search import SearchConfig, parse_target, search
+from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 MEMBERS = 8
@@ -150,6 +151,14 @@ def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> 
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     marks = [trace for trace in figures["curve"]["data"] if trace["meta"]["part"] == "points"]
     assert sum(len(trace["x"]) for trace in marks) == len(one.evaluated)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(render_search(search(asked(folder, "rate", "p90<=80ms", tolerance=0.2))))
+    assert figures_drawn(page) == {"curve"}
 
 
 @pytest.mark.parametrize(

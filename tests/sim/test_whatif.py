@@ -20,6 +20,7 @@ from sim.model import Model, Parameter, default_model, save_model
 from sim.outlook import cohorts_of, first_token_waits, ttft_quantiles
 from sim.whatif import WhatIfConfig, forecast_alternatives
 from sim.workload import plan_arrivals
+from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 MEMBERS = 9
@@ -295,6 +296,14 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     assert lines == ["as captured", "cold prompts", "rate ×2"]
     bands = [trace for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "band"]
     assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(render_what_if(asked(folder, Alternative({}, cold_prompts=True), trace="sessions")))
+    assert figures_drawn(page) == {"survival-0", "survival-1", "survival-2"}
 
 
 def test_a_long_sweep_is_drawn_in_part_with_both_ends() -> None:
