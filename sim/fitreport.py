@@ -29,7 +29,7 @@ def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
         lines += ["", "Not identified by these captures:"]
         lines += [f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified]
         lines += [
-            "All of it in two minutes, through a tap, on an engine that does nothing else:",
+            "All of it in some minutes, through a tap, on an engine that does nothing else:",
             f"  {facts['next_capture']}",
         ]
     return "\n".join(lines)
