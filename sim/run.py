@@ -29,6 +29,7 @@ from tracefile import Engine as EngineInfo
 from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
 from tracefile.batches import Batch, RecordBatch
 from tracefile.sessions import infer_sessions
+from tracefile.writing import new_writer
 
 ROUNDING_MS = 0.001
 """More than what rounding can do to a record's end."""
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim run``."""
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
     parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="predicted trace (.gz and .zst compress)")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="predicted trace (.gz and .zst compress, .parquet makes columns)")
     add_engine_flags(parser)
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     parser.add_argument(
@@ -106,10 +107,18 @@ def predict_trace(config: RunConfig) -> Summary:
         records = predicted_records(
             chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not config.cold_prompts
         )
-        with TraceWriter(config.output, header, overwrite=config.overwrite) as writer:
+        with new_writer(config.output, header, overwrite=config.overwrite) as writer:
             for record in records:
-                writer.write(record)
+                writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         return tally.summary(simulation.preemptions, simulation.engine_steps)
+
+
+def with_gaps_as_numbers(record: Record) -> Record:
+    """``record`` with the gaps that were only to be written, as JSON, read: columns hold numbers."""
+    if isinstance(record.itl_ms, msgspec.Raw):
+        record.itl_ms = msgspec.json.decode(record.itl_ms, type=list[float])
+        record.itl_tokens = [1] * len(record.itl_ms)
+    return record
 
 
 def predicted_records(

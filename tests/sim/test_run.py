@@ -80,6 +80,7 @@ def test_a_trace_in_columns_gives_the_same_file(trace: Path, flags: tuple[str, .
     run(trace, *flags, output="of_lines.jsonl")
     run(columns, *flags, output="of_columns.jsonl")
     assert trace.with_name("of_columns.jsonl").read_bytes() == trace.with_name("of_lines.jsonl").read_bytes()
+    assert run(columns, *flags, output="in_columns.parquet") == load_trace(trace.with_name("of_lines.jsonl"))
 
 
 def test_one_seed_one_file(trace: Path) -> None:
