@@ -17,12 +17,23 @@ from sim.latency import FrontendPlacement
 from sim.model import Model, Parameter, default_model
 
 
-def learn(planned: ModuleType, folder: Path, truth: Model, *, seed: int, spread: float, flags: str = "") -> Model:
+def learn(
+    planned: ModuleType,
+    folder: Path,
+    truth: Model,
+    *,
+    seed: int,
+    spread: float,
+    flags: str = "",
+    delay_ms: float = 0.0,
+    extra_terms: tuple[str, ...] | None = None,
+) -> Model:
     """The load sent to an engine of ``truth``, captured and fitted."""
     argv = f"--url http://x --trace t --pattern calibrate --seed {seed} {flags}"
-    records = planned.capture(parse_config(shlex.split(argv)), truth, spread=spread)
+    records = planned.capture(parse_config(shlex.split(argv)), truth, spread=spread, delay_ms=delay_ms)
     path = planned.write(folder / f"{len(list(folder.iterdir()))}.jsonl", records, truth)
-    return fit_traces(FitConfig((path,), folder / "model.json", {}, frontend=truth.frontend_placement)).model
+    config = FitConfig((path,), folder / "model.json", {}, frontend=truth.frontend_placement, extra_terms=extra_terms)
+    return fit_traces(config).model
 
 
 def widths(model: Model) -> np.ndarray:
@@ -84,3 +95,27 @@ def test_an_engine_of_uneven_steps_widens_what_the_fit_says(planned: ModuleType,
     inner = [model.noise.levels.index(level) for model in (even,) for level in (0.1, 0.9)]
     noise = [np.ptp(np.array(model.noise.step_log_ratio)[:, inner], axis=1).max() for model in (even, uneven)]
     assert noise[1] > 2 * noise[0]
+
+
+def test_answers_that_come_late_by_chance_widen_the_front_ends_share(planned: ModuleType, tmp_path: Path) -> None:
+    """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
+    truth = default_model()
+    prompt, late = (
+        learn(planned, tmp_path, truth, seed=5, spread=0.05, flags="--number 63", delay_ms=delay_ms)
+        for delay_ms in (0.0, 12.0)
+    )
+    assert np.ptp(late.noise.frontend_log_ratio) > 2 * np.ptp(prompt.noise.frontend_log_ratio)
+
+
+def test_work_that_no_term_counts_widens_the_steps_noise(planned: ModuleType, tmp_path: Path) -> None:
+    """An engine that takes 20 ms for every chunk, fitted as if none did."""
+    model = default_model()
+    chunk = Parameter(value=20.0, unit="ms/chunk")
+    truth = msgspec.structs.replace(model, parameters={**model.parameters, "per_prefill_chunk_ms": chunk})
+    blind, told = (
+        learn(planned, tmp_path, truth, seed=6, spread=0.05, flags="--number 63", extra_terms=terms)
+        for terms in ((), ("per_prefill_chunk_ms",))
+    )
+    assert told.parameters["per_prefill_chunk_ms"].value == pytest.approx(20.0, rel=0.1)
+    widest = [np.ptp(np.array(model.noise.step_log_ratio)[:, 3:-3], axis=1).max() for model in (blind, told)]
+    assert widest[0] > 2 * widest[1]
