@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sim.batchplan import hashed_batches, known_prompt_blocks
 from sim.chain import Chains, hashed_records
 from sim.groups import Grouping, Groups, namer_of
-from sim.interning import intern_chains
+from sim.interning import chain_places, intern_chains, lay_out_chains
+from tracefile.batches import Batch
 from tracefile.errors import InputError
 from tracefile.reading import open_trace
 from tracefile.schema import Record
@@ -64,14 +66,75 @@ def read_accesses(
 def read_block_sizes(
     trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None, *, by_arrival: bool = False
 ) -> list[Accesses]:
-    """The same at each of several block sizes, from one reading of the file."""
+    """The same at each of several block sizes, from one reading of the file: of its columns, if it has them and records
+    need not be asked for their group."""
     with open_trace(trace) as reader:
-        readings = [_Reading(Chains(reader.meta, size), grouping) for size in block_sizes]
+        chains = [Chains(reader.meta, size) for size in block_sizes]
+        if grouping is None:
+            columns = [_Columns(one) for one in chains]
+            for batch in hashed_batches(reader):
+                for column in columns:
+                    column.add(batch)
+            order = _order_of(columns[0], trace) if by_arrival else None
+            return [column.accesses(order) for column in columns]
+        readings = [_Reading(one, grouping) for one in chains]
         records = hashed_records(reader)
         for record in _by_arrival(list(records), trace) if by_arrival else records:
             for reading in readings:
                 reading.add(record)
     return [reading.accesses() for reading in readings]
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Prompts of a trace, batch by batch: what ``_Reading`` collects record by record."""
+
+    chains: Chains
+    names: list[str] = field(default_factory=list)
+    arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    prompt_tokens: list[Int64Array] = field(default_factory=list)
+    known: list[Int64Array] = field(default_factory=list)
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Known keys, request after request."""
+
+    def add(self, batch: Batch) -> None:
+        tokens, hashes, factor = batch.numbers("prompt_tokens"), batch.hashes(), self.chains.factor
+        asked = np.flatnonzero(tokens > 0)
+        known = np.minimum(known_prompt_blocks(batch, hashes, self.chains), tokens // self.chains.block_size)[asked]
+        within = chain_places(np.zeros(len(asked), np.int64), known)
+        self.hashes.append(hashes.values[np.repeat(hashes.starts[asked], known) + within * factor + factor - 1])
+        self.known.append(known)
+        self.prompt_tokens.append(tokens[asked])
+        self.arrival_ms.append(batch.times("arrival_ms")[asked])
+        words = batch.words("request_id")
+        self.names += [words[place] or "" for place in asked.tolist()]
+
+    def accesses(self, order: Int64Array | None) -> Accesses:
+        known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
+        hashes, arrival_ms = np.concatenate(self.hashes), np.concatenate(self.arrival_ms)
+        if order is not None:
+            hashes = hashes[chain_places((np.cumsum(known) - known)[order], known[order])]
+            known, tokens, arrival_ms = known[order], tokens[order], arrival_ms[order]
+        block_size = self.chains.block_size
+        blocks = tokens // block_size
+        ends = np.cumsum(blocks)
+        interned = lay_out_chains(hashes, known, blocks, ends - blocks, int(blocks.sum()))
+        return Accesses(
+            blocks=interned.keys.astype(np.int64),
+            starts=np.concatenate([[0], ends]),
+            limits=(tokens - 1) // block_size,
+            distinct=interned.distinct,
+            block_size=block_size,
+            prompt_tokens=tokens,
+            arrival_ms=arrival_ms,
+        )
+
+
+def _order_of(columns: _Columns, trace: Path) -> Int64Array:
+    arrival_ms = np.concatenate(columns.arrival_ms)
+    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
+        raise InputError(f"{trace}: request {columns.names[place]}: arrival_ms: missing; expected a time")
+    return np.argsort(arrival_ms, kind="stable")
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """A batch of a trace as arrivals, column by column: what ``sim.workload`` says of one record, of all at once."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from sim.chain import Chains
 from sim.interning import Int64Array, chain_places
 from tracefile.batches import NO_LIST, Batch, Hashes
 from tracefile.errors import InputError
+from tracefile.reading import TraceReader
 
 Booleans = npt.NDArray[np.bool_]
 UNKNOWN = -1
@@ -85,6 +87,28 @@ class BatchPlan:
         return known, hashes.values[np.repeat(hashes.starts, known) + within * factor + factor - 1]
 
 
+def hashed_batches(reader: TraceReader) -> Iterator[Batch]:
+    """A trace's batches, as they come; at the end the reader's warnings go to stderr.
+
+    Raises InputError, at the end too, if no record had hashes.
+    """
+    hashed = False
+    for batch in reader.batches():
+        hashed = hashed or bool((batch.hashes().prompt_blocks != NO_LIST).any())
+        yield batch
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not hashed:
+        raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
+
+
+def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
+    """How many leading blocks of the prompt have a hash in the trace that is theirs."""
+    prompt = np.maximum(hashes.prompt_blocks, 0) // chains.factor
+    true = batch.numbers("hashable_blocks", UNKNOWN)
+    return np.where(true == UNKNOWN, prompt, np.minimum(true // chains.factor, prompt))
+
+
 def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
     """How many leading blocks of ``Chains.whole`` have a hash in the trace."""
     prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), batch.numbers("output_tokens")
@@ -92,8 +116,7 @@ def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
     whole = prompt == prompt_tokens // chains.fine_block_size
     in_all = (prompt + np.maximum(hashes.output_blocks, 0)) // chains.factor
     prompt //= chains.factor
-    true = batch.numbers("hashable_blocks", UNKNOWN)
-    known = np.where(true == UNKNOWN, prompt, np.minimum(true // chains.factor, prompt))
+    known = known_prompt_blocks(batch, hashes, chains)
     goes_on = (known == prompt) & (known == prompt_tokens // chains.block_size)
     goes_on &= (hashes.output_blocks != NO_LIST) & (whole | (chains.factor == 1))
     computed = prompt_tokens + np.maximum(output_tokens - 1, 0)

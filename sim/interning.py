@@ -32,7 +32,21 @@ def intern_chains(chains: Sequence[Sequence[int]], starts: Int64Array, size: int
     """
     known = np.array([bisect_left(chain, True, key=is_private) for chain in chains], np.int64)
     lengths = np.array([len(chain) for chain in chains], np.int64)
-    numbers, distinct = _number(chain[:count] for chain, count in zip(chains, known, strict=True))
+    numbered = _number(chain[:count] for chain, count in zip(chains, known, strict=True))
+    return _laid_out(numbered, known, lengths, starts, size)
+
+
+def lay_out_chains(
+    hashes: npt.NDArray[np.uint64], known: Int64Array, lengths: Int64Array, starts: Int64Array, size: int
+) -> InternedChains:
+    """The same of chains whose ``known`` first keys follow one another in ``hashes``; the others are private."""
+    return _laid_out(_number_hashes(hashes), known, lengths, starts, size)
+
+
+def _laid_out(
+    numbered: tuple[Int32Array, int], known: Int64Array, lengths: Int64Array, starts: Int64Array, size: int
+) -> InternedChains:
+    numbers, distinct = numbered
     keys = np.full(size, -1, np.int32)
     keys[chain_places(starts, known)] = numbers
     private = chain_places(starts + known, lengths - known)
@@ -50,7 +64,10 @@ def _number(chains: Iterable[Sequence[int]]) -> tuple[Int32Array, int]:
         seen: dict[int, int] = {}
         numbers = [seen.setdefault(key, len(seen)) for chain in chains for key in chain]
         return np.array(numbers, np.int32), len(seen)
-    hashes = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
+    return _number_hashes(np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64))
+
+
+def _number_hashes(hashes: npt.NDArray[np.uint64]) -> tuple[Int32Array, int]:
     bits = max(2 * len(hashes), 2).bit_length()
     found = np.empty(len(hashes), np.int32)
     return found, number_hashes(hashes, np.zeros(1 << bits, np.int32), bits, found)

@@ -56,7 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim run``."""
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
     parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="predicted trace (.gz and .zst compress, .parquet makes columns)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        help="predicted trace (.gz and .zst compress, .parquet makes columns)",
+    )
     add_engine_flags(parser)
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     parser.add_argument(
