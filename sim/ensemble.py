@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,7 +104,7 @@ def forecast(
     most_steps = sum(arrival.output_tokens for arrival in arrivals)
     template = build_world(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
 
-    def run_member(number: int) -> _Seen:
+    def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
         luck = None if seed is None else _seed_of(seed, number)
         return _seen(run_world(with_model(template, arrivals, members[number], luck)))
 
@@ -116,8 +117,9 @@ def forecast(
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    columns = {name: np.stack([getattr(one, name) for one in seen]) for name in _Seen.__slots__ if name != "gaps_ms"}
-    return Forecast(arrivals, config, gaps_ms=tuple(one.gaps_ms for one in seen), **columns)
+    gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
+    columns = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
+    return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
 
 
 def interval(values: Floats) -> Interval:
@@ -131,37 +133,23 @@ def interval(values: Floats) -> Interval:
     return Interval(middle, low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One member's part of a forecast."""
-
-    outcome: npt.NDArray[np.int8]
-    arrival_ms: Floats
-    ttft_ms: Floats
-    e2e_ms: Floats
-    queue_ms: Floats
-    output_tokens: Int64Array
-    cached_tokens: Int64Array
-    preemptions: Int64Array
-    gaps_ms: Floats
-
-
-def _seen(world: World) -> _Seen:
+def _seen(world: World) -> dict[str, npt.NDArray[Any]]:
+    """One member's part of every array of a ``Forecast``."""
     flights, requests = world.flights, world.scheduler.requests[:-1]
     failed = flights["outcome"] == layout.PARENT_FAILED
     counts = np.maximum(flights["num_seen"] - 1, 0)
     gaps = chain_places(flights["first_token"] + 1, counts)
-    return _Seen(
-        outcome=flights["outcome"].astype(np.int8),
-        arrival_ms=np.where(failed, np.nan, flights["arrival_ms"]),
-        ttft_ms=flights["ttft_ms"].copy(),
-        e2e_ms=flights["e2e_ms"].copy(),
-        queue_ms=flights["admitted_ms"] - flights["entry_ms"],
-        output_tokens=flights["num_seen"].copy(),
-        cached_tokens=np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
-        preemptions=requests["preemptions"].copy(),
-        gaps_ms=world.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
-    )
+    return {
+        "outcome": flights["outcome"].astype(np.int8),
+        "arrival_ms": np.where(failed, np.nan, flights["arrival_ms"]),
+        "ttft_ms": flights["ttft_ms"].copy(),
+        "e2e_ms": flights["e2e_ms"].copy(),
+        "queue_ms": flights["admitted_ms"] - flights["entry_ms"],
+        "output_tokens": flights["num_seen"].copy(),
+        "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
+        "preemptions": requests["preemptions"].copy(),
+        "gaps_ms": world.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
+    }
 
 
 def _member(model: Model, values: Sequence[float], speed: float) -> Model:
