@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from sim.config import EngineConfig
 from sim.features import FRONTEND_TERMS, STEP_TERMS, TERMS
@@ -104,6 +106,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """The front end's times."""
         values = {term.name: self._value(term.name) for term in FRONTEND_TERMS}
         return FrontendModel(placement=self.frontend_placement, **values)
+
+    def vector(self) -> npt.NDArray[np.float64]:
+        """The parameters in the order of ``features.TERMS``."""
+        return np.array([self._value(term.name) for term in TERMS])
 
     @property
     def fit_digests(self) -> list[str]:

@@ -100,13 +100,11 @@ def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observa
 def drift_log_sd(seen: Observations, parameters: Floats) -> float:
     """Standard deviation of log(speed) between captures. With few of them, how much speed changed within them counts,
     too: as much as three captures more would."""
-    log_ratio = np.log(seen.seen_ms / np.maximum(seen.counts @ parameters, 1e-6))
     speeds, within = [], []
     for number in range(int(seen.capture.max(initial=-1)) + 1):
-        rows = seen.capture == number
-        speeds.append(_speed(log_ratio[rows], seen.is_prefill[rows]))
-        blocks = np.array_split(np.flatnonzero(rows), _BLOCKS)
-        parts = [_speed(log_ratio[block], seen.is_prefill[block]) for block in blocks if len(block)]
+        rows = np.flatnonzero(seen.capture == number)
+        speeds.append(speed(seen, parameters, rows))
+        parts = [speed(seen, parameters, block) for block in np.array_split(rows, _BLOCKS) if len(block)]
         within.append(float(np.var(parts, ddof=1)) if len(parts) > 1 else 0.0)
     if not speeds:
         return 0.0
@@ -115,8 +113,11 @@ def drift_log_sd(seen: Observations, parameters: Floats) -> float:
     return round(float(np.sqrt((between + prior * float(np.mean(within))) / (len(speeds) - 1 + prior))), 6)
 
 
-def _speed(log_ratio: Floats, is_prefill: Bools) -> float:
-    """Median log(seen / predicted): the middle of that of prefills and that of decodes."""
+def speed(seen: Observations, parameters: Floats, rows: Ints | None = None) -> float:
+    """Median log(seen / predicted), of all stretches or of ``rows``: the middle of that of prefills and of decodes."""
+    some = np.arange(len(seen.seen_ms)) if rows is None else rows
+    log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
+    is_prefill = seen.is_prefill[some]
     return float(np.mean([np.median(log_ratio[group]) for group in (is_prefill, ~is_prefill) if group.any()]))
 
 

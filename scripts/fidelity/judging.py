@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from fidelity.loads import Capture, Way
 from fidelity.manifest import read_manifest, trace_path
+from fidelity.pace import pace
 from job import Command, Workspace
 
 from report.cells import MIN_CELL
@@ -65,6 +66,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     offered: float
     """Offered work over what the engine can do, by the model."""
     saturated: bool
+    pace: float | None
+    """How long the capture's own steps took over what the model gives them: the engine's pace, not the forecast's."""
     quantiles: dict[str, Quantile]
     w1_ms: float | None
     w1_aa_ms: float | None
@@ -134,6 +137,7 @@ class Judge:
         capture = Capture(self.shape, load, way)
         manifest = read_manifest(self.captures, capture)
         pair, facts = found.pairs[label], found.forecasts[label]
+        steps = round(pace(self.trace(load, way), load_model(self.model)), 3)
         for cohort in ("turn1", "turns2+") if capture.has_sessions else ("all",):
             judged = pair.cohorts.get(cohort)
             if judged is None or judged.ttft.n_truth < MIN_CELL:
@@ -153,6 +157,7 @@ class Judge:
                 preemptions=manifest.preemptions if manifest else 0,
                 offered=facts.load,
                 saturated=facts.saturated,
+                pace=steps,
                 quantiles={level: quantile(level, captured, forecast, judged.ttft, again) for level in LEVELS},
                 w1_ms=judged.ttft.w1_ms,
                 w1_aa_ms=again.w1_ms if again else None,

@@ -28,7 +28,7 @@ def page(verdicts: Verdicts) -> str:
 
 def cells_table(cells: Sequence[Cell]) -> str:
     """One way's cells: a row a cohort."""
-    headings = ["load", "n", "censored", "cached exact", "offered", *LEVELS, "W1, ms", "A/A"]
+    headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A"]
     return _table(map(_cell_row, cells), headings)
 
 
@@ -52,6 +52,7 @@ def _cell_row(cell: Cell) -> list[str]:
         f"{cell.censored / cell.n:.0%}",
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
+        "–" if cell.pace is None else f"× {cell.pace:.2f}",
         *(_quantile(cell.quantiles[level]) for level in LEVELS),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
         _yardstick(cell),

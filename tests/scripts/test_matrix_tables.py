@@ -24,7 +24,9 @@ def quantile(captured_ms: float, forecast_ms: float, aa_error: float | None = No
     )
 
 
-def cell(load: str, way: Way = "warm", *, saturated: bool = False, p50: float = 104.0, n: int = 120) -> Cell:
+def cell(
+    load: str, way: Way = "warm", *, saturated: bool = False, p50: float = 104.0, n: int = 120, pace: float = 1.04
+) -> Cell:
     """Captured 100 / 200 / 400 ms; forecast ``p50`` / 230 / 500, the second no worse than A/A, the third outside."""
     return Cell(
         shape="128x2",
@@ -38,6 +40,7 @@ def cell(load: str, way: Way = "warm", *, saturated: bool = False, p50: float = 
         preemptions=0,
         offered=0.4,
         saturated=saturated,
+        pace=pace,
         quantiles={
             "p50": quantile(100.0, p50),
             "p90": quantile(200.0, 230.0, -0.2),
@@ -85,6 +88,14 @@ def test_goals_say_what_was_found_and_where_they_are_missed() -> None:
     assert found["closer than constant ttft by W1, n ≥ 100"] == ("2 of 2 cells", True, [])
 
 
+def test_cells_whose_engine_kept_its_pace_are_also_told_alone() -> None:
+    found = {goal.goal: goal.found for goal in goals([cell("a"), cell("b", p50=140.0, pace=0.7)])}
+    assert found["below saturation, median error of p50 ≤ 5%"].startswith("22.0% over 2 cells")
+    assert found["below saturation, steps within 10% of the model's, median error of p50 ≤ 5%"].startswith(
+        "4.0% over 1 cell"
+    )
+
+
 def test_a_goal_without_a_cell_is_neither_met_nor_missed() -> None:
     (saturated,) = [goal for goal in goals([cell("a")]) if goal.goal.startswith("in saturation")]
     assert (saturated.found, saturated.met) == ("0 of 0 cells", None)
@@ -105,7 +116,7 @@ def test_two_ways_to_measure_a_cold_load_are_each_others_yardstick() -> None:
 def test_a_row_a_cell() -> None:
     shown = cells_table([cell("session-fast", "uncached", saturated=True)]).splitlines()
     assert shown[2] == (
-        "| session-fast turns2+ | 120 | 5% | 97.5% | 40% saturated | 100 → 104, **+4.0%** (-1 … +9) ✓"
+        "| session-fast turns2+ | 120 | 5% | 97.5% | 40% saturated | × 1.04 | 100 → 104, **+4.0%** (-1 … +9) ✓"
         " | 200 → 230, **+15.0%** (+10 … +20) ✓ | 400 → 500, **+25.0%** (+20 … +30) ✗ | 12 | – |"
     )
 
