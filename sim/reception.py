@@ -22,14 +22,14 @@ class Reception:
     """How much of the front end's work was done by any time: in requests and in prompt tokens."""
 
     def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], work: Work) -> None:
-        came = sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.fate == "runs")
-        came_ms, tokens = (np.array(column, dtype=np.float64) for column in zip(*came, strict=True))
+        came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.fate == "runs"))
+        came_ms, tokens = came.reshape(-1, 2).T
         # A step after a rest begins when the request that ended it has been received, with nothing beside.
         rested_ms = [
             0.0 if one.opener is None else work[0] + work[1] * arrivals[one.opener].prompt_tokens for one in timeline
         ]
         steps = [(one.start_ms + rest_ms, one.end_ms) for one, rest_ms in zip(timeline, rested_ms, strict=True)]
-        self._moments_ms, self._cores_ms = _core_time(steps, came_ms[0])
+        self._moments_ms, self._cores_ms = _core_time(steps, float(came_ms.min(initial=np.inf)))
         done_ms = -np.inf
         edges_ms: list[float] = []
         for arrived_ms, work_ms in zip(self._core_ms(came_ms), work[0] + work[1] * tokens, strict=True):
