@@ -34,7 +34,8 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-from bare_sender import Schedule, send
+from bare_sender import END, Schedule, send
+from vllm_engine import free_port
 
 from sim.__main__ import main as sim
 from sim.generation import Generation
@@ -45,7 +46,6 @@ Truth = dict[int, tuple[float, list[float]]]
 FIRST_LENGTH = 64
 PACE = ("--t0-ms", "3", "--per-prefill-token-ms", "0.0005", "--per-decode-ms", "0.02", "--f0-ms", "2", "--no-noise")
 POOL = ("--kv-blocks", "65536", "--block-size", "16", "--max-num-seqs", "512", "--max-num-batched-tokens", "8192")
-END = b"0\r\n\r\n"
 ALL_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
 
@@ -276,11 +276,11 @@ def main() -> int:
 
 def send_bare(args: argparse.Namespace, truth: Truth, moments: Path) -> tuple[list[Stream], Truth]:
     """The load once more, to a bare sender that keeps the engine's times; what was seen, and when it was due."""
-    schedule = {
-        len(request(length, args.tokens)): [token_ns - round(arrival_ns) for token_ns in token_ns_of]
-        for length, (arrival_ns, token_ns_of) in truth.items()
-    }
     lengths = {len(request(length, args.tokens)): length for length in truth}
+    schedule = {}
+    for size, length in lengths.items():
+        arrival_ns, token_ns_of = truth[length]
+        schedule[size] = [round(token_ns - arrival_ns) for token_ns in token_ns_of]
     port = free_port()
     with started(keep_time, port, schedule, moments, port=port):
         streams = send_poisson(port, args.rate, args.seconds, args.tokens)
@@ -307,13 +307,6 @@ def started(target: Callable[..., None], *args: Any, port: int) -> Iterator[mult
     finally:
         server.terminate()
         server.join()
-
-
-def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read_moments(path: Path) -> Truth:

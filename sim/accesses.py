@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sim.batchplan import hashed_batches, known_prompt_blocks
+from sim.arrivals import require_times
+from sim.batchplan import hashed_batches, known_prompt_blocks, leading_keys
 from sim.chain import Chains, hashed_records
 from sim.groups import Grouping, Groups, namer_of
 from sim.interning import chain_places, intern_chains, lay_out_chains
-from tracefile.batches import Batch
-from tracefile.errors import InputError
-from tracefile.reading import open_trace
+from tracefile.batches import Batch, Hashes
+from tracefile.reading import TraceReader, open_trace
 from tracefile.schema import Record
 
 Int64Array = npt.NDArray[np.int64]
@@ -53,36 +53,38 @@ class Accesses:
         return np.arange(len(self.blocks)) < np.repeat(self.starts[:-1] + self.limits, lengths)
 
 
-def read_accesses(
-    trace: Path, block_size: int | None = None, grouping: Grouping | None = None, *, by_arrival: bool = False
-) -> Accesses:
+def read_accesses(trace: Path, block_size: int | None = None, *, by_arrival: bool = False) -> Accesses:
     """Read a trace's prompts, in file order or by arrival.
 
     Raises InputError for a trace without hashes, or times where they are needed, or a block size it cannot be read at.
     """
-    return read_block_sizes(trace, [block_size], grouping, by_arrival=by_arrival)[0]
+    with open_trace(trace) as reader:
+        (columns,) = _read_columns(reader, [Chains(reader.meta, block_size)])
+    return columns.accesses(columns.by_arrival(trace) if by_arrival else None)
 
 
 def read_block_sizes(
-    trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None, *, by_arrival: bool = False
+    trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None
 ) -> list[Accesses]:
-    """The same at each of several block sizes, from one reading of the file: of its columns, if it has them and records
-    need not be asked for their group."""
+    """The same in file order at each of several block sizes, from one reading of the file: of its columns, if it has
+    them and records need not be asked for their group."""
     with open_trace(trace) as reader:
         chains = [Chains(reader.meta, size) for size in block_sizes]
         if grouping is None:
-            columns = [_Columns(one) for one in chains]
-            for batch in hashed_batches(reader):
-                for column in columns:
-                    column.add(batch)
-            order = _order_of(columns[0], trace) if by_arrival else None
-            return [column.accesses(order) for column in columns]
-        readings = [_Reading(one, grouping) for one in chains]
-        records = hashed_records(reader)
-        for record in _by_arrival(list(records), trace) if by_arrival else records:
+            return [columns.accesses() for columns in _read_columns(reader, chains)]
+        readings = [_Reading(one, Groups(namer_of(grouping))) for one in chains]
+        for record in hashed_records(reader):
             for reading in readings:
                 reading.add(record)
     return [reading.accesses() for reading in readings]
+
+
+def _read_columns(reader: TraceReader, chains: Sequence[Chains]) -> "list[_Columns]":
+    columns = [_Columns(one) for one in chains]
+    for batch, hashes in hashed_batches(reader):
+        for column in columns:
+            column.add(batch, hashes)
+    return columns
 
 
 @dataclass(slots=True)
@@ -97,19 +99,24 @@ class _Columns:
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     """Known keys, request after request."""
 
-    def add(self, batch: Batch) -> None:
-        tokens, hashes, factor = batch.numbers("prompt_tokens"), batch.hashes(), self.chains.factor
+    def add(self, batch: Batch, hashes: Hashes) -> None:
+        tokens = batch.numbers("prompt_tokens")
         asked = np.flatnonzero(tokens > 0)
         known = np.minimum(known_prompt_blocks(batch, hashes, self.chains), tokens // self.chains.block_size)[asked]
-        within = chain_places(np.zeros(len(asked), np.int64), known)
-        self.hashes.append(hashes.values[np.repeat(hashes.starts[asked], known) + within * factor + factor - 1])
+        self.hashes.append(leading_keys(hashes, hashes.starts[asked], known, self.chains.factor))
         self.known.append(known)
         self.prompt_tokens.append(tokens[asked])
         self.arrival_ms.append(batch.times("arrival_ms")[asked])
         words = batch.words("request_id")
         self.names += [words[place] or "" for place in asked.tolist()]
 
-    def accesses(self, order: Int64Array | None) -> Accesses:
+    def by_arrival(self, trace: Path) -> Int64Array:
+        """Places in the order of arrivals. Raises InputError naming one without a time."""
+        arrival_ms = np.concatenate(self.arrival_ms)
+        require_times(trace, self.names, arrival_ms)
+        return np.argsort(arrival_ms, kind="stable")
+
+    def accesses(self, order: Int64Array | None = None) -> Accesses:
         known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
         hashes, arrival_ms = np.concatenate(self.hashes), np.concatenate(self.arrival_ms)
         if order is not None:
@@ -130,33 +137,20 @@ class _Columns:
         )
 
 
-def _order_of(columns: _Columns, trace: Path) -> Int64Array:
-    arrival_ms = np.concatenate(columns.arrival_ms)
-    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
-        raise InputError(f"{trace}: request {columns.names[place]}: arrival_ms: missing; expected a time")
-    return np.argsort(arrival_ms, kind="stable")
-
-
 @dataclass(slots=True)
 class _Reading:
     chains: Chains
-    grouping: Grouping | None
-    groups: Groups | None = None
+    groups: Groups
     prompts: list[list[int]] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     arrival_ms: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.grouping is not None:
-            self.groups = Groups(namer_of(self.grouping))
 
     def add(self, record: Record) -> None:
         keys = self.chains.prompt(record)
         self.prompts.append(keys)
         self.prompt_tokens.append(record.prompt_tokens or 0)
         self.arrival_ms.append(float("nan") if record.arrival_ms is None else record.arrival_ms)
-        if self.groups is not None:
-            self.groups.add(record, keys)
+        self.groups.add(record, keys)
 
     def accesses(self) -> Accesses:
         starts = np.cumsum([0, *map(len, self.prompts)])
@@ -173,10 +167,3 @@ class _Reading:
             arrival_ms=np.array(self.arrival_ms),
             groups=self.groups,
         )
-
-
-def _by_arrival(records: list[Record], trace: Path) -> list[Record]:
-    for record in records:
-        if record.arrival_ms is None:
-            raise InputError(f"{trace}: request {record.request_id}: arrival_ms: missing; expected a time")
-    return sorted(records, key=lambda record: record.arrival_ms or 0.0)

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.arrivals import NOBODY, Arrivals, Floats
+from sim.arrivals import NOBODY, Arrivals, Floats, require_times
 from sim.interning import Int64Array
 from tracefile.batches import Batch
-from tracefile.errors import InputError
 
 PART = 1 << 15
 """Requests that are handed over at once."""
@@ -60,8 +59,7 @@ def by_session(batches: Iterable[Batch], path: Path) -> Order:
         parent_ids += batch.words("parent_id")
         times.append((batch.times("arrival_ms"), batch.times("e2e_ms"), batch.times("think_ms")))
     arrival_ms, e2e_ms, think_ms = (np.concatenate(columns) for columns in zip(*times, strict=True))
-    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
-        raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")
+    require_times(path, ids, arrival_ms)
     places = {name: place for place, name in enumerate(ids)}
     parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
     think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from sim.chainkeys import known_keys, numbered
 from sim.interning import Int64Array, chain_places
 from sim.workload import Arrival
 from tracefile.batches import Batch, RecordBatch
+from tracefile.errors import InputError
 from tracefile.schema import Record
 
 Floats = npt.NDArray[np.float64]
@@ -137,3 +139,9 @@ def _last_children(parents: Sequence[int | None]) -> Int64Array:
 
 def _floats(values: Sequence[float | None]) -> Floats:
     return np.array(values, np.float64)
+
+
+def require_times(path: Path, ids: Sequence[str | None], arrival_ms: Floats) -> None:
+    """Raise InputError naming the first request without an arrival."""
+    for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
+        raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")

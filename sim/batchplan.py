@@ -1,6 +1,5 @@
 """A batch of a trace as arrivals, column by column: what ``sim.workload`` says of one record, of all at once."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sim.arrivals import NOBODY, Arrivals
-from sim.chain import Chains
+from sim.arrivals import NOBODY, Arrivals, require_times
+from sim.chain import Chains, end_reading
 from sim.interning import Int64Array, chain_places
 from tracefile.batches import NO_LIST, Batch, Hashes
-from tracefile.errors import InputError
 from tracefile.reading import TraceReader
 
 Booleans = npt.NDArray[np.bool_]
@@ -44,8 +42,7 @@ class BatchPlan:
         """Roots, in the trace's order; raises InputError naming a record without a time."""
         ids = [name or "" for name in batch.words("request_id")]
         arrival_ms, e2e_ms = batch.times("arrival_ms"), batch.times("e2e_ms")
-        for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
-            raise InputError(f"{self.path}: request {ids[place]}: arrival_ms: missing; expected a time")
+        require_times(self.path, ids, arrival_ms)
         prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), asked_tokens(batch)
         runs = (prompt_tokens > 0) & (output_tokens > 0) & _reached_engine(batch)
         full = np.where(runs, (prompt_tokens + output_tokens - 1) // self.chains.block_size, 0)
@@ -79,27 +76,30 @@ class BatchPlan:
         """How many of the ``full`` blocks the trace knows the hashes of, and these, request after request."""
         if self.cold_prompts:
             return np.zeros(len(batch), np.int64), np.empty(0, np.uint64)
-        hashes, factor = batch.hashes(), self.chains.factor
+        hashes = batch.hashes()
         self.hashed = self.hashed or bool((hashes.prompt_blocks != NO_LIST).any())
         known = np.minimum(known_blocks(batch, hashes, self.chains), full)
-        # Hash number i of a chain of larger blocks is the last of the smaller ones that it is made of.
-        within = chain_places(np.zeros(len(known), np.int64), known)
-        return known, hashes.values[np.repeat(hashes.starts, known) + within * factor + factor - 1]
+        return known, leading_keys(hashes, hashes.starts, known, self.chains.factor)
 
 
-def hashed_batches(reader: TraceReader) -> Iterator[Batch]:
-    """A trace's batches, as they come; at the end the reader's warnings go to stderr.
+def leading_keys(hashes: Hashes, starts: Int64Array, known: Int64Array, factor: int) -> npt.NDArray[np.uint64]:
+    """The first ``known`` keys of the chains at ``starts``, in blocks of ``factor`` of the trace's, one chain after
+    another: hash number i of a chain of larger blocks is the last of the smaller ones that it is made of."""
+    within = chain_places(np.zeros(len(known), np.int64), known)
+    return np.asarray(hashes.values[np.repeat(starts, known) + within * factor + factor - 1])
+
+
+def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
+    """A trace's batches and their chains, as they come; at the end the reader's warnings go to stderr.
 
     Raises InputError, at the end too, if no record had hashes.
     """
     hashed = False
     for batch in reader.batches():
-        hashed = hashed or bool((batch.hashes().prompt_blocks != NO_LIST).any())
-        yield batch
-    for warning in reader.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if not hashed:
-        raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
+        hashes = batch.hashes()
+        hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+        yield batch, hashes
+    end_reading(reader, hashed=hashed)
 
 
 def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:

@@ -100,6 +100,11 @@ def hashed_records(reader: TraceReader) -> Iterator[Record]:
         hashed = hashed or record.block_hashes is not None
         if record.prompt_tokens:
             yield record
+    end_reading(reader, hashed=hashed)
+
+
+def end_reading(reader: TraceReader, *, hashed: bool) -> None:
+    """Tell the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
     for warning in reader.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if not hashed:

@@ -125,10 +125,10 @@ class RealTimeEngine:
         assert self._ns_per_ms is not None
         return self._epoch_ns + round(virtual_ms * self._ns_per_ms)
 
-    def delivery_s(self, prompt_tokens: int) -> float:
-        """What the front end takes to send a first token, in real seconds; as fast as it goes, none."""
+    def delivery_ms(self, prompt_tokens: int) -> float:
+        """What the front end takes to send a first token, in real time; as fast as it goes, none."""
         delivery_ms = self._model.frontend.delivery_ms(prompt_tokens)
-        return 0.0 if self._ns_per_ms is None else delivery_ms * self._ns_per_ms / 1e9
+        return 0.0 if self._ns_per_ms is None else delivery_ms * self._ns_per_ms / 1e6
 
     @property
     def num_running(self) -> int:

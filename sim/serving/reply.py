@@ -38,7 +38,7 @@ class Reply:
         self._open_choices = 0
         self._held: asyncio.TimerHandle | None = None
         """Runs while nothing is written on purpose."""
-        self._delivery_s = 0.0
+        self._delivery_ms = 0.0
         """What the first token takes yet to be sent."""
         self._trigger = -1
         """Tokens told, over all choices, at which what was injected into the answer's middle happens; -1: none."""
@@ -53,7 +53,7 @@ class Reply:
         self._told = [0] * len(generations)
         self._ahead = [[] for _ in generations]
         self._open_choices = len(generations)
-        self._delivery_s = engine.delivery_s(sum(map(len, self._asked.prompts))) if self._streams else 0.0
+        self._delivery_ms = engine.delivery_ms(sum(map(len, self._asked.prompts))) if self._streams else 0.0
         self._exchange.on_gone = self.abandon
         self._exchange.on_writable = self._catch_up
         injection = self._injection
@@ -77,9 +77,9 @@ class Reply:
         elif generation.outcome == "aborted":
             self._exchange.cut()
         elif self._held is None and self._exchange.writable:
-            if self._delivery_s:
-                delivery_s, self._delivery_s = self._delivery_s, 0.0
-                self._hold(1e3 * delivery_s, self._go_on)
+            if self._delivery_ms:
+                delivery_ms, self._delivery_ms = self._delivery_ms, 0.0
+                self._hold(delivery_ms, self._go_on)
             elif self._streams:
                 self._tell(generation)
             elif generation.outcome is not None:
