@@ -9,6 +9,7 @@ from pathlib import Path
 
 import vllm_engine
 from demo import EngineKind
+from fidelity.coreclock import clocked
 from fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
 from fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
 from fidelity.manifest import Manifest, definition, file_digest, index, read_manifest, trace_path, write_manifest
@@ -39,7 +40,8 @@ class Bench:
         empty_cache(self.url)
         preemptions = count(self.url, "num_preemptions_total")
         watch, stolen, began = Watch(), stolen_s(), datetime.now(UTC)
-        command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
+        with clocked(vllm_engine.measuring_cores()[1]) as core:
+            command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
         conditions = watch.stop([])
         return Manifest(
             name=capture.name,
@@ -58,6 +60,8 @@ class Bench:
             others_share=round(conditions.others_share, 4),
             stolen_share=round((stolen_s() - stolen) / conditions.seconds / cores(), 4),
             probes_ms=probes,
+            core_python_ms=core.python_ms,
+            core_matrix_ms=core.matrix_ms,
             preemptions=count(self.url, "num_preemptions_total") - preemptions,
             requests=len(load_trace(trace)[1]),
             digest=file_digest(trace),

@@ -29,18 +29,23 @@ LOADS_128X2 = {
     "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-s 8 --seed 56",
     "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every-s 8 --duration 48 --seed 57",
 }
-# 256 × 4 takes three to four times as long, so its loads are as much slower, and fewer; calibrations have one round.
+# 256 × 4 takes three to four times as long, so its loads are as much slower or shorter; calibrations have one round.
 LOADS_256X4 = {
     "calibration-1": "--pattern calibrate --number 63 --seed 4",
     "calibration-2": "--pattern calibrate --number 63 --seed 5",
-    "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.15 --number 12 --seed 61",
+    "calibration-3": "--pattern calibrate --number 63 --seed 6",
+    "session-fast": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.15 --number 16 --seed 61",
+    "session-slow": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.05 --number 8 --seed 66",
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
+    "poisson-fast": f"--pattern poisson {_SINGLE} --rate 1.4 --number 60 --seed 64",
+    "staircase": f"--pattern staircase {_SINGLE} --rate 0.6:6 --steps 5 --step-s 8 --seed 65",
+    "burst": f"--pattern burst {_SINGLE} --burst-size 8 --burst-every-s 8 --duration 48 --seed 67",
 }
 LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
 
-SMALL_POOL_BLOCKS = 700
-"""Room for both prefixes of the long sessions (626 blocks of 32 tokens) and for two or three conversations."""
+SMALL_POOL_BLOCKS = {"128x2": 700, "256x4": 390}
+"""Room for both prefixes of the long sessions (626 and 314 blocks of 32 tokens) and for two or three conversations."""
 
 # Each line is one engine's work; a line is a restart, which takes about a minute.
 _ORDER = {
@@ -58,9 +63,13 @@ _ORDER = {
     ),
     "256x4": (
         "warm: calibration-1 calibration-2 session-fast poisson-slow session-short",
-        "uncached: poisson-slow session-short",
-        "again: session-fast poisson-slow",
-        "cold-replayed: poisson-slow session-short",
+        "warm: session-slow poisson-fast staircase burst",
+        "cold-replayed: session-fast session-slow session-short poisson-slow poisson-fast staircase burst",
+        "uncached: session-fast session-slow session-short poisson-slow poisson-fast staircase burst",
+        "small: session-fast session-slow",
+        "again: session-fast session-slow session-short poisson-slow poisson-fast staircase burst",
+        "replayed: session-fast",
+        "warm: calibration-3",
     ),
 }
 
@@ -94,7 +103,7 @@ class Capture:
     def engine(self) -> EngineSettings:
         """The engine that it needs."""
         hidden, layers = map(int, self.shape.split("x"))
-        blocks = SMALL_POOL_BLOCKS if self.way == "small" else None
+        blocks = SMALL_POOL_BLOCKS[self.shape] if self.way == "small" else None
         return EngineSettings(hidden, layers, blocks, prefix_caching=self.way != "uncached")
 
     @property

@@ -34,6 +34,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all cores that the hypervisor gave to other machines meanwhile."""
     probes_ms: list[float]
     """Just before, in an empty engine: single cold prompts of one size. How fast the machine was."""
+    core_python_ms: float | None = None
+    """Meanwhile, on the engine's core: CPU time of the same small work over and over. See :mod:`fidelity.coreclock`."""
+    core_matrix_ms: float | None = None
     preemptions: int
     """Of this capture, by the engine's own count."""
     requests: int
@@ -85,8 +88,8 @@ def file_digest(path: Path) -> str:
 def index(out: Path, captures: list[Capture]) -> str:
     """All captures that there are, in Markdown: what each is, and how quiet the machine was."""
     lines = [
-        "| trace | requests | preempted | probe, ms | others | stolen | load | wall, s | began | command |",
-        "|---" * 10 + "|",
+        "| trace | requests | preempted | probe, ms | core | others | stolen | load | wall, s | began | command |",
+        "|---" * 11 + "|",
     ]
     for capture in captures:
         if (found := read_manifest(out, capture)) is None:
@@ -97,6 +100,7 @@ def index(out: Path, captures: list[Capture]) -> str:
             str(found.requests),
             str(found.preemptions),
             probe,
+            "–" if found.core_python_ms is None else f"{found.core_python_ms:.2f} / {found.core_matrix_ms:.2f}",
             f"{found.others_share:.0%}",
             f"{found.stolen_share:.1%}",
             f"{found.load_average:.1f}",
