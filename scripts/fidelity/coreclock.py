@@ -1,7 +1,8 @@
 """How fast the engine's core was during a capture, by the same small work done over and over on it.
 
-A shared host has its own opinion of how fast a core is. This measures it beside the engine, whatever the engine does and
-whatever a model says of it: CPU time, which waiting for the engine does not count in, of half a per cent of the core.
+A shared host has its own opinion of how fast a core is. This measures it beside the engine, whatever the engine does
+and whatever a model says of it: in CPU time, which waiting for the engine is no part of. It takes half a per cent of
+the core.
 
     python scripts/fidelity/coreclock.py    # until its standard input ends; prints what it measured as JSON
 """
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 EVERY_S = 0.5
 LOOPS = 5_000
@@ -39,7 +42,7 @@ def clocked(core: int | None) -> Iterator[CoreClock]:
     if core is None:
         yield found
         return
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, str(Path(__file__)), str(core)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | one_thread, text=True) as process:
@@ -53,8 +56,6 @@ def clocked(core: int | None) -> Iterator[CoreClock]:
 
 def measure(core: int) -> dict[str, float | None]:
     """Work on a core until standard input ends. The mean of each work's middle nine tenths, ms."""
-    import numpy as np
-
     os.sched_setaffinity(0, {core})
     matrix = np.ones((SIZE, SIZE), dtype=np.float32)
     works: dict[str, Callable[[], object]] = {

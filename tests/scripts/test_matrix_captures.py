@@ -1,10 +1,13 @@
 """The fidelity matrix: what it captures, what it keeps, and one capture on the embedded engine."""
 
+import os
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 from fidelity.capturing import capture_missing, missing_by_engine
+from fidelity.coreclock import CoreClock, clocked, middle_mean
 from fidelity.loads import LOADS, Capture, EngineSettings, captures
 from fidelity.manifest import Manifest, definition, index, read_manifest, trace_path, write_manifest
 from matrix import selected
@@ -32,6 +35,8 @@ def manifest_of(capture: Capture) -> Manifest:
         others_share=0.5,
         stolen_share=0.01,
         probes_ms=[130.0, 110.4, 120.0],
+        core_python_ms=0.514,
+        core_matrix_ms=0.4,
         preemptions=2,
         requests=3,
         digest="0" * 64,
@@ -63,7 +68,7 @@ def test_a_model_is_fitted_on_calibrations_alone_and_judged_by_other_seeds() -> 
 def test_a_way_needs_its_own_engine() -> None:
     engines = {way: Capture("256x4", "burst", way).engine for way in ("warm", "again", "small", "uncached")}
     assert engines["warm"] == engines["again"] == EngineSettings(256, 4)
-    assert engines["small"] == EngineSettings(256, 4, blocks=700)
+    assert engines["small"] == EngineSettings(256, 4, blocks=390)
     assert engines["uncached"] == EngineSettings(256, 4, prefix_caching=False)
 
 
@@ -98,13 +103,14 @@ def test_the_index_has_a_line_for_each_capture_that_there_is(tmp_path: Path) -> 
     made, missing = Capture("128x2", "burst"), Capture("128x2", "staircase")
     make(tmp_path, made)
     assert index(tmp_path, [made, missing]).splitlines()[2:] == [
-        "| 128x2/burst | 3 | 2 | 120 | 50% | 1.0% | 0.5 | 1 | 14:30:05 | `loadgen --seed 1` |"
+        "| 128x2/burst | 3 | 2 | 120 | 0.51 / 0.40 | 50% | 1.0% | 0.5 | 1 | 14:30:05 | `loadgen --seed 1` |"
     ]
 
 
 def test_captures_are_selected_by_what_their_names_are_like() -> None:
     found = [one.name for one in selected(["256x4"], ["256x4/session-fast*", "128x2/*", "*/poisson-slow"])]
-    assert found == ["session-fast", "poisson-slow", "session-fast-again"]
+    ways = ["", "-cold-replayed", "-uncached", "-small", "-again", "-replayed"]
+    assert sorted(found) == sorted(["poisson-slow", *(f"session-fast{way}" for way in ways)])
 
 
 def test_a_capture_and_its_cold_replay_on_the_embedded_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +128,25 @@ def test_a_capture_and_its_cold_replay_on_the_embedded_engine(tmp_path: Path, mo
         offline.setattr(httpx, "post", lambda *_, **__: pytest.fail("sent something"))
         capture_missing("sim", tmp_path, wanted, wanted)
     assert [trace_path(tmp_path, capture).stat().st_mtime_ns for capture in wanted] == made
+
+
+def test_a_core_is_clocked_while_something_else_runs() -> None:
+    with clocked(min(os.sched_getaffinity(0))) as core:
+        assert core.python_ms is None
+        time.sleep(1.5)
+    assert core.python_ms is not None
+    assert core.matrix_ms is not None
+    assert 0.0 < core.python_ms < 1000.0
+    assert 0.0 < core.matrix_ms < 1000.0
+
+
+def test_without_a_core_of_its_own_nothing_is_clocked() -> None:
+    with clocked(None) as core:
+        pass
+    assert core == CoreClock()
+
+
+def test_hiccups_do_not_enter_a_clock() -> None:
+    assert middle_mean([2.0, *[1.0] * 36, 1.5, 90.0, 0.1]) == pytest.approx(36.5 / 36, abs=1e-4)
+    assert middle_mean([3.0]) == 3.0
+    assert middle_mean([]) is None
