@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from sim.baselines import baseline_errors
+from sim.capturedschedule import Reconstruction
 from sim.coverage import Coverage, coverage_of
 from sim.features import EXTRA_TERMS, TERMS
 from sim.fitreport import describe_fit, describe_misfit
@@ -21,7 +22,7 @@ from sim.noisefit import drift_log_sd, estimate_noise
 from sim.regression import bootstrap
 from sim.residuals import Requests, cohort_errors
 from sim.settings import Settings, model_name, settle
-from sim.termchoice import Trial, choose_terms
+from sim.termchoice import Trial, with_chosen_terms
 from sim.timeline import Floats
 from sim.variants import (
     CachedSource,
@@ -33,7 +34,6 @@ from sim.variants import (
     fit_variant,
     prepare_capture,
     schedule_of,
-    with_terms,
 )
 from sim.workload import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
@@ -140,11 +140,15 @@ def fit_traces(config: FitConfig) -> Fitted:
         print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     variants = _variants(config, settings)
     captures = _prepare(loaded, variants[0], config.cached)
-    fits = _fit_all(captures, variants, default_terms(config.extra_terms or ()))
-    best = choose(fits)
-    trials = choose_terms(best.seen) if config.extra_terms is None else []
-    if trials:
-        best = with_terms(best, captures, default_terms(trials[-1].extra_terms))
+    schedules = _schedules(captures, variants)
+    terms = default_terms(config.extra_terms or ())
+    fits = [
+        fit_variant(captures, schedules[variant.config.async_scheduling], variant, terms)
+        for variant in counted(variants, "variants")
+    ]
+    best, trials = choose(fits), list[Trial]()
+    if config.extra_terms is None:
+        best, trials = with_chosen_terms(best, captures, schedules[best.variant.config.async_scheduling])
     draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
     coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
     unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
@@ -176,15 +180,10 @@ def fit_traces(config: FitConfig) -> Fitted:
     return Fitted(model, unidentified, best.forecast)
 
 
-def _fit_all(captures: Sequence[Capture], variants: Sequence[Variant], terms: tuple[str, ...]) -> list[Fit]:
-    """Every variant; the schedule is reconstructed once for all that share it."""
-    fits, schedules = [], {}
-    for variant in counted(variants, "variants"):
-        ahead = variant.config.async_scheduling
-        if ahead not in schedules:
-            schedules[ahead] = [schedule_of(capture, variant.config) for capture in captures]
-        fits.append(fit_variant(captures, schedules[ahead], variant, terms))
-    return fits
+def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
+    """Every capture's schedule, composed ahead or not: it does not depend on the front end."""
+    configs = {variant.config.async_scheduling: variant.config for variant in variants}
+    return {ahead: [schedule_of(capture, config) for capture in captures] for ahead, config in configs.items()}
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:

@@ -1,24 +1,31 @@
 """Which terms beyond the default ones a fit takes in: those that make it predict captures that it has not seen.
 
 A term that is one of several that grow together fits the captures it was solved on better whether it is there or not.
-So each is judged across captures: solved on all but one, scored on the one left out; with a single capture, on five
-parts of its sessions. The term that helps most comes in, as long as it helps by enough and in most of the folds.
+So each is judged across captures: solved on all but one, scored on the one left out, by the stretches of time that were
+seen and by the TTFTs of a run of its own; with a single capture, on five parts of its sessions. The term that helps
+most comes in, as long as it helps by enough and in most of the folds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sim.capturedschedule import Reconstruction
 from sim.features import EXTRA_TERMS
 from sim.observations import Ints, Observations
 from sim.regression import solve
-from sim.variants import columns_of, default_terms, group_losses
+from sim.timeline import Floats
+from sim.variants import Capture, Fit, columns_of, default_terms, fit_variant, forecast, group_losses
 
 FOLDS = 5
 """Parts of a single capture."""
 LEAST_GAIN = 0.02
 """A term must lower the loss on what was left out by this share of it."""
+TtftLoss = Callable[[int, Floats], float]
+"""Of a fold's own run with parameters that were solved without it."""
+ROUNDS = 3
+"""Of choosing: what a shared core's front end did when follows from the terms, and these from that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Trial:
 
     extra_terms: tuple[str, ...]
     losses: tuple[float, ...]
-    """Per fold: on what was left out, mean |log(seen / predicted)| of prefills and of decodes, averaged."""
+    """Per fold: on what was left out, mean |log(seen / predicted)| of prefills, of decodes and of TTFTs, averaged."""
 
     @property
     def loss(self) -> float:
@@ -35,14 +42,34 @@ class Trial:
         return float(np.mean(self.losses))
 
 
-def choose_terms(seen: Observations, given: tuple[str, ...] = ()) -> list[Trial]:
-    """Every set that was tried, the chosen one last; ``given``: terms that are in anyway."""
+def with_chosen_terms(
+    fit: Fit, captures: Sequence[Capture], schedules: Sequence[Reconstruction]
+) -> tuple[Fit, list[Trial]]:
+    """The same variant with the terms that help it, and the trials of the last round."""
+
+    def ttft_loss(fold: int, parameters: Floats) -> float:
+        # A part of a capture's sessions does not run by itself.
+        run = captures[fold : fold + 1] if len(captures) > 1 else captures
+        return forecast(run, parameters, fit.variant).loss
+
+    trials: list[Trial] = []
+    for _ in range(ROUNDS):
+        trials = choose_terms(fit.seen, ttft_loss)
+        terms = default_terms(trials[-1].extra_terms)
+        if terms == fit.terms:
+            break
+        fit = fit_variant(captures, schedules, fit.variant, terms)
+    return fit, trials
+
+
+def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
+    """Every set that was tried, the chosen one last."""
     folds = _folds(seen)
-    best = _try(seen, folds, given)
+    best = _try(seen, folds, (), ttft_loss)
     trials = [best]
     while True:
         more = [
-            _try(seen, folds, (*best.extra_terms, name))
+            _try(seen, folds, (*best.extra_terms, name), ttft_loss)
             for name in EXTRA_TERMS
             if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
         ]
@@ -64,11 +91,12 @@ def _folds(seen: Observations) -> Ints:
     return seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
 
 
-def _try(seen: Observations, folds: Ints, extra_terms: Sequence[str]) -> Trial:
+def _try(seen: Observations, folds: Ints, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:
     free = columns_of(default_terms(extra_terms))
     losses = []
     for fold in range(int(folds.max(initial=0)) + 1):
         kept, left = seen.select(folds != fold), seen.select(folds == fold)
         if len(kept.seen_ms) and len(left.seen_ms):
-            losses.append(float(np.nanmean(group_losses(left, solve(kept, free).parameters))))
+            parameters = solve(kept, free).parameters
+            losses.append(float(np.nanmean([*group_losses(left, parameters), ttft_loss(fold, parameters)])))
     return Trial(tuple(extra_terms), tuple(losses) or (float("inf"),))

@@ -6,7 +6,7 @@ stretches of time are that were seen, and how far off the TTFTs of a run of its 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -181,23 +181,6 @@ def choose(fits: Sequence[Fit]) -> Fit:
     """The first whose loss is within a hundredth of the least: they come simplest first."""
     least = min(fit.loss for fit in fits)
     return next(fit for fit in fits if fit.loss <= 1.01 * least)
-
-
-def with_terms(fit: Fit, captures: Sequence[Capture], terms: tuple[str, ...]) -> Fit:
-    """The same variant with other terms."""
-    if terms == fit.terms:
-        return fit
-    solution = solve(fit.seen, columns_of(terms))
-    requests = forecast(captures, solution.parameters, fit.variant)
-    losses = [*group_losses(fit.seen, solution.parameters), requests.loss]
-    return replace(
-        fit,
-        terms=terms,
-        parameters=solution.parameters,
-        solution=solution,
-        forecast=requests,
-        loss=float(np.nanmean(losses)),
-    )
 
 
 def default_terms(extra: Sequence[str]) -> tuple[str, ...]:

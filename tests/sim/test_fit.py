@@ -421,8 +421,15 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
             parts.append(observations(rows, seen, [row[1] > 0 for row in rows]))
         return Observations.join(parts)
 
-    assert choose_terms(captures(10.0))[-1].extra_terms == ("per_prefill_chunk_ms",)
-    assert choose_terms(captures(0.0))[-1].extra_terms == ()
+    def same(fold: int, parameters: Floats) -> float:
+        return 0.05
+
+    assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
+    assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
+    # A term without which the TTFTs of no run come out comes in, whatever the stretches say.
+    chunk = [term.name for term in TERMS].index("per_prefill_chunk_ms")
+    tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[chunk] else 1.0)
+    assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
 
 
 def test_baselines_by_hand() -> None:
