@@ -20,7 +20,7 @@ from sim.variants import Capture, Fit, columns_of, default_terms, fit_variant, f
 
 FOLDS = 5
 """Parts of a single capture."""
-LEAST_GAIN = 0.02
+LEAST_GAIN = 0.01
 """A term must lower the loss on what was left out by this share of it."""
 TtftLoss = Callable[[int, Floats], float]
 """Of a fold's own run with parameters that were solved without it."""
