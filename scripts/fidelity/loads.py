@@ -20,7 +20,9 @@ LOADS_128X2 = {
     "calibration-2": "--pattern calibrate --parallel 16 --seed 2",
     "calibration-3": "--pattern calibrate --parallel 16 --seed 3",
     "calibration-4": "--pattern calibrate --parallel 16 --seed 4",
-    "calibration-5": "--pattern calibrate --parallel 16 --seed 5",
+    # As many answers at once as the engine takes.
+    "calibration-5": "--pattern calibrate --parallel 32 --seed 5",
+    "calibration-6": "--pattern calibrate --parallel 32 --seed 6",
     # Warm at a fifth of what the engine can do; cold at more than three times that.
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
     # The same sessions where a cold cache keeps up as well: six tenths of the engine.
@@ -61,7 +63,7 @@ _ORDER = {
         "small: session-fast session-slow",
         "uncached: session-slow burst staircase",
         "again: staircase burst session-slow",
-        "warm: calibration-4 calibration-5",
+        "warm: calibration-4 calibration-5 calibration-6",
         "cold-replayed: burst session-slow staircase",
     ),
     "256x4": (
