@@ -25,6 +25,8 @@ from sim.stepahead import StepAhead
 from sim.workload import Arrival
 
 MOST_ROUNDS = 8
+PATIENCE = 2
+"""Rounds in a row that make nothing better before it is left as it is."""
 
 
 @dataclass(slots=True)
@@ -339,15 +341,17 @@ def reconstruct(
     """The schedule that fits the capture best; ``make_pool``: a fresh pool for each attempt, None: the engine's own.
 
     A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
-    the schedule run again, as long as there are such.
+    the schedule run again, as long as there are such and that helps.
     """
     shifted: dict[int, int] = {}
     best: Reconstruction | None = None
+    since_best = 0
     for _ in range(MOST_ROUNDS):
         found = CapturedSchedule(arrivals, config, shifted, pool=make_pool()).run()
+        since_best += 1
         if best is None or found.misfits < best.misfits:
-            best = found
-        if not found.misfits:
+            best, since_best = found, 0
+        if not found.misfits or since_best == PATIENCE:
             break
         for place, outcome in enumerate(found.outcomes):
             shifted[place] = shifted.get(place, 0) + outcome.steps_off

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
+from statistics import median
 from typing import Self
 
 import numpy as np
@@ -97,7 +98,7 @@ def observe(
         reads = [(time_ms, token) for time_ms, token in reads if time_ms == time_ms]  # noqa: PLR0124 - not NaN
         if not reads:
             continue
-        end_ms = float(np.median([time_ms for time_ms, _ in reads]))
+        end_ms = median(time_ms for time_ms, _ in reads)
         if end_ms < held_up_ms:  # by the first tokens before it, and read with them: no moment of its own
             waiting = [] if begun_ms is None else waiting
             continue
