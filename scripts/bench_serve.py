@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from bare_sender import END, Schedule, send
-from vllm_engine import free_port
+from proxybench.processes import free_port
 
 from sim.__main__ import main as sim
 from sim.generation import Generation

@@ -20,6 +20,7 @@ from typing import Literal
 import httpx
 import vllm_engine
 from job import Command, Workspace
+from proxybench.processes import free_port
 
 EngineKind = Literal["sim", "vllm"]
 
@@ -66,7 +67,7 @@ def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
         with vllm_engine.running_vllm(shape, work.log("engine")) as url:
             yield url
     else:
-        address = f"127.0.0.1:{vllm_engine.free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", "4096"]
         with work.serving("engine", command, f"http://{address}") as url:
             yield url
@@ -76,7 +77,7 @@ def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
     """Send one load through a tap in front of the engine; returns the tap's trace."""
     trace = work.path(f"{name}.jsonl.zst")
     httpx.post(f"{engine_url}/reset_prefix_cache", timeout=30.0).raise_for_status()
-    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
     with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")

@@ -24,6 +24,7 @@ import httpx
 import vllm_engine
 from demo import EngineKind, capture
 from job import Workspace
+from proxybench.processes import free_port
 
 LOADS = {
     "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think-s 0.2:2 --prefix-count 3"
@@ -50,7 +51,7 @@ def engine(kind: EngineKind, work: Workspace, blocks: int) -> Iterator[str]:
         with vllm_engine.running_vllm(shape, work.log(f"engine {blocks}"), extra=flags) as url:
             yield url
         return
-    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(blocks), *STEP, *LONGEST]
     with work.serving(f"engine {blocks}", command, f"http://{address}") as url:
         yield url

@@ -15,6 +15,7 @@ from fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
 from fidelity.manifest import Manifest, definition, file_digest, index, read_manifest, trace_path, write_manifest
 from job import Command, Workspace, shown
 from proxybench.conditions import Watch
+from proxybench.processes import free_port
 
 from tracefile import load_trace
 
@@ -69,7 +70,7 @@ class Bench:
 
     def send(self, capture: Capture, trace: Path) -> Command:
         """The load through a tap in front of the engine."""
-        address = f"127.0.0.1:{vllm_engine.free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         tap: Command = ["tap", "--upstream", self.url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
         client_trace = self.work.path(f"{capture.shape}-{capture.name}-client.jsonl.zst")
         flags = LOADS[capture.shape][capture.load].split()

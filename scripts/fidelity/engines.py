@@ -11,6 +11,7 @@ import vllm_engine
 from demo import EngineKind
 from fidelity.loads import EngineSettings
 from job import Workspace
+from proxybench.processes import free_port
 
 PROBE_TOKENS = 2048
 """One step of the engine, and long enough for its clock to matter more than the network's."""
@@ -28,7 +29,7 @@ def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Itera
         with vllm_engine.running_vllm(shape, work.log("engine"), extra=vllm_flags(settings)) as url:
             yield url
         return
-    address = f"127.0.0.1:{vllm_engine.free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(settings.blocks or 32768)]
     if not settings.prefix_caching:
         command.append("--no-prefix-caching")

@@ -30,7 +30,7 @@ def goals(cells: Sequence[Cell]) -> list[Goal]:
     """Every goal, in the order of the tables."""
     below = [cell for cell in cells if not cell.saturated]
     found = [_quantile_goal(below, level, limit) for level, limit in BELOW_SATURATION.items()]
-    steady = [cell for cell in below if cell.pace is not None and abs(cell.pace - 1.0) <= STEADY]
+    steady = [cell for cell in below if abs(cell.pace.steps - 1.0) <= STEADY]
     kept = f"below saturation, steps within {STEADY:.0%} of the model's"
     found += [_quantile_goal(steady, level, limit, kept) for level, limit in BELOW_SATURATION.items()]
     found.append(_saturated(cells))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from fidelity.loads import Capture, Way
 from fidelity.manifest import read_manifest, trace_path
-from fidelity.pace import pace
+from fidelity.pace import Pace, pace
 from job import Command, Workspace
 
 from report.cells import MIN_CELL
@@ -66,7 +66,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     offered: float
     """Offered work over what the engine can do, by the model."""
     saturated: bool
-    pace: float | None
+    pace: Pace
     """How long the capture's own steps took over what the model gives them: the engine's pace, not the forecast's."""
     quantiles: dict[str, Quantile]
     w1_ms: float | None
@@ -137,7 +137,7 @@ class Judge:
         capture = Capture(self.shape, load, way)
         manifest = read_manifest(self.captures, capture)
         pair, facts = found.pairs[label], found.forecasts[label]
-        steps = round(pace(self.trace(load, way), load_model(self.model)), 3)
+        steps = pace(self.trace(load, way), load_model(self.model))
         for cohort in ("turn1", "turns2+") if capture.has_sessions else ("all",):
             judged = pair.cohorts.get(cohort)
             if judged is None or judged.ttft.n_truth < MIN_CELL:

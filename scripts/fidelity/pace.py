@@ -7,18 +7,35 @@ forecast that is wrong about what the engine had to do.
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from sim.features import TERMS
 from sim.model import Model
 from sim.noisefit import speed
-from sim.observations import observe
+from sim.observations import Observations, observe
+from sim.timeline import Floats
 from sim.variants import prepare_capture, schedule_of
 from sim.workload import plan_arrivals
 from tracefile import load_trace
 
+ANSWERS = {"1–3": (1.0, 3.0), "4–15": (4.0, 15.0), "16+": (16.0, np.inf)}
+"""So many at once, both ends included."""
+LEAST_STEPS = 20
+_DECODES = [term.name for term in TERMS].index("per_decode_ms")
 
-def pace(trace: Path, model: Model) -> float:
-    """Middle of captured over predicted time, of steps with prefill and of those without."""
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Captured over predicted time of one capture's steps, the middle of it."""
+
+    steps: float
+    """Of those with prefill and of those without, half each."""
+    decodes: dict[str, float]
+    """Of those without, by how many answers are in them: ``16+``; only where there are enough."""
+
+
+def pace(trace: Path, model: Model) -> Pace:
+    """What a capture's steps took."""
     meta, records = load_trace(trace)
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=str(trace), cold_prompts=not hashed)
@@ -26,4 +43,15 @@ def pace(trace: Path, model: Model) -> float:
     frontend, parameters = model.frontend, model.vector()
     work = (frontend.f0_ms, frontend.f1_ms_per_prompt_token)
     seen = observe(capture.records, schedule_of(capture, model.engine), frontend.placement, work)
-    return float(np.exp(speed(seen, parameters)))
+    ratio = seen.seen_ms / np.maximum(seen.counts @ parameters, 1e-6)
+    return Pace(steps=round(float(np.exp(speed(seen, parameters))), 3), decodes=_by_answers(seen, ratio))
+
+
+def _by_answers(seen: Observations, ratio: Floats) -> dict[str, float]:
+    answers = seen.counts[:, _DECODES] / seen.steps
+    found = {}
+    for name, (low, high) in ANSWERS.items():
+        rows = ~seen.is_prefill & (answers >= low) & (answers <= high)
+        if rows.sum() >= LEAST_STEPS:
+            found[name] = round(float(np.median(ratio[rows])), 3)
+    return found

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fidelity.goals import Goal, goals, name_of
 from fidelity.judging import LEVELS, Cell, Quantile, Verdicts
+from fidelity.pace import ANSWERS
 
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",
@@ -12,6 +13,7 @@ CAPTIONS = {
     "uncached": "Cold, measured with `--no-enable-prefix-caching`, forecast from the warm capture",
     "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
 }
+DECODES = "Steps of decodes alone, by the answers in them: captured over model, with prefixes shared and not"
 
 
 def page(verdicts: Verdicts) -> str:
@@ -22,6 +24,8 @@ def page(verdicts: Verdicts) -> str:
             cells = [cell for cell in verdicts.cells if (cell.shape, cell.way) == (shape, way)]
             if cells:
                 parts.append(f"**{shape}. {caption}.**\n\n{cells_table(cells)}")
+        own = [cell for cell in verdicts.cells if cell.shape == shape]
+        parts.append(f"**{shape}. {DECODES}.**\n\n{decodes_table(own)}")
         parts.append(_table(verdicts.models[shape].items(), ["parameter", f"fitted on {shape}'s calibrations"]))
     return "\n\n".join(parts)
 
@@ -30,6 +34,20 @@ def cells_table(cells: Sequence[Cell]) -> str:
     """One way's cells: a row a cohort."""
     headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A"]
     return _table(map(_cell_row, cells), headings)
+
+
+def decodes_table(cells: Sequence[Cell]) -> str:
+    """The pace of decodes, warm beside uncached: a row a load."""
+    paces = {(cell.load, cell.way): cell.pace.decodes for cell in cells}
+    rows = [
+        [load, *(_times(paces.get((load, way), {}).get(size)) for size in ANSWERS for way in ("warm", "uncached"))]
+        for load in dict.fromkeys(load for load, way in paces if way == "warm")
+    ]
+    return _table(rows, ["load", *(f"{size}, {way}" for size in ANSWERS for way in ("shared", "not"))])
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"× {ratio:.2f}"
 
 
 def insert(document: Path, section: str, text: str) -> None:
@@ -52,7 +70,7 @@ def _cell_row(cell: Cell) -> list[str]:
         f"{cell.censored / cell.n:.0%}",
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
-        "–" if cell.pace is None else f"× {cell.pace:.2f}",
+        f"× {cell.pace.steps:.2f}",
         *(_quantile(cell.quantiles[level]) for level in LEVELS),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
         _yardstick(cell),

@@ -7,7 +7,8 @@ import pytest
 from fidelity.goals import goals
 from fidelity.judging import Cell, Errors, Quantile, Verdicts, with_cold_yardsticks
 from fidelity.loads import Way
-from fidelity.tables import cells_table, insert, page
+from fidelity.pace import Pace
+from fidelity.tables import cells_table, decodes_table, insert, page
 
 
 def quantile(captured_ms: float, forecast_ms: float, aa_error: float | None = None, *, held: bool = True) -> Quantile:
@@ -40,7 +41,7 @@ def cell(
         preemptions=0,
         offered=0.4,
         saturated=saturated,
-        pace=pace,
+        pace=Pace(steps=pace, decodes={"16+": 0.85}),
         quantiles={
             "p50": quantile(100.0, p50),
             "p90": quantile(200.0, 230.0, -0.2),
@@ -119,6 +120,17 @@ def test_a_row_a_cell() -> None:
         "| session-fast turns2+ | 120 | 5% | 97.5% | 40% saturated | × 1.04 | 100 → 104, **+4.0%** (-1 … +9) ✓"
         " | 200 → 230, **+15.0%** (+10 … +20) ✓ | 400 → 500, **+25.0%** (+20 … +30) ✗ | 12 | – |"
     )
+
+
+def test_decodes_are_told_by_their_answers_with_prefixes_shared_and_not() -> None:
+    own = msgspec.structs.replace(cell("burst", "uncached"), pace=Pace(steps=1.0, decodes={"1–3": 1.1, "16+": 1.014}))
+    replayed = cell("burst", "cold-replayed")
+    shown = decodes_table([cell("burst"), own, replayed, cell("staircase")]).splitlines()
+    assert shown[0] == "| load | 1–3, shared | 1–3, not | 4–15, shared | 4–15, not | 16+, shared | 16+, not |"
+    assert shown[2:] == [
+        "| burst | – | × 1.10 | – | – | × 0.85 | × 1.01 |",
+        "| staircase | – | – | – | – | × 0.85 | – |",
+    ]
 
 
 def test_tables_take_the_place_of_the_old_ones_and_survive_json(tmp_path: Path) -> None:

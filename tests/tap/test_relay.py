@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import socket
 from typing import Any
 
 COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
@@ -10,12 +9,6 @@ COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 
 def usage(prompt: int, output: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_bytes_status_and_header_order_pass_both_ways(lab: Any) -> None:
@@ -317,9 +310,9 @@ def test_an_upstream_that_closes_before_answering_is_a_closed_connection_and_not
     assert (record.status, record.http_status, record.ttft_ms) == ("upstream_abort", None, None)
 
 
-def test_only_an_unreachable_upstream_is_a_502(lab: Any) -> None:
+def test_only_an_unreachable_upstream_is_a_502(lab: Any, free_port: int) -> None:
     async def scenario() -> None:
-        async with lab.tap(free_port()) as (tap, _):
+        async with lab.tap(free_port) as (tap, _):
             response = await tap.post("/v1/completions", COMPLETION)
             assert response.status == 502
             assert response.json["error"]["message"] == "tap cannot reach the upstream (connect_refused)"
