@@ -2,8 +2,8 @@
 
 A term that is one of several that grow together fits the captures it was solved on better whether it is there or not.
 So each is judged across captures: solved on all but one, scored on the one left out, by the stretches of time that were
-seen and by the TTFTs of a run of its own; with a single capture, on five parts of its sessions. The term that helps
-most comes in, as long as it helps by enough and in most of the folds.
+seen and by the TTFTs of a run of its own; with a single capture, across five parts of its sessions, by the stretches
+alone. The term that helps most comes in, as long as it helps by enough and in most of the folds.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ FOLDS = 5
 LEAST_GAIN = 0.01
 """A term must lower the loss on what was left out by this share of it."""
 TtftLoss = Callable[[int, Floats], float]
-"""Of a fold's own run with parameters that were solved without it."""
+"""Of a fold's own run with parameters that were solved without it; NaN: it has none."""
 ROUNDS = 3
 """Of choosing: what a shared core's front end did when follows from the terms, and these from that."""
 
@@ -48,9 +48,9 @@ def with_chosen_terms(
     """The same variant with the terms that help it, and the trials of the last round."""
 
     def ttft_loss(fold: int, parameters: Floats) -> float:
-        # A part of a capture's sessions does not run by itself.
-        run = captures[fold : fold + 1] if len(captures) > 1 else captures
-        return forecast(run, parameters, fit.variant).loss
+        if len(captures) == 1:  # a part of its sessions does not run by itself
+            return float("nan")
+        return forecast(captures[fold : fold + 1], parameters, fit.variant).loss
 
     trials: list[Trial] = []
     for _ in range(ROUNDS):
