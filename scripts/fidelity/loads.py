@@ -48,8 +48,9 @@ LOADS_256X4 = {
 }
 LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
 
-SMALL_POOL_BLOCKS = {"128x2": 700, "256x4": 390}
-"""Room for both prefixes of the long sessions (626 and 314 blocks of 32 tokens) and for two or three conversations."""
+SMALL_POOL_BLOCKS = {"128x2": 700, "256x4": 520}
+"""Room for both prefixes of the long sessions (626 and 314 blocks of 32 tokens) and for two or three conversations, or
+six: the engine refuses fewer blocks than its longest request takes (513)."""
 
 # Each line is one engine's work; a line is a restart, which takes about a minute.
 _ORDER = {

@@ -68,7 +68,7 @@ def test_a_model_is_fitted_on_calibrations_alone_and_judged_by_other_seeds() -> 
 def test_a_way_needs_its_own_engine() -> None:
     engines = {way: Capture("256x4", "burst", way).engine for way in ("warm", "again", "small", "uncached")}
     assert engines["warm"] == engines["again"] == EngineSettings(256, 4)
-    assert engines["small"] == EngineSettings(256, 4, blocks=390)
+    assert engines["small"] == EngineSettings(256, 4, blocks=520)
     assert engines["uncached"] == EngineSettings(256, 4, prefix_caching=False)
 
 
