@@ -22,7 +22,6 @@ LOADS_128X2 = {
     "calibration-4": "--pattern calibrate --parallel 16 --seed 4",
     # As many answers at once as the engine takes.
     "calibration-5": "--pattern calibrate --parallel 32 --seed 5",
-    "calibration-6": "--pattern calibrate --parallel 32 --seed 6",
     # Warm at a fifth of what the engine can do; cold at more than three times that.
     "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
     # The same sessions where a cold cache keeps up as well: six tenths of the engine.
@@ -38,6 +37,7 @@ LOADS_256X4 = {
     "calibration-1": "--pattern calibrate --number 63 --seed 4",
     "calibration-2": "--pattern calibrate --number 63 --seed 5",
     "calibration-3": "--pattern calibrate --number 63 --seed 6",
+    "calibration-4": "--pattern calibrate --parallel 32 --number 183 --seed 7",
     "session-fast": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.15 --number 16 --seed 61",
     "session-slow": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.05 --number 8 --seed 66",
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
@@ -64,7 +64,7 @@ _ORDER = {
         "small: session-fast session-slow",
         "uncached: session-slow burst staircase",
         "again: staircase burst session-slow",
-        "warm: calibration-4 calibration-5 calibration-6",
+        "warm: calibration-4 calibration-5",
         "cold-replayed: burst session-slow staircase",
     ),
     "256x4": (
@@ -75,7 +75,7 @@ _ORDER = {
         "small: session-fast session-slow",
         "again: session-fast session-slow session-short poisson-slow poisson-fast staircase burst",
         "replayed: session-fast",
-        "warm: calibration-3",
+        "warm: calibration-3 calibration-4",
     ),
 }
 
