@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
 
 from sim.compiled import FIRST_STEPS, build_world, run_world, with_model
 from sim.config import EngineConfig
@@ -79,16 +79,17 @@ class Interval:
 def members(model: Model, count: int, seed: int) -> list[Model]:
     """``count`` engines that the model's captures could have come from. Without draws and drift: the model itself.
 
-    Draws are taken in a random order, each once before any is taken again; speeds are the normal quantiles at the
-    middles of ``count`` equal shares, in a random order: fewer members then say as much as more independent ones.
+    Draws are taken in a random order, each once before any is taken again; speeds are the quantiles of Student's t (or
+    the normal ones, where drift is known) at the middles of ``count`` equal shares, in a random order: fewer members
+    then say as much as more independent ones.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
     order = np.resize(random.permutation(len(rows)), count)
-    shares = random.permutation(count)
-    normal = NormalDist()
-    speeds = [np.exp(model.drift_log_sd * normal.inv_cdf((share + 0.5) / count)) for share in shares.tolist()]
-    return [_member(model, rows[row], float(speed)) for row, speed in zip(order.tolist(), speeds, strict=True)]
+    shares = (random.permutation(count) + 0.5) / count
+    scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
+    speeds = np.exp(model.drift_log_sd * scores).tolist()
+    return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
 
 
 def forecast(

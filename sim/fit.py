@@ -18,7 +18,7 @@ from sim.flags import add_engine_flags, engine_overrides
 from sim.identification import Unidentified, find_unidentified, next_capture, require_enough
 from sim.latency import FrontendPlacement
 from sim.model import FitTrace, Model, Parameter, save_model
-from sim.noisefit import drift_log_sd, estimate_noise
+from sim.noisefit import estimate_drift, estimate_noise
 from sim.regression import bootstrap
 from sim.residuals import Requests, cohort_errors
 from sim.settings import Settings, model_name, settle
@@ -153,13 +153,15 @@ def fit_traces(config: FitConfig) -> Fitted:
     coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
     unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
     parameters = _parameters(best, draws, unidentified)
+    drift = estimate_drift(best.seen, best.parameters)
     model = Model(
         parameters=parameters,
         engine=best.variant.config,
         frontend_placement=best.variant.placement,
         noise=estimate_noise(best.seen, best.parameters),
         draws=[[float(f"{value:.6g}") for value in row] for row in draws[:DRAWS, best.free].tolist()],
-        drift_log_sd=drift_log_sd(best.seen, best.parameters),
+        drift_log_sd=drift.log_sd,
+        drift_freedom=drift.freedom,
         model_name=model_name([meta for meta, _ in loaded.values()]),
         fitted_on=[
             FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.records))

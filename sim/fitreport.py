@@ -54,7 +54,7 @@ def _noise_lines(model: Model) -> list[str]:
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
         f"{noise.mood_share:.0%} of a step's luck lasts, {noise.mood_ms / 1e3:.3g} s",
-        f"front end {front[low]:+.0%} … {front[high]:+.0%}; captures differ by {model.drift_log_sd:.1%}",
+        f"front end {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
     ]
 
 

@@ -71,8 +71,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Joint draws of the parameters: a row per draw, in the order of ``parameters``. From the bootstrap by session, so
     that they say together how sure the fit is. Empty: a point, nothing is known of its uncertainty."""
     drift_log_sd: float = 0.0
-    """Standard deviation of log(speed) between whole captures of one engine, beyond what the parameters explain: how
-    much faster or slower it may be on another day."""
+    """Standard deviation of log(speed) of a capture to come, beyond what the parameters explain: how much faster or
+    slower the engine may be on another day."""
+    drift_freedom: int = 0
+    """Degrees of freedom that it is known with: few captures tell little of it, and Student's t of that. 0: it is known
+    exactly."""
     model_name: str | None = None
     """The served model's name, from the traces. Null: they do not say."""
     fitted_on: list[FitTrace] = []
@@ -95,6 +98,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"draws[{number}]: {draw}; expected finite numbers, 0 or more")
         if not 0.0 <= self.drift_log_sd < float("inf"):
             raise InputError(f"drift_log_sd: {self.drift_log_sd}; expected a finite number, 0 or more")
+        if self.drift_freedom < 0:
+            raise InputError(f"drift_freedom: {self.drift_freedom}; expected 0 or more")
 
     @property
     def step(self) -> StepModel:

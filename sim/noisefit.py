@@ -32,6 +32,16 @@ _BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """How much faster or slower a capture to come may be as a whole than those that were fitted on."""
+
+    log_sd: float
+    """Of log(speed)."""
+    freedom: int
+    """Degrees of freedom that this is known with; 0: nothing was seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Steps:
     """Stretches that tell of steps, in order of captures and time."""
 
@@ -97,9 +107,9 @@ def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observa
     )
 
 
-def drift_log_sd(seen: Observations, parameters: Floats) -> float:
-    """Standard deviation of log(speed) between captures. With few of them, how much speed changed within them counts,
-    too: as much as three captures more would."""
+def estimate_drift(seen: Observations, parameters: Floats) -> Drift:
+    """From how log(speed) differs between captures. With few of them, how much speed changed within them counts, too:
+    as much as three captures more would."""
     speeds, within = [], []
     for number in range(int(seen.capture.max(initial=-1)) + 1):
         rows = np.flatnonzero(seen.capture == number)
@@ -107,10 +117,13 @@ def drift_log_sd(seen: Observations, parameters: Floats) -> float:
         parts = [speed(seen, parameters, block) for block in np.array_split(rows, _BLOCKS) if len(block)]
         within.append(float(np.var(parts, ddof=1)) if len(parts) > 1 else 0.0)
     if not speeds:
-        return 0.0
+        return Drift(0.0, 0)
     between = float(np.var(speeds, ddof=1)) * (len(speeds) - 1) if len(speeds) > 1 else 0.0
     prior = _BLOCKS - 1
-    return round(float(np.sqrt((between + prior * float(np.mean(within))) / (len(speeds) - 1 + prior))), 6)
+    freedom = len(speeds) - 1 + prior
+    variance = (between + prior * float(np.mean(within))) / freedom
+    # The captures' own mean is off by a share of it, and so is the fit that goes through them.
+    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / len(speeds)))), 6), freedom)
 
 
 def speed(seen: Observations, parameters: Floats, rows: Ints | None = None) -> float:

@@ -105,6 +105,15 @@ def test_drift_is_one_speed_for_all_of_a_member() -> None:
         assert member.step.per_decode_ms == pytest.approx(model.step.per_decode_ms * speed)
 
 
+def test_drift_that_few_captures_told_has_heavier_tails() -> None:
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.1, drift_freedom=5)
+    drawn = members(model, 201, seed=0)
+    logs = np.sort(np.log([member.step.t0_ms / model.step.t0_ms for member in drawn]))
+    # Student's t of 5 degrees of freedom is beyond 2.015 in a twentieth of cases, the normal beyond 1.645.
+    assert logs[190] == pytest.approx(0.2015, rel=0.02)
+    assert np.median(logs) == pytest.approx(0.0)
+
+
 def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
     model = default_model()
     assert {member.step for member in members(model, 3, seed=0)} == {model.step}

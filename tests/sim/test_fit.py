@@ -20,7 +20,7 @@ from sim.fit import FitConfig, Fitted, fit_traces
 from sim.latency import FrontendModel, StepModel
 from sim.model import Model, default_model, load_model
 from sim.noise import LEVELS, Noise, StepLuck
-from sim.noisefit import drift_log_sd, estimate_noise
+from sim.noisefit import Drift, estimate_drift, estimate_noise
 from sim.observations import Observations
 from sim.regression import bootstrap, solve
 from sim.residuals import Requests, locate_misfit
@@ -401,9 +401,16 @@ def test_drift_is_how_captures_differ() -> None:
         seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
         parts.append(observations([[1.0]] * 400, seen, [False] * 400))
     speeds = [np.median(np.log(part.seen_ms / 10.0)) for part in parts]
-    expected = float(np.sqrt(np.var(speeds, ddof=1) * 5 / 8))  # shrunk as three steady captures more would
-    assert drift_log_sd(Observations.join(parts), vector(10.0)) == pytest.approx(expected, rel=0.05)
-    assert drift_log_sd(parts[0], vector(10.0)) < 0.01
+    # Shrunk as three steady captures more would; a seventh differs from the six by that and by what their mean is off.
+    expected = float(np.sqrt(np.var(speeds, ddof=1) * 5 / 8 * (1 + 1 / 6)))
+    drift = estimate_drift(Observations.join(parts), vector(10.0))
+    assert drift.log_sd == pytest.approx(expected, rel=0.05)
+    assert drift.freedom == 8
+    alone = estimate_drift(parts[0], vector(10.0))
+    assert alone.log_sd < 0.01
+    assert alone.freedom == 3
+    nothing = parts[0].select(np.zeros(400, dtype=np.bool_))
+    assert estimate_drift(nothing, vector(10.0)) == Drift(0.0, 0)
 
 
 def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:

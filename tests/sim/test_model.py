@@ -39,6 +39,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
             "0 or",
         ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": -0.1}', "drift_log_sd: -0.1"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_freedom": -1}', "drift_freedom: -1"),
     ],
 )
 def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
