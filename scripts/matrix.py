@@ -1,6 +1,6 @@
 """The fidelity matrix: capture loads on a real engine, then judge forecasts of what no fit ever saw.
 
-    python scripts/matrix.py                                    # everything, about two hours
+    python scripts/matrix.py                                    # everything, about three hours
     python scripts/matrix.py capture --only '128x2/session-*'   # some captures
     python scripts/matrix.py judge                              # from the files that are there, in minutes
     python scripts/matrix.py judge --captures docs/captures     # from those that docs/results.md is about
