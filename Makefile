@@ -24,7 +24,7 @@ test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this mac
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## forecasts against a real vLLM, docs/results.md's tables; what is captured is kept (about two hours)
+results: $(VENV)/ready         ## forecasts against a real vLLM, docs/results.md's tables; what is captured is kept (about three hours)
 	$(PY) scripts/matrix.py --out out/results
 
 $(VENV)/ready: pyproject.toml
