@@ -1,7 +1,7 @@
 """What an engine's decodes save when the answers in a step stand on one prefix, against prompts of their own.
 
-    python scripts/shared_prefix.py                               # on a real vLLM on this machine's CPU, four minutes
-    python scripts/shared_prefix.py --url http://localhost:8000   # on any engine that does nothing else
+    python scripts/shared_prefix.py                               # on a real vLLM on this machine's CPU, five minutes
+    python scripts/shared_prefix.py --url http://localhost:8000   # on a vLLM that does nothing else
 
 Answers at once, all of them equally long, once behind a shared prefix and once behind as many tokens that nobody
 shares; a step's time is the gap between tokens while all of them are being answered. The model of ``sim fit`` charges

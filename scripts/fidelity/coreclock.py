@@ -44,8 +44,9 @@ def clocked(core: int | None) -> Iterator[CoreClock]:
         return
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, str(Path(__file__)), str(core)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | one_thread, text=True) as process:
+    pipe, own = subprocess.PIPE, os.environ | one_thread
+    # In a session of its own: Ctrl-C is for who waits for it, and ends its input.
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=own, text=True, start_new_session=True) as process:
         try:
             yield found
         finally:
