@@ -17,6 +17,7 @@ from sim.observations import Ints, Observations
 from sim.regression import solve
 from sim.timeline import Floats
 from sim.variants import Capture, Fit, columns_of, default_terms, fit_variant, forecast, group_losses
+from tracefile.progress import counted
 
 FOLDS = 5
 """Parts of a single capture."""
@@ -68,11 +69,10 @@ def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
     best = _try(seen, folds, (), ttft_loss)
     trials = [best]
     while True:
-        more = [
-            _try(seen, folds, (*best.extra_terms, name), ttft_loss)
-            for name in EXTRA_TERMS
-            if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
+        names = [
+            name for name in EXTRA_TERMS if name not in best.extra_terms and seen.counts[:, columns_of((name,))].any()
         ]
+        more = [_try(seen, folds, (*best.extra_terms, name), ttft_loss) for name in counted(names, "terms")]
         trials += more
         better = min(more, key=lambda trial: trial.loss, default=best)
         if not _is_better(better, best):
