@@ -12,7 +12,16 @@ from demo import EngineKind
 from fidelity.coreclock import clocked
 from fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
 from fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
-from fidelity.manifest import Manifest, definition, file_digest, index, read_manifest, trace_path, write_manifest
+from fidelity.manifest import (
+    Manifest,
+    definition,
+    file_digest,
+    index,
+    off_pace,
+    read_manifest,
+    trace_path,
+    write_manifest,
+)
 from job import Command, Workspace, shown
 from proxybench.conditions import Watch
 from proxybench.processes import free_port
@@ -97,6 +106,8 @@ def capture_missing(kind: EngineKind, out: Path, wanted: Sequence[Capture], ever
             for capture in group:
                 write_manifest(out, capture, bench.capture(capture))
                 (out / "index.md").write_text(index(out, list(everything)))
+    for sentence in off_pace(out, list(everything)):
+        print(sentence)
 
 
 def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[EngineSettings, list[Capture]]]:

@@ -3,10 +3,15 @@
 import hashlib
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 from fidelity.loads import LOADS, REPLAY_FLAGS, Capture
+
+OFF_PACE = 0.15
+"""How far the clock of the engine's core may be from the middle of the captures'; it varies by 5 % or so by itself."""
+FEWEST_CLOCKED = 5
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,22 @@ def write_manifest(out: Path, capture: Capture, manifest: Manifest) -> None:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def off_pace(out: Path, captures: list[Capture]) -> list[str]:
+    """Captures during which the engine's core was clocked far from how it was in the others, in a sentence each: they
+    tell of a machine that had changed its pace. None with fewer than ``FEWEST_CLOCKED``."""
+    found = [manifest for capture in captures if (manifest := read_manifest(out, capture)) is not None]
+    clocks = {f"{one.shape}/{one.name}": one.core_python_ms for one in found if one.core_python_ms is not None}
+    if len(clocks) < FEWEST_CLOCKED:
+        return []
+    middle_ms = median(clocks.values())
+    return [
+        f"{name}: the engine's core was clocked at {ms:.2f} ms, in the middle of all captures at {middle_ms:.2f}; "
+        f"expected that to {OFF_PACE:.0%}: remove its manifest to capture it again"
+        for name, ms in clocks.items()
+        if abs(ms / middle_ms - 1.0) > OFF_PACE
+    ]
 
 
 def index(out: Path, captures: list[Capture]) -> str:

@@ -5,11 +5,12 @@ import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from fidelity.capturing import capture_missing, missing_by_engine
 from fidelity.coreclock import CoreClock, clocked, middle_mean
 from fidelity.loads import LOADS, Capture, EngineSettings, captures
-from fidelity.manifest import Manifest, definition, index, read_manifest, trace_path, write_manifest
+from fidelity.manifest import Manifest, definition, index, off_pace, read_manifest, trace_path, write_manifest
 from matrix import selected
 
 from tracefile import load_trace
@@ -105,6 +106,22 @@ def test_the_index_has_a_line_for_each_capture_that_there_is(tmp_path: Path) -> 
     assert index(tmp_path, [made, missing]).splitlines()[2:] == [
         "| 128x2/burst | 3 | 2 | 120 | 0.51 / 0.40 | 50% | 1.0% | 0.5 | 1 | 14:30:05 | `loadgen --seed 1` |"
     ]
+
+
+def test_a_capture_on_a_machine_of_another_pace_is_named(tmp_path: Path) -> None:
+    loads = ["session-fast", "session-short", "poisson-slow", "poisson-fast", "staircase", "burst"]
+    made = [Capture("128x2", load) for load in loads]
+    clocks = [0.42, 0.40, 0.31, 0.44, 0.43, None]
+    for number, (capture, clock) in enumerate(zip(made, clocks, strict=True), 1):
+        make(tmp_path, capture)
+        manifest = msgspec.structs.replace(manifest_of(capture), core_python_ms=clock)
+        write_manifest(tmp_path, capture, manifest)
+        if number < 5:
+            assert off_pace(tmp_path, made) == []  # too few to say
+    [said] = off_pace(tmp_path, made)
+    assert said.startswith(
+        "128x2/poisson-slow: the engine's core was clocked at 0.31 ms, in the middle of all captures at 0.42"
+    )
 
 
 def test_captures_are_selected_by_what_their_names_are_like() -> None:
