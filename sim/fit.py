@@ -185,7 +185,10 @@ def fit_traces(config: FitConfig) -> Fitted:
 def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
     """Every capture's schedule, composed ahead or not: it does not depend on the front end."""
     configs = {variant.config.async_scheduling: variant.config for variant in variants}
-    return {ahead: [schedule_of(capture, config) for capture in captures] for ahead, config in configs.items()}
+    return {
+        ahead: [schedule_of(capture, config) for capture in counted(captures, "schedules")]
+        for ahead, config in configs.items()
+    }
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
