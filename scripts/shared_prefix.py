@@ -10,6 +10,7 @@ both alike.
 
 import argparse
 import contextlib
+import math
 import signal
 import statistics
 import sys
@@ -22,6 +23,7 @@ from fidelity.engines import empty_cache, engine
 from fidelity.loads import EngineSettings
 from job import Workspace
 
+from sim.seentimes import seen_tokens
 from tracefile import load_trace
 
 NEW_TOKENS = 32
@@ -53,13 +55,9 @@ def engine_at(url: str | None, work: Workspace) -> Iterator[str]:
 
 def step_ms(trace: Path) -> float:
     """Middle gap between tokens while every request of a trace was being answered. Raises SystemExit if none was."""
-    answers = []
-    for record in load_trace(trace)[1]:
-        seen_ms = [(record.arrival_ms or 0.0) + (record.ttft_ms or 0.0)]
-        for gap_ms in record.itl_ms:
-            seen_ms.append(seen_ms[-1] + gap_ms)
-        answers.append(seen_ms)
-    all_ms, until_ms = max(seen[0] for seen in answers), min(seen[-1] for seen in answers)
+    answers = [[ms for ms in seen_tokens(record) if not math.isnan(ms)] for record in load_trace(trace)[1]]
+    all_ms = max((seen[0] if seen else math.inf) for seen in answers)
+    until_ms = min((seen[-1] if seen else 0.0) for seen in answers)
     gaps = [
         after - before for seen in answers for before, after in pairwise(seen) if before >= all_ms and after <= until_ms
     ]

@@ -70,7 +70,7 @@ def _cell_row(cell: Cell) -> list[str]:
         f"{cell.censored / cell.n:.0%}",
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
-        f"× {cell.pace.steps:.2f}",
+        _times(cell.pace.steps),
         *(_quantile(cell.quantiles[level]) for level in LEVELS),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
         _yardstick(cell),
