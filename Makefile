@@ -7,16 +7,16 @@ PY := $(VENV)/bin/python
 .PHONY: demo demo-vllm test test-vllm test-ray check results clean
 
 demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
-	$(PY) scripts/demo.py --engine sim --out out/demo
+	$(PY) -m scripts.demo --engine sim --out out/demo
 
 demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's CPU
-	$(PY) scripts/demo.py --engine vllm --out out/demo-vllm
+	$(PY) -m scripts.demo --engine vllm --out out/demo-vllm
 
 test: $(VENV)/ready            ## every test that needs no real engine
 	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not vllm and not ray"
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
-	$(PY) scripts/vllm_engine.py test
+	$(PY) -m scripts.vllm_engine test
 
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray
@@ -24,8 +24,8 @@ test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this mac
 check: $(VENV)/ready           ## format, lint, types and tests: what a change must pass
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
-results: $(VENV)/ready         ## forecasts against a real vLLM, docs/results.md's tables; what is captured is kept (about three hours)
-	$(PY) scripts/matrix.py --out out/results
+results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/results.md's tables; what is captured is kept (about three hours)
+	$(PY) -m scripts.matrix --out out/results
 
 $(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)

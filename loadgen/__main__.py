@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args, overload
 
-from loadgen.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, Api, LoadConfig, Pattern, Spacing
+from engines.dialects import AUTO, CHOICES
+from loadgen.core.draws import Vocabulary
+from loadgen.core.runflags import add_run_arguments, run_flags
+from loadgen.core.spans import FORMS, Span, parse_span
 from loadgen.datasets import DATASETS
-from loadgen.dialects import AUTO, CHOICES
-from loadgen.draws import Vocabulary
-from loadgen.rateseries import read_rate_series
-from loadgen.runflags import add_run_arguments, run_flags
+from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, Api, LoadConfig, Pattern, Spacing
+from loadgen.plan.rateseries import read_rate_series
 from loadgen.running import run_load
-from loadgen.spans import FORMS, Span, parse_span
 from tracefile import InputError
-from tracefile.commandline import run_command
+from tracefile.commandline.ending import run_command
 
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
@@ -27,7 +27,7 @@ recorded as client_abort, the trace is complete). The same seed and flags make t
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv`` and run the load, or measure what this machine can send."""
     if argv[:1] == ["calibrate"]:
-        from loadgen.calibration.command import main as calibrate  # noqa: PLC0415 - no run needs it
+        from loadgen.selftest.command import main as calibrate  # noqa: PLC0415 - no run needs it
 
         return calibrate(argv[1:])
     return run_load(parse_config(argv))

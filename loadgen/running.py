@@ -7,21 +7,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from loadgen.config import LoadConfig
-from loadgen.dialects import Dialect
-from loadgen.draws import Vocabulary
-from loadgen.engine import ControlClient, EngineFacts
-from loadgen.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
-from loadgen.measures.progress import TargetRate
-from loadgen.measures.summary import Summary, summarize, summary_lines
-from loadgen.recognition import find_dialect, recognition_notes
+from engines.control import ControlClient, EngineFacts
+from engines.dialects import Dialect
+from engines.recognition import find_dialect, recognition_notes
+from loadgen.core.draws import Vocabulary
+from loadgen.core.target import origin_of
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
+from loadgen.plan.preparation import prepare_load_text
+from loadgen.plan.workload import rate_profile
 from loadgen.runs.driving import Drive, drive
 from loadgen.runs.outcome import Driven
-from loadgen.target import origin_of
+from loadgen.runs.progress import TargetRate
+from loadgen.runs.summary import Summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
-from loadgen.text.preparation import prepare_load_text
 from loadgen.text.targettext import TargetText
-from loadgen.workload import rate_profile
 from tracefile import InputError, Meta, load_key
 from tracefile import Workload as WorkloadMeta
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from loadgen.__main__ import add_target_arguments
-from loadgen.draws import Vocabulary
-from loadgen.request import SESSION_HEADER
-from loadgen.runflags import run_flags
+from loadgen.core.draws import Vocabulary
+from loadgen.core.request import SESSION_HEADER
+from loadgen.core.runflags import run_flags
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.running import run_replay
 from tracefile import open_trace
-from tracefile.commandline import run_command
+from tracefile.commandline.ending import run_command
 
 EPILOG = """\
 Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output

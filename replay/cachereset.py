@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from loadgen.bodies import completions_body
-from loadgen.dialects import Dialect, DialectName
-from loadgen.draws import Vocabulary, text_key, tokens_of
-from loadgen.engine import ControlClient
+from engines.control import ControlClient
+from engines.dialects import Dialect, DialectName
+from loadgen.core.bodies import completions_body
+from loadgen.core.draws import Vocabulary, text_key, tokens_of
 from tracefile import InputError
 from wire.answer import parse_answer
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from loadgen.job import WHOLE, Shard
+from loadgen.core.job import WHOLE, Shard
 from replay.partition import group_requests
 from replay.selection import ALL, Selection
 from replay.soundness import check_meta, check_record, find_cycle
@@ -28,7 +28,7 @@ from tracefile import (
     open_trace,
     trace_digest,
 )
-from tracefile.schema import HashSource, SessionSource
+from tracefile.records.schema import HashSource, SessionSource
 from wire.answer import GENERATING, LLAMA_CPP
 
 HTTP_ERROR = 400

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from loadgen.config import Api
-from loadgen.dialects import AUTO, CHOICES
-from loadgen.draws import ORDINARY, Vocabulary
-from loadgen.request import SESSION_HEADER
-from loadgen.runflags import ONE_PROCESS, RunFlags
+from engines.dialects import AUTO, CHOICES
+from loadgen.core.draws import ORDINARY, Vocabulary
+from loadgen.core.request import SESSION_HEADER
+from loadgen.core.runflags import ONE_PROCESS, RunFlags
+from loadgen.plan.config import Api
 from replay.selection import Selection
 from tracefile import InputError
 

@@ -1,6 +1,6 @@
 """From hashes to tokens: equal hashes give equal blocks, different hashes different ones, on every machine.
 
-A block's tokens are a fixed function of its hash and the run's nonce (``loadgen.draws``), over ordinary vocabulary
+A block's tokens are a fixed function of its hash and the run's nonce (``loadgen.core.draws``), over ordinary vocabulary
 only. A hash stands for its whole prefix, so prompts that shared a prefix in the capture share one here.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.draws import TokenIds, Vocabulary, expand_tokens, mix64, mix64_array, text_key, tokens_of
+from loadgen.core.draws import TokenIds, Vocabulary, expand_tokens, mix64, mix64_array, text_key, tokens_of
 from tracefile import BlockHash, RequestId
 
 TAIL = 0x7461696C

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from loadgen.dialects import DIALECTS, DialectName
-from loadgen.job import Shard
-from loadgen.plan import Plan
+from engines.dialects import DIALECTS, DialectName
+from loadgen.core.job import Shard
+from loadgen.core.plan import Plan
 from replay.capture import Survey, load_requests
 from replay.config import ReplayConfig
 from replay.links import link_requests

@@ -12,9 +12,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
-from loadgen.dialects import VLLM, Dialect
-from loadgen.draws import GENERATOR
-from loadgen.plan import Send
+from engines.dialects import VLLM, Dialect
+from loadgen.core.draws import GENERATOR
+from loadgen.core.plan import Send
 from replay.capture import Captured
 from replay.config import ReplayConfig
 from replay.expansion import Expansion

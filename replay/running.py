@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from loadgen.engine import ControlClient, EngineFacts
-from loadgen.measures.summary import Summary, summary_lines
-from loadgen.recognition import Recognised, find_dialect, recognition_notes
+from engines.control import ControlClient, EngineFacts
+from engines.recognition import Recognised, find_dialect, recognition_notes
+from loadgen.core.target import origin_of
 from loadgen.running import exit_code, finish, refusal, summarize_run
 from loadgen.runs.driving import Drive, drive
 from loadgen.runs.outcome import Driven
 from loadgen.runs.resumption import HISTORY, last_header
-from loadgen.target import origin_of
+from loadgen.runs.summary import Summary, summary_lines
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from replay.accounting import Account, account_lines, account_of
 from replay.cachereset import reset_prefix_cache

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.bodies import completions_body
-from loadgen.draws import TokenIds
-from loadgen.plan import Answer, Send
-from loadgen.prompts import ChatPrompt
-from loadgen.request import PlannedRequest, request_headers
+from loadgen.core.bodies import completions_body
+from loadgen.core.draws import TokenIds
+from loadgen.core.plan import Answer, Send
+from loadgen.core.request import PlannedRequest, request_headers
+from loadgen.plan.prompts import ChatPrompt
 from replay.capture import Captured
 from replay.expansion import Expansion
 from replay.slots import Slot

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadgen.plan import Send
+from loadgen.core.plan import Send
 
 if TYPE_CHECKING:
     from replay.sending import Replayed

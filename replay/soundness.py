@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from tracefile import InputError, Meta, Record, RequestId
-from tracefile.checking import Rule, check_hashes, check_signs
+from tracefile.study.checking import Rule, check_hashes, check_signs
 
 MOST_TOKENS = 1 << 24
 """Of one prompt, one answer, or one block: some ten times the longest context that is served."""

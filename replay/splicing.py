@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.draws import TokenIds
+from loadgen.core.draws import TokenIds
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 

@@ -19,10 +19,10 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.dialects import Dialect
-from loadgen.draws import TokenIds, Vocabulary
-from loadgen.plan import Answer
-from loadgen.prompts import ChatPrompt, TextForm
+from engines.dialects import Dialect
+from loadgen.core.draws import TokenIds, Vocabulary
+from loadgen.core.plan import Answer
+from loadgen.plan.prompts import ChatPrompt, TextForm
 from loadgen.text.chatbodies import PATHS, TextApi, conversation_body
 from loadgen.text.chattemplate import Order, order_of
 from loadgen.text.spoken import Spoken

@@ -5,11 +5,11 @@ from itertools import islice
 
 import numpy as np
 
-from loadgen.dialects import VLLM
-from loadgen.engine import ControlClient
+from engines.control import ControlClient
+from engines.dialects import VLLM
+from loadgen.plan.preparation import find_tokenizer, path_of
 from loadgen.text.chattemplate import order_of
 from loadgen.text.prefixtruth import IDS, Examination, examine
-from loadgen.text.preparation import find_tokenizer, path_of
 from loadgen.text.spoken import chat_messages
 from loadgen.text.targettext import NO_TARGET, TargetText, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError

@@ -12,10 +12,10 @@ from typing import Final, Literal
 import msgspec
 from rich.console import Console
 
-from report.comparison import CompareConfig, Compared, compare
-from report.terminal import print_comparison
-from tracefile.commandline import run_command
-from tracefile.errors import InputError
+from report.compare.comparison import CompareConfig, Compared, compare
+from report.compare.terminal import print_comparison
+from tracefile.commandline.ending import run_command
+from tracefile.records.errors import InputError
 
 STDOUT: Final = "-"
 _LABELLED: Final = re.compile(r"[^=/]+=.+")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     compared = compare(config.compare)
     if config.page is not None:
         # The page's libraries take half a second to import: only who wants a page waits for them.
-        from report.page import render_page  # noqa: PLC0415
+        from report.pages.page import render_page  # noqa: PLC0415
 
         _write(config.page, render_page(compared), "-o")
     _write_json(compared, config.json)
@@ -80,8 +80,8 @@ def command() -> None:
 
 
 def _draw_curves(flags: argparse.Namespace) -> int:
-    from report.curvefiles import read_curve_files  # noqa: PLC0415
-    from report.curvepage import render_curves  # noqa: PLC0415 - as above
+    from report.pages.curvefiles import read_curve_files  # noqa: PLC0415
+    from report.pages.curvepage import render_curves  # noqa: PLC0415 - as above
 
     _write(flags.output, render_curves(read_curve_files(flags.files)), "-o")
     print(f"page: {flags.output}", file=sys.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import cast
 
-from sim.alarm import Alarm
+from sim.serving.engine.alarm import Alarm
 
 Schedule = Mapping[int, Sequence[int]]
 """A request's size in bytes, which tells requests apart, to when its tokens are due after it was read, ns."""

@@ -1,6 +1,6 @@
 """CPU that a streamed chunk costs a Python server: FastAPI, a bare ASGI application on uvicorn, an asyncio Protocol.
 
-    python scripts/bench_chunks.py            # all three, one after another
+    python -m scripts.bench_chunks            # all three, one after another
 
 Each serves so many streams on one core and writes a chunk to each of them every few milliseconds, as an engine's steps
 do; the client reads on another core, in another process. All use uvloop and httptools.

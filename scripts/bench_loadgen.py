@@ -1,11 +1,11 @@
 """What loadgen can send on one core, and how true its times are, beside an aiohttp client, AIPerf and the bare loop.
 
-    python scripts/bench_loadgen.py                       # about seven minutes
-    python scripts/bench_loadgen.py --quick               # under two minutes: a look, not a result
-    python scripts/bench_loadgen.py --aiperf VENV         # AIPerf too, from VENV/bin/aiperf
+    python -m scripts.bench_loadgen                       # about seven minutes
+    python -m scripts.bench_loadgen --quick               # under two minutes: a look, not a result
+    python -m scripts.bench_loadgen --aiperf VENV         # AIPerf too, from VENV/bin/aiperf
 
 The client and all that it starts run on core 1, the built-in server on core 0. Rates and errors are taken from what the
-server saw, the same way for all. What is measured how stands in docs/load-bench.md.
+server saw, the same way for all. What is measured how stands in docs/dev/load-bench.md.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadbench.cases import cases
-from loadbench.expansion import Expanded, expansion
-from loadbench.results import Results
-from loadbench.runs import Measured, measure
-from loadbench.subjects import Subject, aiperf, kvtape, reference
-from proxybench.conditions import Watch
+from scripts.loadbench.cases import cases
+from scripts.loadbench.expansion import Expanded, expansion
+from scripts.loadbench.results import Results
+from scripts.loadbench.runs import Measured, measure
+from scripts.loadbench.subjects import Subject, aiperf, kvtape, reference
+from scripts.proxybench.conditions import Watch
 
 
 def parser() -> argparse.ArgumentParser:

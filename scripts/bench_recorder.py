@@ -1,6 +1,6 @@
 """How much CPU the tap's recorder spends on a record, from the frame on its socket to compressed bytes in the trace.
 
-    python scripts/bench_recorder.py --records 20000 --prompt-tokens 64 1000 10000
+    python -m scripts.bench_recorder --records 20000 --prompt-tokens 64 1000 10000
 
 Unary completions with token-id prompts, half of each shared with others, hashed. The best of many batches is what the
 code costs; the mean is what it cost beside everything else this machine did meanwhile.
@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tap.exchange import ExchangeCopy, RecorderSetup, encode_frame, split_frames
-from tap.recorder import Recorder, decode_message
-from tracefile.blockhash import DEFAULT_BLOCK_SIZE, HashKey
-from tracefile.schema import HashInfo, Meta
+from tap.ipc.exchange import ExchangeCopy, RecorderSetup, encode_frame, split_frames
+from tap.recorder.recorder import Recorder, decode_message
+from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
+from tracefile.records.schema import HashInfo, Meta
 
 BATCH = 100
 REPORT_BATCHES = 20

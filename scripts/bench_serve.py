@@ -1,9 +1,9 @@
 """How closely clients of ``sim serve`` see the engine's virtual clock, and how much one core of it carries.
 
-    python scripts/bench_serve.py fidelity --rate 200 --tokens 16 --seconds 10 --realtime
-    python scripts/bench_serve.py fidelity --rate 200 --tokens 256 -- --t0-ms 4 --per-decode-ms 0.002
-    python scripts/bench_serve.py throughput --streams 32 --tokens 256
-    python scripts/bench_serve.py streams --streams 2000 --seconds 10 -- --t0-ms 100 --max-num-seqs 2048
+    python -m scripts.bench_serve fidelity --rate 200 --tokens 16 --seconds 10 --realtime
+    python -m scripts.bench_serve fidelity --rate 200 --tokens 256 -- --t0-ms 4 --per-decode-ms 0.002
+    python -m scripts.bench_serve throughput --streams 32 --tokens 256
+    python -m scripts.bench_serve streams --streams 2000 --seconds 10 -- --t0-ms 100 --max-num-seqs 2048
 
 Fidelity: requests in a poisson stream from a client that does nothing but send and read; every token's read is
 compared with the moment at which the engine's clock says that it exists, every TTFT with the engine's own; then the
@@ -34,12 +34,12 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-from bare_sender import END, Schedule, send
-from proxybench.processes import free_port
 
+from scripts.bare_sender import END, Schedule, send
+from scripts.proxybench.processes import free_port
 from sim.__main__ import main as sim
-from sim.generation import Generation
-from sim.realtime import RealTimeEngine
+from sim.serving.engine.realtime import RealTimeEngine
+from sim.serving.requests.generation import Generation
 
 Truth = dict[int, tuple[float, list[float]]]
 """Prompt length, which tells requests apart, to arrival and token times on the engine's clock, as moments in ns."""

@@ -1,7 +1,7 @@
 """How long the simulator takes: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
 whole size curve, a made-up million requests, and Dynamo's replay of the same trace where its Python is given.
 
-    python scripts/bench_sim.py mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python --markdown
+    python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python --markdown
 
 The engine's step times are those of no engine in particular: one that keeps up with an hour of that trace. Figures in
 seconds are medians over ``--runs``; a command's are those of its fastest, its compiled code being on disk.
@@ -16,16 +16,15 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from simbench.caches import bench_caches
-from simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
-from simbench.million import bench_million
-from simbench.peer import bench_peer
-from simbench.timing import Figures
-
-from sim.config import EngineConfig
-from sim.latency import FrontendModel, StepModel
-from sim.model import make_model
-from sim.noise import LEVELS, Noise
+from scripts.simbench.caches import bench_caches
+from scripts.simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, bench_hour
+from scripts.simbench.million import bench_million
+from scripts.simbench.peer import bench_peer
+from scripts.simbench.timing import Figures
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import make_model
+from sim.latency.noise import LEVELS, Noise
+from sim.vllm.config import EngineConfig
 from tracefile import load_trace
 
 STEP = StepModel(

@@ -1,12 +1,12 @@
 """What the tap costs beside nginx and haproxy: one run, one machine, everything recorded.
 
-    python scripts/bench_tap.py                      # under three minutes
-    python scripts/bench_tap.py --quick              # under 40 seconds: one short round, nginx and one tap
-    python scripts/bench_tap.py --only cpu,ttft --proxies nginx,tap-ids
+    python -m scripts.bench_tap                      # under three minutes
+    python -m scripts.bench_tap --quick              # under 40 seconds: one short round, nginx and one tap
+    python -m scripts.bench_tap --only cpu,ttft --proxies nginx,tap-ids
 
 The upstream and the load client share one process on core 0, every proxy runs on core 1, the tap's recorder on core 0
 at its own low priority. Rounds are interleaved, every proxy once a round, and figures are medians over rounds. What is
-measured how stands in docs/tap-bench.md.
+measured how stands in docs/dev/tap-bench.md.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from proxybench.conditions import Conditions, Watch
-from proxybench.engine import Engine
-from proxybench.measures import (
+from scripts.proxybench.conditions import Conditions, Watch
+from scripts.proxybench.engine import Engine
+from scripts.proxybench.measures import (
     IDLE_GAP_MS,
     LARGE_PROMPT_BYTES,
     UNEVEN_GAPS_MS,
@@ -32,9 +32,8 @@ from proxybench.measures import (
     saturate,
     stream_window,
 )
-from proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
-from proxybench.results import REFERENCE, Results, as_json, table
-
+from scripts.proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
+from scripts.proxybench.results import REFERENCE, Results, as_json, table
 from wire.loop import run
 
 PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")

@@ -1,7 +1,7 @@
 """The main job from nothing to one page: capture → replay warm and cold → fit → predict → report.
 
-    python scripts/demo.py --engine sim    # on the embedded engine, under three minutes
-    python scripts/demo.py --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
+    python -m scripts.demo --engine sim    # on the embedded engine, under three minutes
+    python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
 
 The model is fitted on calibration captures alone (other seeds, other patterns); the session load that the page shows
 is one that the fit never saw. ``--again`` captures that load twice, so that the page can say how far two runs of the
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-import vllm_engine
-from job import Command, Workspace
-from proxybench.processes import free_port
+
+from scripts import vllm_engine
+from scripts.job import Command, Workspace
+from scripts.proxybench.processes import free_port
 
 EngineKind = Literal["sim", "vllm"]
 

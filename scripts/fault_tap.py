@@ -1,7 +1,7 @@
 """Break what stands beside the tap's traffic, and count what clients notice: it must be nothing.
 
-    python scripts/fault_tap.py                          # every fault, about a minute
-    python scripts/fault_tap.py --only "disk full" --seconds 30 --users 64
+    python -m scripts.fault_tap                          # every fault, about a minute
+    python -m scripts.fault_tap --only "disk full" --seconds 30 --users 64
 
 While traffic of every kind passes (streams, unary, errors, streams lost upstream or left by the client), a fault is
 made. A row a fault: client-visible failures, and the account of records from three sides: what clients sent, what the
@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from proxybench.breakage import FAULTS
-from proxybench.engine import Engine
-from proxybench.faults import FaultImpossibleError, Finding, find
-
+from scripts.proxybench.breakage import FAULTS
+from scripts.proxybench.engine import Engine
+from scripts.proxybench.faults import FaultImpossibleError, Finding, find
 from wire.loop import run
 
 ROW = "{:<18}  {:>7}  {:>6}  {:>8}  {:>8}  {:>11}  {:>5}  {}"

@@ -1,8 +1,8 @@
 """Look for bytes that the tap reads differently from whoever stands behind it, for as long as one likes.
 
     pip install atheris
-    python scripts/fuzz_wire.py requests FOLDER -max_total_time=600
-    python scripts/fuzz_wire.py responses FOLDER -max_total_time=600
+    python -m scripts.fuzz_wire requests FOLDER -max_total_time=600
+    python -m scripts.fuzz_wire responses FOLDER -max_total_time=600
 
 Coverage-guided (atheris, libFuzzer): inputs that reach new code are kept in FOLDER, which begins with the corpus in
 ``tests/wire/corpus``. What breaks a property is written to ``crash-*``: without its first byte and with a name that
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["wire", "tap.relay"]):
-    from wirefuzz.properties import check_requests, check_response
+with atheris.instrument_imports(include=["wire", "tap.proxy.relay"]):
+    from scripts.wirefuzz.properties import check_requests, check_response
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "wire" / "corpus"
 

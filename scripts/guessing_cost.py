@@ -1,6 +1,6 @@
 """What it costs to find a prompt by guessing, for whoever holds a trace and its key: docs/privacy.md quotes this.
 
-    python scripts/guessing_cost.py
+    python -m scripts.guessing_cost
 
 A guess is one 16-token block after a prefix that is known: a hash, compared with the trace's. One core, in Python;
 what a C program does on it, ``xxhsum -b7 -B72`` and ``openssl speed -bytes 72 -evp blake2b512`` tell.
@@ -39,7 +39,7 @@ def guesses_per_second(hash_block: Callable[[bytes], bytes]) -> float:
 
 
 def algorithms() -> dict[str, Callable[[bytes], bytes]]:
-    """Each of ``--hash`` as ``tracefile/blockhash.py`` computes it for one block."""
+    """Each of ``--hash`` as ``tracefile/hashing/blockhash.py`` computes it for one block."""
     seed, key = secrets.randbits(64), secrets.token_bytes(32)
     keyed = hashlib.blake2b(key=key, person=b"block hash", digest_size=8)
 

@@ -1,9 +1,9 @@
 """The fidelity matrix: capture loads on a real engine, then judge forecasts of what no fit ever saw.
 
-    python scripts/matrix.py                                    # everything, about three hours
-    python scripts/matrix.py capture --only '128x2/session-*'   # some captures
-    python scripts/matrix.py judge                              # from the files that are there, in minutes
-    python scripts/matrix.py judge --captures docs/captures     # from those that docs/results.md is about
+    python -m scripts.matrix                                    # everything, about three hours
+    python -m scripts.matrix capture --only '128x2/session-*'   # some captures
+    python -m scripts.matrix judge                              # from the files that are there, in minutes
+    python -m scripts.matrix judge --captures data/captures     # from those that docs/dev/results.md is about
 
 A capture that exists with the same definition is kept, and so is what is whole after Ctrl-C: run it again to go on.
 """
@@ -15,14 +15,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
-import vllm_engine
-from fidelity import tables
-from fidelity.capturing import capture_missing
-from fidelity.goals import goals
-from fidelity.judging import judge_all
-from fidelity.loads import LOADS, Capture
-from fidelity.loads import captures as matrix
-from fidelity.seedfigure import draw_seed_figures
+
+from scripts import vllm_engine
+from scripts.fidelity import tables
+from scripts.fidelity.capturing import capture_missing
+from scripts.fidelity.goals import goals
+from scripts.fidelity.judging import judge_all
+from scripts.fidelity.loads import LOADS, Capture
+from scripts.fidelity.loads import captures as matrix
+from scripts.fidelity.seedfigure import draw_seed_figures
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """Cached tokens under pressure: a pool too small for the load, and what the rules make of the schedule captured there.
 
-    python scripts/pressure.py --engine sim    # on the embedded engine, about two minutes a pool
-    python scripts/pressure.py --engine vllm   # on a real vLLM on this machine's CPU, three or four
+    python -m scripts.pressure --engine sim    # on the embedded engine, about two minutes a pool
+    python -m scripts.pressure --engine vllm   # on a real vLLM on this machine's CPU, three or four
 
 Each pool size is an engine of its own. Every load goes through a tap into an emptied cache; ``sim audit`` then holds
 the cached tokens that the engine reported against the rules, request by request. Preemptions are the engine's own
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import vllm_engine
-from demo import EngineKind, capture
-from job import Workspace
-from proxybench.processes import free_port
+
+from scripts import vllm_engine
+from scripts.demo import EngineKind, capture
+from scripts.job import Workspace
+from scripts.proxybench.processes import free_port
 
 LOADS = {
     "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think-s 0.2:2 --prefix-count 3"

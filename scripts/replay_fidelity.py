@@ -1,6 +1,6 @@
 """How true a replay is to its capture, on a real engine: the table of docs/replay.md.
 
-    python scripts/replay_fidelity.py --engine vllm --out out/fidelity    # about fifteen minutes
+    python -m scripts.replay_fidelity --engine vllm --out out/fidelity    # about fifteen minutes
 
 One session load is captured twice (two runs of one load: the yardstick), then the first capture is replayed: twice warm
 with the real answers in later prompts, once warm without them, and twice cold with no reset in between.
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import vllm_engine
-from demo import capture, engine
-from job import Command, Workspace
+from scripts import vllm_engine
+from scripts.demo import capture, engine
+from scripts.job import Command, Workspace
 
 LOAD = (
     "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think-s 0.2:1.0"

@@ -1,6 +1,6 @@
 """Replay a large trace on the embedded engine at full speed, and hold the replay to its account.
 
-    python scripts/replay_large.py TRACE [--limit N] [--procs N] [--parallel P] [FLAGS OF REPLAY]
+    python -m scripts.replay_large TRACE [--limit N] [--procs N] [--parallel P] [FLAGS OF REPLAY]
 
 Every request of the trace must be sent, left out, or not sent for a reason that is named; every one that was sent must
 have a record; no process may outlive the run. Exit status 0 if so. Memory is the largest of the run's processes.

@@ -1,7 +1,7 @@
 """What an engine's decodes save when the answers in a step stand on one prefix, against prompts of their own.
 
-    python scripts/shared_prefix.py                               # on a real vLLM on this machine's CPU, five minutes
-    python scripts/shared_prefix.py --url http://localhost:8000   # on a vLLM that does nothing else
+    python -m scripts.shared_prefix                               # on a real vLLM on this machine's CPU, five minutes
+    python -m scripts.shared_prefix --url http://localhost:8000   # on a vLLM that does nothing else
 
 Answers at once, all of them equally long, once behind a shared prefix and once behind as many tokens that nobody
 shares; a step's time is the gap between tokens while all of them are being answered. The model of ``sim fit`` charges
@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import vllm_engine
-from fidelity.engines import empty_cache, engine
-from fidelity.loads import EngineSettings
-from job import Workspace
-
-from sim.seentimes import seen_tokens
+from scripts import vllm_engine
+from scripts.fidelity.engines import empty_cache, engine
+from scripts.fidelity.loads import EngineSettings
+from scripts.job import Workspace
+from sim.fit.seentimes import seen_tokens
 from tracefile import load_trace
 
 NEW_TOKENS = 32

@@ -1,7 +1,7 @@
 """The tap under mixed traffic for a long time: memory must stay flat, and no record may be lost or unaccounted for.
 
-    python scripts/soak_tap.py                 # two minutes: a look
-    python scripts/soak_tap.py --minutes 30    # a soak
+    python -m scripts.soak_tap                 # two minutes: a look
+    python -m scripts.soak_tap --minutes 30    # a soak
 
 Traffic is that of fault_tap.py: streams, unary requests, errors, streams lost upstream and streams left by the client,
 every answer checked. The memory of each of the tap's processes is sampled every second; after the first third, in which
@@ -24,12 +24,12 @@ from typing import Any
 
 import httpx
 import numpy as np
-from proxybench.engine import Engine
-from proxybench.processes import free_port, rss_mb
-from proxybench.tapprocess import RunningTap, records_in_files, running_tap
-from proxybench.traffic import Traffic
 from scipy.stats import theilslopes
 
+from scripts.proxybench.engine import Engine
+from scripts.proxybench.processes import free_port, rss_mb
+from scripts.proxybench.tapprocess import RunningTap, records_in_files, running_tap
+from scripts.proxybench.traffic import Traffic
 from wire.loop import run
 
 SAMPLE_S = 1.0

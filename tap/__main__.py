@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from tap.config import (
+from tap.ipc.exchange import Dialect
+from tap.supervisor.config import (
     Balance,
     TapConfig,
     at_least,
@@ -20,9 +21,8 @@ from tap.config import (
     checked_upstreams,
     more_than_zero,
 )
-from tap.exchange import Dialect
-from tap.service import serve
-from tracefile.commandline import run_command
+from tap.supervisor.service import serve
+from tracefile.commandline.ending import run_command
 from wire.loop import run
 
 MIB = 1 << 20

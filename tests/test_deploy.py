@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tap import adminprocess, service, workers
 from tap.__main__ import parser, read_config
-from tap.config import read_upstreams
+from tap.supervisor import adminprocess, service, workers
+from tap.supervisor.config import read_upstreams
 
 ROOT = Path(__file__).parent.parent
 FINISH_S = workers.FLUSH_TIMEOUT_S + service.FLUSH_TIMEOUT_S + adminprocess.LEAVE_S
@@ -103,8 +103,8 @@ def test_the_image_runs_as_no_root_and_checks_its_health_where_the_admin_port_is
 
 def test_the_build_copies_every_package_and_nothing_else() -> None:
     kept = set((DEPLOY / "container" / "Dockerfile.dockerignore").read_text().split("\n"))
-    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    packages = {name.partition(".")[0] for name in built}
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {pattern.removesuffix("*") for pattern in built}
     assert {line.removeprefix("!") for line in kept if line.startswith("!")} == packages | {
         "pyproject.toml",
         "README.md",

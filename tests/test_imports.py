@@ -1,67 +1,178 @@
-"""The parts import only what the architecture allows, and only the data planes import an event loop."""
+"""Imports follow the house: rooms import only the rooms below them, and so do the folders inside a room."""
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
+# A room, and the rooms that it may import.
 MAY_IMPORT = {
     "tracefile": set(),
+    "measure": {"tracefile"},
     "wire": set(),
-    "tap": {"tracefile", "wire"},
-    "loadgen": {"tracefile", "wire"},
-    "replay": {"tracefile", "wire", "loadgen"},
-    "sim": {"tracefile"},
-    "report": {"tracefile"},
+    "engines": {"tracefile", "wire"},
+    "tap": {"tracefile", "measure", "wire", "engines"},
+    "loadgen": {"tracefile", "measure", "wire", "engines"},
+    "replay": {"tracefile", "measure", "wire", "engines", "loadgen"},
+    "sim": {"tracefile", "measure", "engines"},
+    "report": {"tracefile", "measure"},
 }
-# Commands that hold forecasts against measurements, or beside one another, count as a report counts.
-JUDGES = {"sim/calibrate.py", "sim/whatif.py", "sim/outlook.py", "sim/search.py"}
+# Folders that may import more than their room may.
+MORE = {
+    "sim/serving": {"wire"},
+    "sim/forecast": {"report"},
+}
+# A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
+FLOORS = {
+    "tracefile": ["records", "commandline", "hashing", "storage", "parquet", "importers", "files", "study", ""],
+    "tap": ["ipc", "prompts", "recorder", "proxy", "admin", "supervisor", ""],
+    "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
+    "sim": [
+        *("vllm", "sglang", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
+        *("serving/requests", "serving/engine", "serving/apis", "serving", ""),
+    ],
+    "report": ["compare", "pages", ""],
+}
+# Folders of loadgen that replay stands on.
+REPLAY_USES = {"__main__", "core", "text", "plan", "sending", "runs"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
-SIM_SERVER = {"serve.py", "realtime.py", "alarm.py"}
+MOST_MODULES = 20
+# Imports that are still to go: importer, imported.
+NOT_YET = {
+    ("tracefile.parquet.reading", "tracefile.files.reading"),
+    ("tracefile.parquet.writing", "tracefile.files.writing"),
+    ("tracefile.parquet.layout", "tracefile.parquet.reading"),
+    ("tracefile.parquet.layout", "tracefile.parquet.writing"),
+    ("sim.cache.radixpool", "sim.cache.pool"),
+    ("sim.serving.exchange", "sim.serving.connection"),
+    ("replay.sending", "replay.plan"),
+    ("replay.slots", "replay.sending"),
+}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Every module a file imports, wherever in it the import stands."""
+    """Every name a file imports, wherever in it the import stands."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide what a file depends on"
-            yield node.module or ""
+            assert node.level == 0, f"{path}: relative imports hide the dependency of a file"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def sources(package: str) -> list[Path]:
-    found = sorted((ROOT / package).rglob("*.py"))
-    assert found, f"no source files in {package}/"
+def sources(room: str) -> list[Path]:
+    found = sorted((ROOT / room).rglob("*.py"))
+    assert found, f"no source files in {room}/"
     return found
 
 
-@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
-def test_a_part_imports_only_what_the_architecture_allows(package: str) -> None:
-    forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
-    for path in sources(package):
-        roots = {module.partition(".")[0] for module in imported_modules(path)}
-        if str(path.relative_to(ROOT)) in JUDGES:
-            roots.discard("report")
-        assert not roots & forbidden, f"{path.relative_to(ROOT)} imports {sorted(roots & forbidden)}"
-        assert not roots & {"scripts", "tests"}, f"{path.relative_to(ROOT)} imports scripts or tests"
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for room in MAY_IMPORT for path in sources(room)}
+
+
+def resolved(name: str) -> str | None:
+    """The module of ours that an imported name is, or is in."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def module_imports() -> dict[str, set[str]]:
+    """Modules of ours by the module that imports them."""
+    found: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        known = {resolved(name) for name in imported_modules(path)}
+        found[module] = {name for name in known if name and name != module and (module, name) not in NOT_YET}
+    return found
+
+
+def folder_of(module: str) -> str:
+    return str(MODULES[module].parent.relative_to(ROOT))
+
+
+def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return found
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    for path in sources(room):
+        roots = {name.partition(".")[0] for name in imported_modules(path)} - {room}
+        place = str(path.relative_to(ROOT))
+        more = {name for folder, names in MORE.items() if place.startswith(f"{folder}/") for name in names}
+        forbidden = roots & (MAY_IMPORT.keys() | {"scripts", "tests"}) - MAY_IMPORT[room] - more
+        assert not forbidden, f"{place} imports {sorted(forbidden)}"
+
+
+@pytest.mark.parametrize("room", sorted(FLOORS))
+def test_a_folder_imports_only_the_folders_below_it(room: str) -> None:
+    floors = [f"{room}/{name}".rstrip("/") for name in FLOORS[room]]
+    for module, names in module_imports().items():
+        if not module.startswith(f"{room}.") and module != room:
+            continue
+        folder = folder_of(module)
+        assert folder in floors, f"{folder}/ has no floor in this test"
+        above = {name for name in names if folder_of(name) in floors[floors.index(folder) + 1 :]}
+        assert not above, f"{module} in {folder}/ imports {sorted(above)} of a higher floor"
+
+
+def test_no_folder_and_no_module_is_in_a_cycle() -> None:
+    imports = module_imports()
+    folders: dict[str, set[str]] = defaultdict(set)
+    for module, names in imports.items():
+        folders[folder_of(module)] |= {folder_of(name) for name in names} - {folder_of(module)}
+    assert not cycles(folders)
+    assert not cycles(imports)
+
+
+def test_replay_stands_on_the_sender_and_what_it_sends() -> None:
+    for path in sources("replay"):
+        used = {name.split(".")[1] for name in imported_modules(path) if name.startswith("loadgen.")}
+        assert used <= REPLAY_USES, f"{path.relative_to(ROOT)} imports {sorted(used - REPLAY_USES)} of loadgen"
 
 
 def test_the_simulator_has_no_network_no_event_loop_and_no_clock() -> None:
     for path in sources("sim"):
-        if path.name in SIM_SERVER or path.parent.name == "serving":
+        if "serving" in path.parts:
             continue
         roots = {module.partition(".")[0] for module in imported_modules(path)}
         assert not roots & CLOCKLESS, f"{path.relative_to(ROOT)} imports {sorted(roots & CLOCKLESS)}"
 
 
-def test_every_part_is_packaged() -> None:
-    import tomllib
-
-    packaged = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    present = {str(path.parent.relative_to(ROOT)).replace("/", ".") for part in MAY_IMPORT for path in sources(part)}
-    assert present <= packaged
+def test_no_folder_is_too_full_to_be_looked_over() -> None:
+    for room in MAY_IMPORT:
+        for folder in {path.parent for path in sources(room)}:
+            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(modules) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

@@ -1,23 +1,13 @@
 """The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
 
-from tracefile.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
-from tracefile.digest import trace_digest
-from tracefile.errors import InputError
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import TraceReader, load_trace, open_trace
+from tracefile.files.writing import TraceWriter, encode_record
+from tracefile.hashing.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
 from tracefile.importers.recognition import TraceFormat
-from tracefile.reading import TraceReader, load_trace, open_trace
-from tracefile.schema import (
-    SCHEMA,
-    BlockHash,
-    Engine,
-    HashInfo,
-    Meta,
-    Record,
-    RequestId,
-    SessionId,
-    Workload,
-)
+from tracefile.records.errors import InputError
+from tracefile.records.schema import SCHEMA, BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId, Workload
 from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
-from tracefile.writing import TraceWriter, encode_record
 
 __all__ = [
     "SCHEMA",

@@ -11,16 +11,16 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from tracefile.checking import check_trace
-from tracefile.commandline import run_command
-from tracefile.digest import trace_digest
-from tracefile.progress import counted
-from tracefile.reading import TraceReader, check_continues, open_trace
-from tracefile.schema import Meta
+from tracefile.commandline.ending import run_command
+from tracefile.commandline.progress import counted
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import TraceReader, check_continues, open_trace
+from tracefile.files.writing import meta_object, new_writer
+from tracefile.records.schema import Meta
 from tracefile.sessions import SessionIndex
-from tracefile.summary import Summary, share, summarise, summary_object
-from tracefile.synthesis import Scale, Source, synthesize, synthetic_meta
-from tracefile.writing import meta_object, new_writer
+from tracefile.study.checking import check_trace
+from tracefile.study.summary import Summary, share, summarise, summary_object
+from tracefile.study.synthesis import Scale, Source, synthesize, synthetic_meta
 
 FINDINGS_SHOWN = 100
 OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import msgspec
 
 from tracefile.recency import RecentMap
-from tracefile.schema import BlockHash, Record, RequestId, SessionId, SessionSource
+from tracefile.records.schema import BlockHash, Record, RequestId, SessionId, SessionSource
 
 MAX_BLOCKS = 1_000_000
 MAX_SESSIONS = 100_000

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tracefile import InputError
-from tracefile.lines import LineReader
+from tracefile.storage.lines import LineReader
 
 T = TypeVar("T")
 

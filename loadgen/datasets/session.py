@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from loadgen.core.spans import Span
 from loadgen.datasets.lengths import TextLengths
-from loadgen.spans import Span
 from loadgen.text.messages import Quoted
 
 

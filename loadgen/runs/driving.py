@@ -12,18 +12,18 @@ from typing import TextIO
 
 import msgspec
 
-from loadgen.job import Job, Shard, add_shares
-from loadgen.measures.progress import RunProgress, TargetRate
-from loadgen.measures.watching import opened, watched
-from loadgen.runflags import ONE_PROCESS, RunFlags, usable_cores
+from loadgen.core.job import Job, Shard, add_shares
+from loadgen.core.runflags import ONE_PROCESS, RunFlags, usable_cores
 from loadgen.runs.merging import merge_parts, part_of, parts_of
 from loadgen.runs.outcome import Driven, driven_from
+from loadgen.runs.progress import RunProgress, TargetRate
 from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.shardprocess import ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
+from loadgen.runs.watching import opened, watched
 from tracefile import InputError, Meta, Workload
-from tracefile.mending import mend
+from tracefile.storage.mending import mend
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 

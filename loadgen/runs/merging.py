@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from tracefile import InputError, Meta
-from tracefile.appending import TraceFile, new_trace_file
-from tracefile.decoding import is_header, is_object
-from tracefile.durable import rename_durably
-from tracefile.lines import LineReader
-from tracefile.writing import encode_meta
+from tracefile.files.writing import encode_meta
+from tracefile.records.decoding import is_header, is_object
+from tracefile.storage.appending import TraceFile, new_trace_file
+from tracefile.storage.durable import rename_durably
+from tracefile.storage.lines import LineReader
 
 CONCURRENCY = re.compile(rb'"concurrency":\d+')
 """The record's own: a line's known fields come first, and quotes within their values are escaped."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.job import add_shares
-from loadgen.measures.samples import Sample
-from loadgen.measures.tally import Tally
+from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
 from loadgen.runs.shardmessages import Done, Failed
+from measure.samples import Sample
+from measure.tally import Tally
 from tracefile import Meta
-from tracefile.decoding import KvtapeDecoder
+from tracefile.records.decoding import KvtapeDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

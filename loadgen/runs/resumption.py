@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from loadgen.job import WHOLE, Job, add_shares
+from loadgen.core.job import WHOLE, Job, add_shares
 from loadgen.runs.merging import merge_parts, record_lines
 from tracefile import InputError, Meta, RequestId
 from tracefile import Workload as WorkloadMeta
-from tracefile.appending import new_trace_file
-from tracefile.decoding import decode_meta, is_header, parse_object
-from tracefile.durable import rename_durably
-from tracefile.lines import LineReader
-from tracefile.mending import mend
-from tracefile.schema import Status
-from tracefile.writing import encode_meta
+from tracefile.files.writing import encode_meta
+from tracefile.records.decoding import decode_meta, is_header, parse_object
+from tracefile.records.schema import Status
+from tracefile.storage.appending import new_trace_file
+from tracefile.storage.durable import rename_durably
+from tracefile.storage.lines import LineReader
+from tracefile.storage.mending import mend
 
 HISTORY = "resumed"
 """Of the header's workload: a list with what each resumption found; absent in a run that was never resumed."""

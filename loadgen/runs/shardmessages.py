@@ -9,8 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.job import Job, Shard
-from loadgen.measures.tally import Counts, Recent, Tally
+from loadgen.core.job import Job, Shard
+from measure.tally import Counts, Recent, Tally
 from tracefile import Meta
 
 

@@ -11,7 +11,7 @@ from loadgen.runs.shards import ClockOffset
 from loadgen.sending.child import start_child
 from loadgen.sending.frames import FrameSocket
 
-MODULE = "loadgen.sending.shard"
+MODULE = "loadgen.runs.shard"
 LEAVE_S = 5.0
 """How long a process may take to leave once it has said its last."""
 REAP_POLL_S = 0.01

@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from loadgen.plan import Plan, Send
+from loadgen.core.plan import Plan, Send
 
 BUILD_AHEAD_MS = 50.0
 """How long before its time a request is built: late enough that a replay's parents have mostly answered."""

@@ -3,7 +3,7 @@
 Loops keep time in milliseconds: asked for the time itself, plain asyncio rings 0.65 ms late at the median and 1.2 ms
 at p99. A timerfd knows nanoseconds, but waking from it takes a tenth of a millisecond. So the alarm has the loop wake
 a little before, by a timerfd where there is one, and goes round the loop for the rest, reading and writing as ever
-(measured: docs/why.md).
+(measured: docs/dev/why.md).
 """
 
 import asyncio

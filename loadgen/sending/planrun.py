@@ -11,13 +11,13 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.measures.tally import Tally
-from loadgen.plan import Plan
-from loadgen.request import PlannedRequest, RequestWriter
+from loadgen.core.plan import Plan
+from loadgen.core.request import PlannedRequest, RequestWriter
 from loadgen.sending.crossing import Batch, Ended, Halted, Order, Pulse
 from loadgen.sending.lookahead import Clocks, Lookahead, Planned
 from loadgen.sending.pacing import Alarm, Clock
 from loadgen.sending.recording import Sent, answer_of
+from measure.tally import Tally
 from tracefile import Record
 from wire.url import Origin
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from loadgen.plan import Answer
-from loadgen.request import PlannedRequest
+from loadgen.core.plan import Answer
+from loadgen.core.request import PlannedRequest
 from loadgen.sending.crossing import Ended
 from loadgen.sending.lookahead import Clocks
 from tracefile import Record
-from tracefile.schema import Status, TokensSource
+from tracefile.records.schema import Status, TokensSource
 from wire.answer import parse_answer
 from wire.completion import Completion
 

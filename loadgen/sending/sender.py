@@ -1,7 +1,7 @@
 """The sender: a process that writes requests at their absolute times and stamps what comes back, and does nothing else.
 
 Between a due time and its first byte lie one heap pop and one write: requests come here as bytes, ahead of need
-(``loadgen/sending/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing
+(``loadgen/runs/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing
 here parses an answer, and nothing waits for whoever does.
 """
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.dialects import VLLM, Dialect
+from engines.dialects import VLLM, Dialect
 from loadgen.text.spoken import Spoken, chat_messages, messages_fields, responses_fields
 
 TextApi = Literal["chat", "responses", "messages"]

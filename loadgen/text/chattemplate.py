@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.draws import TokenIds
+from loadgen.core.draws import TokenIds
 from loadgen.text.spoken import Call, Spoken, chat_messages
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import Words

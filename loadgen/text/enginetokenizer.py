@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.engine import ControlClient
+from engines.control import ControlClient
 from loadgen.text.tokenizer import Message, TokenizerError
 from tracefile import InputError
 

@@ -1,6 +1,7 @@
 """What is said in a conversation, before anyone knows the engine's tokens: drawn by key and length, or word by word.
 
-A dataset or a pattern says what each turn says; ``loadgen/prompts.py`` makes token ids of it, or an API's messages.
+A dataset or a pattern says what each turn says; ``loadgen/plan/prompts.py`` makes token ids of it, or an API's
+messages.
 Equal pieces in equal places are equal tokens, so sharing is said by drawing from the same key.
 """
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 import numpy as np
 
-from loadgen.draws import TokenIds
+from loadgen.core.draws import TokenIds
 from tracefile import Record
 
 IDS = "ids"

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.draws import TokenIds
+from loadgen.core.draws import TokenIds
 from loadgen.text.tokenizer import Message
 
 TOOL = "lookup"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.draws import TokenIds
+from loadgen.core.draws import TokenIds
 from loadgen.text.chattemplate import (
     Gaps,
     Order,

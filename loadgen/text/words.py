@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.draws import TokenIds, Vocabulary, mix64, tokens_of
+from loadgen.core.draws import TokenIds, Vocabulary, mix64, tokens_of
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 
 LEADER = "the"

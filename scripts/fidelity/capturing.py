@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-import vllm_engine
-from demo import EngineKind
-from fidelity.coreclock import clocked
-from fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
-from fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
-from fidelity.manifest import (
+from scripts import vllm_engine
+from scripts.demo import EngineKind
+from scripts.fidelity.coreclock import clocked
+from scripts.fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
+from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
+from scripts.fidelity.manifest import (
     Manifest,
     definition,
     file_digest,
@@ -22,10 +22,9 @@ from fidelity.manifest import (
     trace_path,
     write_manifest,
 )
-from job import Command, Workspace, shown
-from proxybench.conditions import Watch
-from proxybench.processes import free_port
-
+from scripts.job import Command, Workspace, shown
+from scripts.proxybench.conditions import Watch
+from scripts.proxybench.processes import free_port
 from tracefile import load_trace
 
 TICKS_PER_S = 100.0

@@ -4,7 +4,7 @@ A shared host has its own opinion of how fast a core is. This measures it beside
 and whatever a model says of it: in CPU time, which waiting for the engine is no part of. It takes half a per cent of
 the core.
 
-    python scripts/fidelity/coreclock.py CORE    # until its standard input ends; prints what it measured as JSON
+    python -m scripts.fidelity.coreclock CORE    # until its standard input ends; prints what it measured as JSON
 """
 
 import contextlib

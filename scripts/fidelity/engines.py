@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import httpx
 import numpy as np
-import vllm_engine
-from demo import EngineKind
-from fidelity.loads import EngineSettings
-from job import Workspace
-from proxybench.processes import free_port
+
+from scripts import vllm_engine
+from scripts.demo import EngineKind
+from scripts.fidelity.loads import EngineSettings
+from scripts.job import Workspace
+from scripts.proxybench.processes import free_port
 
 PROBE_TOKENS = 2048
 """One step of the engine, and long enough for its clock to matter more than the network's."""

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import msgspec
-from fidelity.judging import LEVELS, Cell
+
+from scripts.fidelity.judging import LEVELS, Cell
 
 BELOW_SATURATION = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
 SATURATED_P50 = 0.15

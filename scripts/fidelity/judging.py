@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from fidelity.loads import Capture, Way
-from fidelity.manifest import read_manifest, trace_path
-from fidelity.pace import Pace, pace
-from job import Command, Workspace
 
-from report.cells import MIN_CELL
-from report.results import Comparison, DurationError, LabelCohort, QuantileError
-from sim.model import load_model
+from report.compare.cells import MIN_CELL
+from report.compare.results import Comparison, DurationError, LabelCohort, QuantileError
+from scripts.fidelity.loads import Capture, Way
+from scripts.fidelity.manifest import read_manifest, trace_path
+from scripts.fidelity.pace import Pace, pace
+from scripts.job import Command, Workspace
+from sim.latency.modelfile import load_model
 
 LEVELS = ("p50", "p90", "p99")
 FORECAST_WAYS: tuple[Way, ...] = ("warm", "small", "uncached", "cold-replayed")

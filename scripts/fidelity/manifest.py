@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from fidelity.loads import LOADS, REPLAY_FLAGS, Capture
+
+from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture
 
 OFF_PACE = 0.15
 """How far the clock of the engine's core may be from the middle of the captures'; it varies by 5 % or so by itself."""

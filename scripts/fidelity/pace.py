@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sim.features import TERMS
-from sim.model import Model
-from sim.noisefit import speed
-from sim.observations import Observations, observe
-from sim.timeline import Floats
-from sim.variants import prepare_capture, schedule_of
-from sim.workload import plan_arrivals
+from sim.engine.timeline import Floats
+from sim.fit.noisefit import speed
+from sim.fit.observations import Observations, observe
+from sim.fit.variants import prepare_capture, schedule_of
+from sim.latency.modelfile import Model
+from sim.latency.terms import TERMS
+from sim.workload.workload import plan_arrivals
 from tracefile import load_trace
 
 ANSWERS = {"1–3": (1.0, 3.0), "4–15": (4.0, 15.0), "16+": (16.0, np.inf)}

@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fidelity.judging import Judge
-from fidelity.loads import Capture
-from job import Workspace
+from scripts.fidelity.judging import Judge
+from scripts.fidelity.loads import Capture
+from scripts.job import Workspace
 
 LOAD = "session-fast"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

@@ -1,11 +1,11 @@
-"""The matrix's verdicts as Markdown: what docs/results.md shows between its markers."""
+"""The matrix's verdicts as Markdown: what docs/dev/results.md shows between its markers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fidelity.goals import Goal, goals, name_of
-from fidelity.judging import LEVELS, Cell, Quantile, Verdicts
-from fidelity.pace import ANSWERS
+from scripts.fidelity.goals import Goal, goals, name_of
+from scripts.fidelity.judging import LEVELS, Cell, Quantile, Verdicts
+from scripts.fidelity.pace import ANSWERS
 
 CAPTIONS = {
     "warm": "Warm: the prefix cache on, empty at the start",

@@ -6,8 +6,8 @@ from typing import Any, TextIO
 
 import aiohttp
 import msgspec
-from loadbench.clientload import ClientLoad, keep, read_load
 
+from scripts.loadbench.clientload import ClientLoad, keep, read_load
 from wire.loop import run
 
 decode = msgspec.json.Decoder().decode

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadgen.bodies import encode_ids, prepare_tables
-from loadgen.draws import ORDINARY, mix64
+from loadgen.core.bodies import encode_ids, prepare_tables
+from loadgen.core.draws import ORDINARY, mix64
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 

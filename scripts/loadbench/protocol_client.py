@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TextIO, cast
 from urllib.parse import urlsplit
 
-from loadbench.clientload import ClientLoad, keep, read_load
-
+from scripts.loadbench.clientload import ClientLoad, keep, read_load
 from wire.loop import run
 
 END = b"0\r\n\r\n"

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadbench.runs import Measured
+from scripts.loadbench.runs import Measured
 
 OURS = "kvtape"
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from loadbench.cases import Case
-from loadbench.subjects import Subject
-from loadbench.tree import TreeCost, TreeWatch
 
-from loadgen.calibration.truth import Truth
-from loadgen.calibration.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
-from loadgen.calibration.truthprocess import truth_server
+from loadgen.selftest.truth import Truth
+from loadgen.selftest.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
+from loadgen.selftest.truthprocess import truth_server
+from scripts.loadbench.cases import Case
+from scripts.loadbench.subjects import Subject
+from scripts.loadbench.tree import TreeCost, TreeWatch
 
 END_S = 120.0
 

@@ -1,18 +1,16 @@
 """The clients that are measured: how each is started for a case, and how its own word on each request is read."""
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadbench.cases import Case
-
+from scripts.loadbench.cases import Case
 from tracefile import keyed_id, load_key, load_trace
 
-SCRIPTS = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SNAPSHOT = "0" * 40
 
 
@@ -41,10 +39,9 @@ def reference(name: str, module: str) -> Subject:
         flags = ["--url", url, "--out", out, "--duration", f"{case.duration_s:g}", "--prompt-tokens"]
         flags += [str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)]
         flags += ["--parallel", str(case.parallel)] if case.rate is None else ["--rate", f"{case.rate:g}"]
-        return [sys.executable, "-m", f"loadbench.{module}", *flags]
+        return [sys.executable, "-m", f"scripts.loadbench.{module}", *flags]
 
-    path = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)])
-    return Subject(name, command, _reference_ttfts, {"PYTHONPATH": path})
+    return Subject(name, command, _reference_ttfts, {"PYTHONPATH": str(ROOT)})
 
 
 def aiperf(venv: Path, folder: Path) -> Subject:

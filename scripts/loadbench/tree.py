@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxybench.processes import children, cpu_ns
+from scripts.proxybench.processes import children, cpu_ns
 
 SAMPLE_S = 0.1
 PSS_EVERY = 10

@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from proxybench.faults import Fault, FaultImpossibleError, Scene
-from proxybench.processes import free_port, gone
-from proxybench.tapprocess import RunningTap, records_in_files
-
+from scripts.proxybench.faults import Fault, FaultImpossibleError, Scene
+from scripts.proxybench.processes import free_port, gone
+from scripts.proxybench.tapprocess import RunningTap, records_in_files
 from wire.client import Client
 from wire.url import Origin
 
@@ -104,8 +103,8 @@ def disk_was_full(scene: Scene, tap: RunningTap) -> None:
 # A tokenizer that fails is the tap's own with a fault put in, by a file that Python runs at its start.
 FAULTY_TOKENIZER = """
 import os, signal, sys
-if "tap.recorder" in sys.orig_argv:
-    from tap.tokenizer import TransformersTokenizer
+if "tap.recorder.recorder" in sys.orig_argv:
+    from tap.prompts.tokenizer import TransformersTokenizer
     encode, calls = TransformersTokenizer.encode_text, [0]
     def failing(self, text, **options):
         calls[0] += 1

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxybench.engine import Engine
-from proxybench.tapprocess import RunningTap, records_in_files, running_tap
-from proxybench.traffic import Tally, Traffic
+from scripts.proxybench.engine import Engine
+from scripts.proxybench.tapprocess import RunningTap, records_in_files, running_tap
+from scripts.proxybench.traffic import Tally, Traffic
 
 
 @dataclass(slots=True)

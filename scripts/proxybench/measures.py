@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 
-from proxybench.engine import Engine
-from proxybench.processes import cpu_ns, pin, rss_mb
-from proxybench.proxies import LOAD_CORE, Proxy
-from proxybench.streams import (
+from scripts.proxybench.engine import Engine
+from scripts.proxybench.processes import cpu_ns, pin, rss_mb
+from scripts.proxybench.proxies import LOAD_CORE, Proxy
+from scripts.proxybench.streams import (
     Arrivals,
     FirstTokenClient,
     Prompt,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxybench.processes import child_named, free_port, pin, until_listening
-from proxybench.tapprocess import RecordCount, running_tap
+from scripts.proxybench.processes import child_named, free_port, pin, until_listening
+from scripts.proxybench.tapprocess import RecordCount, running_tap
 
 PROXY_CORE, LOAD_CORE = 1, 0
 

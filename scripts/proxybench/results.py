@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from proxybench.streams import Arrivals, Floats
 from scipy.stats import ks_2samp, wasserstein_distance
+
+from scripts.proxybench.streams import Arrivals, Floats
 
 DIRECT, REFERENCE = "direct", "nginx"
 

@@ -10,7 +10,8 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from proxybench.engine import STAMP_DIGITS
+
+from scripts.proxybench.engine import STAMP_DIGITS
 
 Floats = npt.NDArray[np.float64]
 

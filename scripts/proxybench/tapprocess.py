@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxybench.processes import child_named, children, free_port, named, until_listening
+from scripts.proxybench.processes import child_named, children, free_port, named, until_listening
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROLES = {"worker": "tap.worker", "recorder": "tap.recorder", "admin": "tap.admin"}
+ROLES = {"worker": "tap.proxy.worker", "recorder": "tap.recorder.recorder", "admin": "tap.admin"}
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
-from proxybench.engine import BUSY_BODY, unary_body
 
+from scripts.proxybench.engine import BUSY_BODY, unary_body
 from wire.client import Client, Exchange
 from wire.head import header_values
 from wire.url import Origin

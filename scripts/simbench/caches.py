@@ -4,13 +4,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from simbench.timing import Figures, measure
 
-from sim.accesses import read_accesses
-from sim.chain import Chains
-from sim.curve import hit_curve
-from sim.objectlru import find_paths, object_hits
-from sim.segmentpool import Batch, SegmentPool, lay_out
+from scripts.simbench.timing import Figures, measure
+from sim.cache.curve import hit_curve
+from sim.cache.objectlru import find_paths, object_hits
+from sim.cache.segmentpool import Batch, SegmentPool, lay_out
+from sim.workload.accesses import read_accesses
+from sim.workload.chain import Chains
 from tracefile import load_trace
 
 

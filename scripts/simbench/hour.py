@@ -9,13 +9,13 @@ from statistics import median
 from time import perf_counter, process_time
 
 import msgspec
-from simbench.timing import Figures, measure, measure_command
 
-from sim.compiled import build_world, read_simulation, run_world
-from sim.engine import Engine
+from scripts.simbench.timing import Figures, measure, measure_command
+from sim.engine.compiled import build_world, read_simulation, run_world
+from sim.engine.engine import Engine
 from sim.kernels.layout import World
-from sim.model import Model, save_model
-from sim.workload import Arrival, plan_arrivals
+from sim.latency.modelfile import Model, save_model
+from sim.workload.workload import Arrival, plan_arrivals
 from tracefile import BlockHash, load_trace
 
 FINE_PARTS = 32

@@ -9,17 +9,17 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
-from simbench.timing import Figures
 
-from sim.arrivalorder import Part
-from sim.batchplan import BatchPlan
-from sim.chain import Chains
-from sim.model import Model
-from sim.parts import PartialRun
-from sim.prediction import Tally
-from sim.run import predicted_records
+from scripts.simbench.timing import Figures
+from sim.engine.prediction import Tally
+from sim.engine.run import predicted_records
+from sim.engine.streaming import PartialRun
+from sim.latency.modelfile import Model
+from sim.workload.arrivalorder import Part
+from sim.workload.batchplan import BatchPlan
+from sim.workload.chain import Chains
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
-from tracefile.batches import RecordBatch
+from tracefile.records.batches import RecordBatch
 
 PART = 1 << 14
 PROMPT_TOKENS = 10_000

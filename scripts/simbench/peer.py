@@ -4,18 +4,17 @@ import json
 import subprocess
 from pathlib import Path
 
-from simbench.caches import pool_hits
-from simbench.timing import Figures, measure
-
-from sim.chain import Chains
-from sim.compiled import build_world, read_simulation, run_world
-from sim.config import EngineConfig
+from scripts.simbench.caches import pool_hits
+from scripts.simbench.timing import Figures, measure
+from sim.cache.segmentpool import lay_out
+from sim.engine.compiled import build_world, read_simulation, run_world
 from sim.kernels.layout import World
-from sim.latency import FrontendModel, StepModel
-from sim.model import Model, make_model
-from sim.noise import Noise
-from sim.segmentpool import lay_out
-from sim.workload import plan_arrivals
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import Model, make_model
+from sim.latency.noise import Noise
+from sim.vllm.config import EngineConfig
+from sim.workload.chain import Chains
+from sim.workload.workload import plan_arrivals
 from tracefile import load_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import h11
-from wirefuzz.memorynet import MemoryLoop, MemoryTransport, pump
-from wirefuzz.strictparser import Request, parse_requests
 
-from tap.relay import Relays
-from tap.sidecopy import CopyBudget, SideCopy
-from tap.upstreams import Upstreams
+from scripts.wirefuzz.memorynet import MemoryLoop, MemoryTransport, pump
+from scripts.wirefuzz.strictparser import Request, parse_requests
+from tap.proxy.relay import Relays
+from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.proxy.upstreams import Upstreams
 from wire.server import ClientConnection
 from wire.url import Origin
 

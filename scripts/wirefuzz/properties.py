@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from wirefuzz.fuzzedtap import (
+from scripts.wirefuzz.fuzzedtap import (
     MARKER,
     RequestOutcome,
     ResponseOutcome,
@@ -11,7 +11,7 @@ from wirefuzz.fuzzedtap import (
     send_requests,
     send_response,
 )
-from wirefuzz.strictparser import Request, parse_requests
+from scripts.wirefuzz.strictparser import Request, parse_requests
 
 MARKER_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nmarker"
 

@@ -1,4 +1,4 @@
-"""The block pool's rules, as in ``sim.pool``, by segments: what it costs follows branches of chains, not blocks.
+"""The block pool's rules, as in ``sim.vllm.pool``, by segments: what it costs follows branches of chains, not blocks.
 
 A segment is a run of a chain's blocks that nothing has told apart yet. Its blocks are there in one or more copies
 (rule 7), which stand in line in the order in which they were cached. All blocks of a copy have the same holders and

@@ -1,4 +1,4 @@
-"""What becomes of arrivals, as in ``sim.engine``: into the scheduler, to an end, to their children."""
+"""What becomes of arrivals, as in ``sim.engine.engine``: into the scheduler, to an end, to their children."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The front end before the scheduler, as in ``sim.latency.FrontendClock`` and ``sim.sharedcore``."""
+"""The front end before the scheduler, as in ``sim.latency.clocks.FrontendClock`` and ``sim.latency.sharedcore``."""
 
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import PARALLEL, World

@@ -144,7 +144,7 @@ class Scheduler(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What the noise is made of (``sim.noise``)."""
+    """What the noise is made of (``sim.latency.noise``)."""
 
     step_key: npt.NDArray[np.uint64]
     """A single one: of the stream of the steps' draws; none: medians."""

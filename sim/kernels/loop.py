@@ -1,4 +1,4 @@
-"""The step loop, as in ``sim.engine.Engine``: deliver, compose, run, skip what would be the same again."""
+"""The step loop, as in ``sim.engine.engine.Engine``: deliver, compose, run, skip what would be the same again."""
 
 import math
 
@@ -172,7 +172,7 @@ def _idle(world: World) -> bool:
 
 @kernel
 def _count(world: World, slot: int) -> None:
-    """Count a step in every term, as ``sim.features.step_row`` does, in the timeline's next row."""
+    """Count a step in every term, as ``sim.latency.terms.step_row`` does, in the timeline's next row."""
     scheduler = world.scheduler
     requests, shares = scheduler.requests, scheduler.shares[slot]
     chunks, tokens, depths, decodes, kv_tokens = 0, 0, 0, 0, 0

@@ -1,4 +1,4 @@
-"""Steps' noise, as in ``sim.noise``: drawn by counter, read off tables."""
+"""Steps' noise, as in ``sim.latency.noise``: drawn by counter, read off tables."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import Draws, World
-from sim.noise import NORMALS, at, step_log
+from sim.latency.noise import NORMALS, at, step_log
 
 _NORMALS = float(NORMALS)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

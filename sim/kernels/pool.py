@@ -1,4 +1,4 @@
-"""The block pool's rules, as in ``sim.pool``, block by block: for whoever asks what became of each."""
+"""The block pool's rules, as in ``sim.vllm.pool``, block by block: for whoever asks what became of each."""
 
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import Ints, Pool

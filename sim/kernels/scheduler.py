@@ -1,4 +1,4 @@
-"""The scheduler's rules, as in ``sim.scheduler``; a step is a slot of ``shares``.
+"""The scheduler's rules, as in ``sim.vllm.scheduler``; a step is a slot of ``shares``.
 
 ``is_quiet`` says that nothing has happened since the last step was composed that could let the queue's head in: the
 step loop may then repeat that step without composing it. What is called for every request in every step gets only the

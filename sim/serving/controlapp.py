@@ -7,13 +7,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from sim.serving import messages, requests
-from sim.serving.errors import ApiError
+from sim.serving.apis import messages
+from sim.serving.engine.faults import parse_faults
+from sim.serving.engine.service import Service
 from sim.serving.exposition import Exposition
-from sim.serving.faults import parse_faults
-from sim.serving.requests import check_ids, decode_body
-from sim.serving.service import Service
-from tracefile.errors import InputError
+from sim.serving.requests import fields as requests
+from sim.serving.requests.errors import ApiError
+from sim.serving.requests.fields import check_ids, decode_body
+from tracefile.records.errors import InputError
 
 JSON = "application/json"
 

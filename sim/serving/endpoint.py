@@ -3,12 +3,12 @@
 import secrets
 import time
 
-from sim.serving.errors import ApiError
+from sim.serving.apis.voice import Api
+from sim.serving.engine.service import Service
 from sim.serving.exchange import JSON_TYPE, Exchange, Header, HttpRequest
 from sim.serving.reply import Reply
-from sim.serving.service import Service
-from sim.serving.voice import Api
-from tracefile.errors import InputError
+from sim.serving.requests.errors import ApiError
+from tracefile.records.errors import InputError
 
 
 class Endpoint:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from sim.histogram import Histogram
-from sim.realtime import RealTimeEngine
-from sim.serving.faults import Faults
+from sim.serving.engine.faults import Faults
+from sim.serving.engine.histogram import Histogram
+from sim.serving.engine.realtime import RealTimeEngine
 
 _LABELS = ("model_name", "engine")
 _Read = Callable[[RealTimeEngine], float]

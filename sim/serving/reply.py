@@ -7,12 +7,12 @@ kept for it stays small.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from sim.generation import Generation
-from sim.realtime import RealTimeEngine
+from sim.serving.apis.voice import Delta, Usage, Voice
+from sim.serving.engine.faults import Injection
+from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.exchange import JSON_TYPE, Exchange, Header
-from sim.serving.faults import Injection
-from sim.serving.requests import Asked
-from sim.serving.voice import Delta, Usage, Voice
+from sim.serving.requests.fields import Asked
+from sim.serving.requests.generation import Generation
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 WORDED_AHEAD = 32

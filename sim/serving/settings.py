@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from sim.features import TERMS
-from sim.flags import add_engine_flags, engine_overrides
-from sim.model import Model, Parameter, default_model, engine_with, load_model
-from sim.routing import RULES
-from sim.serving.faults import Fault, parse_faults
-from tracefile.errors import InputError
+from engines.routing import RULES
+from sim.latency.modelfile import Model, Parameter, default_model, engine_with, load_model
+from sim.latency.terms import TERMS
+from sim.serving.engine.faults import Fault, parse_faults
+from sim.vllm.flags import add_engine_flags, engine_overrides
+from tracefile.records.errors import InputError
 
 MAX_ENGINES = 64
 
@@ -34,7 +34,7 @@ class ServeConfig:
     tool_share: float
     engines: int
     route: str
-    """A name of ``sim.routing.RULES``."""
+    """A name of ``engines.routing.RULES``."""
     faults: tuple[Fault, ...]
     fault_control: bool
     drain_s: float

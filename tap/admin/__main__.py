@@ -14,12 +14,12 @@ import msgspec
 import uvicorn
 
 from tap.admin.app import make_app
-from tap.admin.control import AdminSetup, ServiceStats
 from tap.admin.health import probe_upstreams
 from tap.admin.intake import listen_for_feeds
 from tap.admin.state import LiveState
-from tap.channel import Channel
-from tap.exchange import Ready, Refused
+from tap.ipc.admincontrol import AdminSetup, ServiceStats
+from tap.ipc.channel import Channel
+from tap.ipc.exchange import Ready, Refused
 from wire.loop import run
 
 NICENESS: Final = 15

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tap.admin.recency import RecencyStack
+from measure.recency import RecencyStack
 from tap.admin.window import Window
 
 EXACT_BLOCKS: Final = 65_536

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tap.admin.feed import RecorderStats, WorkerStats
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.state import LiveState
+from tap.ipc.feed import RecorderStats, WorkerStats
 
 PREFIX = "kvtape_tap_"
 Row = tuple[Sequence[str], float]

@@ -1,10 +1,10 @@
 """How the recording goes and how the tap's processes are, as named numbers for the live page."""
 
+from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
 from tap.admin import wording
-from tap.admin.feed import RecorderStats
-from tap.admin.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
 from tap.admin.snapshot import Fact
 from tap.admin.state import LiveState
+from tap.ipc.feed import RecorderStats
 
 
 def recorder_facts(state: LiveState) -> list[Fact]:

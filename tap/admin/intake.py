@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from tap.admin.feed import RecorderStats, RecordFeed, WorkerStats
 from tap.admin.state import LiveState
-from tap.exchange import split_frames
+from tap.ipc.exchange import split_frames
+from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
 
 RECORDS_AT_ONCE: Final = 16
 """Records looked at before anything else has its turn; long prompts take a millisecond each."""

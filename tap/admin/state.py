@@ -3,12 +3,12 @@
 from typing import Final
 
 from tap.admin.cachecurve import CacheCurve
-from tap.admin.control import AdminSetup, ServiceStats
-from tap.admin.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
 from tap.admin.sharedprefixes import SharedPrefixes
 from tap.admin.survival import SurvivalCurves
 from tap.admin.timeline import Growth, Sample, Timeline
-from tracefile.schema import Engine
+from tap.ipc.admincontrol import AdminSetup, ServiceStats
+from tap.ipc.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
+from tracefile.records.schema import Engine
 
 WORKER_SILENCE_S: Final = 10.0
 """A worker pushes once a second; after so long what it last said is no longer so."""

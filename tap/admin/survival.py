@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import Final, Literal
 
-from tap.admin.feed import SeenRecord
 from tap.admin.window import Window
+from tap.ipc.feed import SeenRecord
 
 FIRST_MS: Final = 0.1
 LAST_MS: Final = 600_000.0

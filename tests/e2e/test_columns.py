@@ -11,7 +11,7 @@ from replay.capture import load_requests, survey_trace
 from replay.selection import Selection
 from report.__main__ import main as report
 from sim.__main__ import main as sim
-from sim.model import default_model, save_model
+from sim.latency.modelfile import default_model, save_model
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId, TraceWriter
 from tracefile.__main__ import main as tracefile
 

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from loadgen.__main__ import parse_config
-from loadgen.config import RANDOM, Pattern
 from loadgen.datasets import DATASETS
+from loadgen.plan.config import RANDOM, Pattern
 
 PAGE = (Path(__file__).parents[2] / "docs" / "load.md").read_text()
 COMMANDS = re.findall(r"(?:^|`)loadgen (.*?)(?:$|`)", PAGE, re.MULTILINE)

@@ -1,12 +1,12 @@
 """The load benchmark's arithmetic: what it makes of a server's truth and a client's word."""
 
 import pytest
-from loadbench.cases import Case, cases
-from loadbench.results import ROWS, Results
-from loadbench.runs import Ran, figures_of
-from loadbench.tree import TreeCost
 
-from loadgen.calibration.truth import Served, Truth
+from loadgen.selftest.truth import Served, Truth
+from scripts.loadbench.cases import Case, cases
+from scripts.loadbench.results import ROWS, Results
+from scripts.loadbench.runs import Ran, figures_of
+from scripts.loadbench.tree import TreeCost
 
 MS = 1_000_000
 

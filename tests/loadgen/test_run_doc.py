@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from loadgen.measures.progress import ShardStatus, Status
-from loadgen.measures.summary import Summary
+from loadgen.runs.progress import ShardStatus, Status
+from loadgen.runs.summary import Summary
 
 DOCS = Path(__file__).parents[2] / "docs"
 

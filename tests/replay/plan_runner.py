@@ -13,10 +13,10 @@ from itertools import count
 import httpx
 import msgspec
 
-from loadgen.plan import Answer, Plan, Send
-from loadgen.request import PlannedRequest
+from loadgen.core.plan import Answer, Plan, Send
+from loadgen.core.request import PlannedRequest
 from tracefile import Record
-from tracefile.schema import Status
+from tracefile.records.schema import Status
 from wire.answer import parse_answer
 from wire.completion import Completion
 

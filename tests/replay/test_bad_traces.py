@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.job import Shard
-from loadgen.request import PlannedRequest
+from loadgen.core.job import Shard
+from loadgen.core.request import PlannedRequest
 from replay.accounting import Account, account_of
 from replay.capture import Survey, survey_trace
 from replay.fidelity import fidelity_of

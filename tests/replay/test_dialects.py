@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.dialects import DIALECTS, LLAMA_CPP, SGLANG, TENSORRT_LLM, VLLM, DialectName
-from loadgen.draws import ORDINARY
-from loadgen.engine import ControlClient
-from loadgen.recognition import Recognised, find_dialect
+from engines.control import ControlClient
+from engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, TENSORRT_LLM, VLLM, DialectName
+from engines.recognition import Recognised, find_dialect
+from loadgen.core.draws import ORDINARY
 from replay.__main__ import main
 from replay.cachereset import reset_prefix_cache
 from replay.capture import survey_trace

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.bodies import encode_ids
-from loadgen.draws import PIECE, Vocabulary, expand_tokens
+from loadgen.core.bodies import encode_ids
+from loadgen.core.draws import PIECE, Vocabulary, expand_tokens
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 

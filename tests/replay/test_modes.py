@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadgen.job import Shard, add_shares
+from loadgen.core.job import Shard, add_shares
 from replay.capture import load_requests, survey_trace
 from replay.config import ReplayConfig, parse_loras
 from replay.partition import group_requests

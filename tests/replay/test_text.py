@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.dialects import VLLM
 from loadgen.__main__ import main as loadgen
-from loadgen.dialects import VLLM
-from loadgen.plan import Answer
-from loadgen.prompts import ChatPrompt
+from loadgen.core.plan import Answer
+from loadgen.plan.prompts import ChatPrompt
 from loadgen.text.chattemplate import Gaps
 from loadgen.text.targettext import TargetText
 from loadgen.text.words import Words

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.dialects import DialectName
-from loadgen.job import WHOLE, Shard
+from engines.dialects import DialectName
+from loadgen.core.job import WHOLE, Shard
 from replay.capture import survey_trace
 from replay.config import ReplayConfig
 from replay.job import OpenReplay, ReplayJob

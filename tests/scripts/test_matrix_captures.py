@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from fidelity.capturing import capture_missing, missing_by_engine
-from fidelity.coreclock import CoreClock, clocked, middle_mean
-from fidelity.loads import LOADS, Capture, EngineSettings, captures
-from fidelity.manifest import Manifest, definition, index, off_pace, read_manifest, trace_path, write_manifest
-from matrix import selected
 
+from scripts.fidelity.capturing import capture_missing, missing_by_engine
+from scripts.fidelity.coreclock import CoreClock, clocked, middle_mean
+from scripts.fidelity.loads import LOADS, Capture, EngineSettings, captures
+from scripts.fidelity.manifest import Manifest, definition, index, off_pace, read_manifest, trace_path, write_manifest
+from scripts.matrix import selected
 from tracefile import load_trace
 
 SMALL_LOAD = "--pattern poisson --rate 8 --number 4 --seed 3 --prompt-tokens 64 --output-tokens 2"

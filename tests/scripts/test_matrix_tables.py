@@ -4,11 +4,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity.goals import goals
-from fidelity.judging import Cell, Errors, Quantile, Verdicts, with_cold_yardsticks
-from fidelity.loads import Way
-from fidelity.pace import Pace
-from fidelity.tables import cells_table, decodes_table, insert, page
+
+from scripts.fidelity.goals import goals
+from scripts.fidelity.judging import Cell, Errors, Quantile, Verdicts, with_cold_yardsticks
+from scripts.fidelity.loads import Way
+from scripts.fidelity.pace import Pace
+from scripts.fidelity.tables import cells_table, decodes_table, insert, page
 
 
 def quantile(captured_ms: float, forecast_ms: float, aa_error: float | None = None, *, held: bool = True) -> Quantile:

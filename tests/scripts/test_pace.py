@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity.pace import pace
 
-from sim.engine import Engine
-from sim.model import Model, default_model
-from sim.prediction import predicted_records
-from sim.workload import plan_arrivals
+from scripts.fidelity.pace import pace
+from sim.engine.engine import Engine
+from sim.engine.prediction import predicted_records
+from sim.latency.modelfile import Model, default_model
+from sim.workload.workload import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 
 BLOCK_SIZE = 32

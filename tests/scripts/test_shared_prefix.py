@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from shared_prefix import step_ms, table
 
+from scripts.shared_prefix import step_ms, table
 from tracefile import Meta, Record, RequestId, TraceWriter
 
 

@@ -5,12 +5,12 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
-from sim.config import EngineConfig
-from sim.engine import Engine
-from sim.latency import FrontendModel
-from sim.model import default_model, make_model
-from sim.prediction import predicted_records
-from sim.workload import Arrival, plan_arrivals
+from sim.engine.engine import Engine
+from sim.engine.prediction import predicted_records
+from sim.latency.clocks import FrontendModel
+from sim.latency.modelfile import default_model, make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.workload import Arrival, plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32

@@ -9,9 +9,9 @@ import pytest
 
 
 def load_beside(file: str) -> ModuleType:
-    name = f"kvtape_tests_{file.removesuffix('.py')}"
+    name = f"kvtape_tests_{Path(file).stem}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(file))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -22,12 +22,12 @@ def load_beside(file: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def slow_engine() -> ModuleType:
-    return load_beside("slow_engine.py")
+    return load_beside("oracles/slow_engine.py")
 
 
 @pytest.fixture(scope="session")
 def slow_radix() -> ModuleType:
-    return load_beside("slow_radix.py")
+    return load_beside("oracles/slow_radix.py")
 
 
 @pytest.fixture(scope="session")

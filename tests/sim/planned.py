@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from loadgen.config import LoadConfig
-from loadgen.job import WHOLE
-from loadgen.loadjob import LoadJob
-from loadgen.plan import Answer, Send
-from sim.engine import Engine, Flight
-from sim.features import StepRow
-from sim.model import Model
-from sim.prediction import predicted_records
-from sim.workload import Arrival
+from loadgen.core.job import WHOLE
+from loadgen.core.plan import Answer, Send
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.loadjob import LoadJob
+from sim.engine.engine import Engine, Flight
+from sim.engine.prediction import predicted_records
+from sim.latency.modelfile import Model
+from sim.latency.terms import StepRow
+from sim.workload.workload import Arrival
 from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter
 from tracefile import Engine as EngineInfo
 

@@ -4,11 +4,11 @@ import math
 import random
 from typing import Any
 
-from sim.engine import Engine
-from sim.features import StepRow
-from sim.model import Model
-from sim.prediction import predicted_records
-from sim.workload import plan_arrivals
+from sim.engine.engine import Engine
+from sim.engine.prediction import predicted_records
+from sim.latency.modelfile import Model
+from sim.latency.terms import StepRow
+from sim.workload.workload import plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId
 
 BLOCK_SIZE = 32

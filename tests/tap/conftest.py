@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from tap.account import Account, Ledger
-from tap.config import TapConfig
-from tap.enginefacts import EngineFacts
-from tap.injectingrelay import new_relays
-from tap.recorderlink import RecorderLink
-from tap.recorderprocess import RecorderProcess
-from tap.relay import Relays
-from tap.service import recording, runtime_folder
-from tap.setups import dialect, recorder_setup
-from tap.sidecopy import CopyBudget
-from tap.upstreams import Upstreams
+from tap.proxy.injectingrelay import new_relays
+from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.relay import Relays
+from tap.proxy.sidecopy import CopyBudget
+from tap.proxy.upstreams import Upstreams
+from tap.supervisor.account import Account, Ledger
+from tap.supervisor.config import TapConfig
+from tap.supervisor.enginefacts import EngineFacts
+from tap.supervisor.recorderprocess import RecorderProcess
+from tap.supervisor.service import recording, runtime_folder
+from tap.supervisor.setups import dialect, recorder_setup
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin
@@ -253,7 +253,7 @@ class TapCommand:
         return found
 
     def recorder_pid(self) -> int:
-        [recorder] = self.pids("tap.recorder")
+        [recorder] = self.pids("tap.recorder.recorder")
         return recorder
 
 

@@ -12,11 +12,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.byteblocks import ByteBlocks
-from tap.endpoint import copied_bytes, recorded_endpoint
-from tap.exchange import Dialect, Endpoint, ExchangeCopy
-from tap.prompt import PromptHasher
-from tap.recording import MadeRecord, RecordMaker
+from tap.ipc.exchange import Dialect, Endpoint, ExchangeCopy
+from tap.prompts.byteblocks import ByteBlocks
+from tap.prompts.prompt import PromptHasher
+from tap.proxy.endpoint import copied_bytes, recorded_endpoint
+from tap.recorder.recording import MadeRecord, RecordMaker
 from tracefile import BlockHasher, HashKey, Record, keyed_id
 from wire.answer import GENERATING
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from tap import account, recorder, recording, workercounts
 from tap.__main__ import parser
 from tap.admin import exposition
+from tap.ipc import workercounts
+from tap.recorder import recorder, recording
+from tap.supervisor import account
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "tap.md").read_text()

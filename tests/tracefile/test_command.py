@@ -177,6 +177,6 @@ def test_long_work_says_how_far_it_is(
     path = trace(tmp_path / "t", GOOD, GOOD | {"request_id": "b"})
     main(["check", path])
     assert "records checked" not in capsys.readouterr().err  # two records are no long work
-    monkeypatch.setattr("tracefile.progress.LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr("tracefile.commandline.progress.LOG_INTERVAL_S", 0.0)
     main(["check", path])
     assert "records checked: 1\nrecords checked: 2\n" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracefile.schema import Engine, HashInfo, Meta, Record, Workload
-from tracefile.segments import Manifest, Segment
+from tracefile.records.schema import Engine, HashInfo, Meta, Record, Workload
+from tracefile.storage.segments import Manifest, Segment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fields.md").read_text(encoding="utf-8")
 WRITERS = {"all", "tap", "client", "replay", "sim", "mooncake", "vcr"}

@@ -30,7 +30,7 @@ from tracefile import (
     open_trace,
     trace_digest,
 )
-from tracefile.decoding import KvtapeDecoder
+from tracefile.records.decoding import KvtapeDecoder
 
 SUFFIXES = ["", ".gz", ".zst"]
 META = Meta(source="tap", model="m", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"))
@@ -182,7 +182,7 @@ def test_a_flushed_record_is_on_disk_while_the_writer_lives(tmp_path: Path, suff
 
 
 def test_records_reach_the_disk_without_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracefile.writing.FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("tracefile.files.writing.FLUSH_INTERVAL_S", 0.01)
     with TraceWriter(tmp_path / "a.jsonl", META) as writer:
         header = os.path.getsize(writer.path)
         writer.write(records(1)[0])

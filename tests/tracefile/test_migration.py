@@ -18,7 +18,7 @@ from tracefile import (
     trace_digest,
 )
 from tracefile.__main__ import main
-from tracefile.schema import BlockHash
+from tracefile.records.schema import BlockHash
 
 FIXTURE = Path(__file__).parent / "data" / "kvtape-1.jsonl"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tracefile import Meta, Record, RequestId, TraceWriter, load_trace
-from tracefile.checking import check_trace
-from tracefile.reading import open_trace
+from tracefile.files.reading import open_trace
+from tracefile.study.checking import check_trace
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "privacy.md"
 

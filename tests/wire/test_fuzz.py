@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from wirefuzz.properties import check_requests, check_response
+
+from scripts.wirefuzz.properties import check_requests, check_response
 
 CORPUS = Path(__file__).with_name("corpus")
 EXAMPLES = 100

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tracefile.decoding import parse_object
-from tracefile.errors import InputError
 from tracefile.importers.mooncake import BLOCK_SIZE
-from tracefile.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
+from tracefile.records.decoding import parse_object
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
 
 TEXTS = ("text_input", "messages", "payload")
 

@@ -8,9 +8,9 @@ Further columns, as the multimodal trace of 2025 has ``NumImages``, are kept in 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tracefile.errors import InputError
 from tracefile.importers.csvrows import count_of, header_of, row_of
-from tracefile.schema import Meta, Record, RequestId
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record, RequestId
 
 TIME, PROMPT, OUTPUT = COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 import xxhash
 
-from tracefile.errors import InputError
-from tracefile.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
 
 BLOCK_SIZE = 16
 NO_PARENT = -1

@@ -8,7 +8,7 @@ answer). Its README: a request with 0 response tokens had failed.
 from collections.abc import Sequence
 
 from tracefile.importers.csvrows import Row, count_of, header_of, number_of, row_of
-from tracefile.schema import Meta, Record, RequestId, SessionId
+from tracefile.records.schema import Meta, Record, RequestId, SessionId
 
 TIME, PROMPT, OUTPUT = COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 MODEL, SESSION, ELAPSED = "Model", "Session ID", "Elapsed time"

@@ -4,7 +4,7 @@ import csv
 import math
 from collections.abc import Collection, Mapping
 
-from tracefile.errors import InputError
+from tracefile.records.errors import InputError
 
 Row = Mapping[str, str]
 

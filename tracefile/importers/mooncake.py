@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracefile.errors import InputError
-from tracefile.schema import BlockHash, HashInfo, Meta, Record, RequestId
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId
 
 BLOCK_SIZE = 512
 PARTIAL_BLOCK = "partial_block_hash"

@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from typing import Any, Literal
 
-from tracefile.decoding import KvtapeDecoder, RecordDecoder, decode_meta, parse_object
-from tracefile.errors import InputError
 from tracefile.importers import azure, burstgpt
 from tracefile.importers.aiperfmooncake import TEXTS, AiperfMooncakeDecoder
 from tracefile.importers.bailian import KEYS as BAILIAN_KEYS
@@ -12,7 +10,9 @@ from tracefile.importers.bailian import BailianDecoder
 from tracefile.importers.csvrows import has_columns
 from tracefile.importers.mooncake import MooncakeDecoder
 from tracefile.importers.vcr import VcrDecoder
-from tracefile.schema import SCHEMA
+from tracefile.records.decoding import KvtapeDecoder, RecordDecoder, decode_meta, parse_object
+from tracefile.records.errors import InputError
+from tracefile.records.schema import SCHEMA
 
 TraceFormat = Literal["kvtape", "mooncake", "aiperf-mooncake", "bailian", "burstgpt", "azure", "vllm-vcr"]
 

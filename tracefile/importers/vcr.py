@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tracefile.decoding import convert_object, parse_object
-from tracefile.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, Status
+from tracefile.records.decoding import convert_object, parse_object
+from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, Status
 
 
 class ItlSummary(msgspec.Struct, kw_only=True):

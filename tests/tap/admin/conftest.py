@@ -14,9 +14,9 @@ import httpx
 import msgspec
 import pytest
 
-from tap.admin.control import AdminSetup, ServiceStats
-from tap.admin.feed import FeedSender
-from tap.exchange import Ready, encode_frame, split_frames
+from tap.ipc.admincontrol import AdminSetup, ServiceStats
+from tap.ipc.exchange import Ready, encode_frame, split_frames
+from tap.ipc.feed import FeedSender
 from tests.tap.admin.told import BLOCK
 
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.accesses import Accesses
-from sim.curve import HitCurve, hit_curve
+from measure.recency import STRETCH, RecencyStack
+from sim.cache.curve import HitCurve, hit_curve
+from sim.workload.accesses import Accesses
 from tap.admin.cachecurve import SIZES, CacheCurve
-from tap.admin.recency import STRETCH, RecencyStack
 
 BLOCK = 4
 Requests = list[tuple[list[int], int]]

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tap.admin.feed import BACKLOG_BYTES, FeedSender, RecorderStats, RecordFeed, WorkerStats
-from tap.admin.histogram import (
+from measure.histogram import (
     GAP_S,
     OVERHEAD_S,
     WAIT_S,
@@ -18,9 +17,10 @@ from tap.admin.histogram import (
     cumulative,
     empty_counts,
 )
-from tap.admin.meter import FEED_INTERVAL_S, FEED_RECORDS, MAX_KINDS, RecordMeter
-from tap.exchange import Progress, encode_frame, split_frames
-from tracefile.schema import BlockHash, Record, RequestId
+from tap.ipc.exchange import Progress, encode_frame, split_frames
+from tap.ipc.feed import BACKLOG_BYTES, FeedSender, RecorderStats, RecordFeed, WorkerStats
+from tap.recorder.meter import FEED_INTERVAL_S, FEED_RECORDS, MAX_KINDS, RecordMeter
+from tracefile.records.schema import BlockHash, Record, RequestId
 
 
 class Listener:
@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are tried again at once."""
-    monkeypatch.setattr("tap.admin.feed.RECONNECT_S", 0.0)
+    monkeypatch.setattr("tap.ipc.feed.RECONNECT_S", 0.0)
 
 
 def frame(size: int = 4) -> bytes:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tap.admin.control import AdminSetup, ServiceStats
-from tap.admin.feed import RecorderStats
 from tap.admin.health import RECORDER_SILENCE_S, reasons_against, reasons_not_recording
 from tap.admin.state import LiveState
-from tap.exchange import Progress
+from tap.ipc.admincontrol import AdminSetup, ServiceStats
+from tap.ipc.exchange import Progress
+from tap.ipc.feed import RecorderStats
 
 ENGINE = "http://engine:8000"
 NOW_S = 1000.0

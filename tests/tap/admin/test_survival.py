@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from report.survival import CENSORED, EVENT, FAILED, incidence, make_waits
-from tap.admin.feed import SeenRecord
+from measure.survival import CENSORED, EVENT, FAILED, incidence, make_waits
 from tap.admin.survival import BOUNDS_MS, SurvivalCurves, Waits, cohorts_of, survival, wait_of
-from tracefile.schema import Status
+from tap.ipc.feed import SeenRecord
+from tracefile.records.schema import Status
 
 ENDS = {"token": EVENT, "failed": FAILED, "censored": CENSORED}
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from tap.admin.control import ServiceStats
-from tap.admin.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
-from tap.admin.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
-from tap.exchange import Progress
-from tracefile.schema import BlockHash, Engine
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
+from tap.ipc.admincontrol import ServiceStats
+from tap.ipc.exchange import Progress
+from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
+from tracefile.records.schema import BlockHash, Engine
 
 BLOCK = 16
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from tap.exchange import ExchangeCopy
-from tap.relay import Relays
-from tap.sidecopy import CopyBudget, SideCopy
-from tap.upstreams import Upstreams
-from tracefile.schema import Status
+from tap.ipc.exchange import ExchangeCopy
+from tap.proxy.relay import Relays
+from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.proxy.upstreams import Upstreams
+from tracefile.records.schema import Status
 from wire.server import Server
 from wire.url import Origin
 

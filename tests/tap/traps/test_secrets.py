@@ -126,7 +126,12 @@ def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
                 tap.port, b"GET / HTTP/1.1", host, authorization, b"Upgrade: websocket", b"Connection: upgrade"
             )
             await say_raw(tap.port, secret().encode(), host)
-            processes = [tap.process.pid, *tap.pids("tap.worker"), *tap.pids("tap.recorder"), *tap.pids("tap.admin")]
+            processes = [
+                tap.process.pid,
+                *tap.pids("tap.proxy.worker"),
+                *tap.pids("tap.recorder.recorder"),
+                *tap.pids("tap.admin"),
+            ]
             assert len(processes) == 4
             shown = shown_by(processes)
             pages = [await asyncio.to_thread(get, admin, page) for page in ADMIN_PAGES]

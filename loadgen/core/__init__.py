@@ -1,0 +1,1 @@
+"""Requests, plans, jobs and draws: shared by loadgen and replay."""

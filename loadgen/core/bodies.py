@@ -1,0 +1,66 @@
+"""Request bodies as bytes, ready to write: a 10,000-token prompt is serialised in well under a millisecond."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engines.dialects import VLLM, Dialect
+from loadgen.core.draws import TokenIds
+
+SHORT_DIGITS = 5
+LONG_DIGITS = 6
+
+
+def encode_ids(token_ids: TokenIds) -> bytes:
+    """A JSON array of the ids, each padded with spaces to a fixed width.
+
+    A fixed width makes encoding one table lookup, some 20 times faster than writing numbers; JSON ignores the spaces.
+    """
+    if not len(token_ids):
+        return b"[]"
+    for digits in (SHORT_DIGITS, LONG_DIGITS):
+        try:
+            return b"[" + _digit_table(digits).take(token_ids).tobytes()[:-1] + b"]"
+        except IndexError:  # an id of more digits: looking for the largest first costs as much again
+            continue
+    return msgspec.json.encode(token_ids.tolist())
+
+
+def prepare_tables() -> None:
+    """Make the tables now, so that no request pays for them."""
+    _digit_table(SHORT_DIGITS)
+    _digit_table(LONG_DIGITS)
+
+
+@cache
+def _digit_table(digits: int) -> npt.NDArray[np.void]:
+    """Item i: id i in decimal, right-aligned in ``digits`` bytes, and a comma; each a whole to be copied as one."""
+    numbers = np.arange(10**digits, dtype=np.uint32)
+    table = np.full((10**digits, digits + 1), ord(","), dtype=np.uint8)
+    for column in range(digits):
+        place = 10 ** (digits - 1 - column)
+        table[:, column] = (numbers // place) % 10 + ord("0")
+        if place > 1:
+            table[:place, column] = ord(" ")
+    return table.view(f"V{digits + 1}").ravel()
+
+
+def completions_body(
+    model: str,
+    token_ids: TokenIds,
+    max_tokens: int,
+    *,
+    stream: bool = True,
+    extra: Mapping[str, Any] | None = None,
+    dialect: Dialect = VLLM,
+) -> bytes:
+    """A completions body that has the engine generate exactly ``max_tokens`` tokens and return their ids.
+
+    As far as its dialect can say so; it goes to ``dialect.path``. ``extra`` has the last word on a field.
+    """
+    fields = dialect.completion_fields(model, max_tokens, stream=stream) | dict(extra or {})
+    return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]

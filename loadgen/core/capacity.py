@@ -1,0 +1,126 @@
+"""What a machine can send, as ``loadgen calibrate`` found it and kept it: the measure of later runs.
+
+Three saturating loads give what a request, an event and a prompt token cost: one of short answers, one of long answers,
+one of long prompts. A later run's requests, events and prompt tokens a second at these costs are the share of the
+machine's most that it offers.
+"""
+
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from loadgen.core.runflags import usable_cores
+
+SHORT_ANSWER, LONG_ANSWER = 16, 256
+SHORT_PROMPT, LONG_PROMPT = 256, 8192
+
+
+class RateTruth(msgspec.Struct, frozen=True, kw_only=True):
+    """How true the client's times were at one rate, in ms; null: it told none."""
+
+    rate: float
+    """Requests a second, asked for."""
+    requests: int
+    ttft_error_p50_ms: float | None
+    ttft_error_p99_ms: float | None
+    """Told TTFT − the server's."""
+    lag_p50_ms: float | None
+    lag_p99_ms: float | None
+    """Send − schedule."""
+    client_cpu: float
+    """In cores."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine can send with so many senders."""
+
+    machine: str
+    measured: str
+    """The day, ISO 8601."""
+    procs: int
+    requests_per_s: float
+    """Streams of 16 tokens, prompts of 256."""
+    events_per_s: float
+    """Tokens of streams of 256, prompts of 256."""
+    prompt_tokens_per_s: float
+    """Of prompts of 8,192, streams of 16."""
+    requests_per_core_s: float
+    """Of 16-token streams, for each second of CPU time that the client's processes used."""
+    events_per_core_s: float
+    """The same of 256-token streams."""
+    at_rates: list[RateTruth]
+
+    @property
+    def seconds_per_request(self) -> float:
+        """What a request costs beside its tokens."""
+        prompt, answer = SHORT_PROMPT * self.seconds_per_prompt_token, SHORT_ANSWER * self.seconds_per_event
+        return max(0.0, 1 / self.requests_per_s - prompt - answer)
+
+    @property
+    def seconds_per_event(self) -> float:
+        """What an answer's token costs."""
+        longer = LONG_ANSWER / self.events_per_s - 1 / self.requests_per_s
+        return max(0.0, longer / (LONG_ANSWER - SHORT_ANSWER))
+
+    @property
+    def seconds_per_prompt_token(self) -> float:
+        """What a prompt's token costs."""
+        longer = LONG_PROMPT / self.prompt_tokens_per_s - 1 / self.requests_per_s
+        return max(0.0, longer / (LONG_PROMPT - SHORT_PROMPT))
+
+    def share(self, requests: int, events: int, prompt_tokens: int, seconds: float) -> float:
+        """How much of what this machine can send a run of so many in ``seconds`` offered; above 1: more."""
+        cost_s = requests * self.seconds_per_request + events * self.seconds_per_event
+        return (cost_s + prompt_tokens * self.seconds_per_prompt_token) / seconds if seconds else 0.0
+
+
+def machine() -> str:
+    """What a calibration holds for: host, processor, cores that may be used, Python, kvtape."""
+    return (
+        f"{platform.node()}, {_processor()}, {usable_cores()} cores, Python {platform.python_version()}, {_version()}"
+    )
+
+
+def calibration_file(procs: int) -> Path:
+    """Where this machine's calibration for so many senders is kept: homes may be shared, machines are not."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.blake2b(f"{machine()}, {procs}".encode(), digest_size=8).hexdigest()
+    return cache / "kvtape" / "calibration" / f"{name}.json"
+
+
+def load_calibration(procs: int = 1) -> Calibration | None:
+    """What is known of this machine; null: nothing, or nothing that can be read."""
+    try:
+        return msgspec.json.decode(calibration_file(procs).read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def save_calibration(calibration: Calibration) -> Path:
+    """Keep it for later runs; returns where. Raises OSError."""
+    path = calibration_file(calibration.procs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
+    fresh.replace(path)
+    return path
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version() -> str:
+    try:
+        return f"kvtape {version('kvtape')}"
+    except PackageNotFoundError:
+        return "kvtape"

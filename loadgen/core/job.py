@@ -1,0 +1,63 @@
+"""What a run is made of, in a form that crosses to the processes that run it: a job, opened in each of its shards."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.core.plan import Plan
+from tracefile import RequestId
+
+DIGEST_BITS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a run's sessions: those whose index leaves this remainder."""
+
+    index: int
+    count: int
+
+    def has(self, session: int) -> bool:
+        """Whether session number ``session`` of the whole run is this shard's."""
+        return session % self.count == self.index
+
+
+WHOLE = Shard(0, 1)
+
+
+class OpenJob(Protocol):
+    """A job in the process that runs it, cut to its shard."""
+
+    def plan(self) -> Plan:
+        """The shard's sends, roots in order of time. Called once."""
+
+    def planned(self) -> int | None:
+        """How many requests there will be, resumed ones left out; null: unknown."""
+
+    def digest_share(self) -> int:
+        """One SHA-256 for each session (arrivals, lengths, pauses, keys of its tokens), summed modulo 2**256.
+
+        The shares of all shards add up to the run's digest, into however many shards it is cut.
+        """
+
+    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
+        """Leave out of the plan every session that is over; called before ``plan``, if at all.
+
+        ``ended``: the requests that an earlier part of the run recorded, and whether each ended well. Returns those
+        of them whose sessions are over: the others' sessions will be sent again whole.
+        """
+
+    def findings(self) -> dict[str, int]:
+        """Counts that add up over shards; read at the end."""
+
+
+class Job(Protocol):
+    """Plain frozen values, for it is pickled."""
+
+    def open(self, shard: Shard) -> OpenJob:
+        """The job cut to a shard. Raises InputError."""
+
+
+def add_shares(shares: Collection[int]) -> str:
+    """Digest shares of all shards (or of all sessions) as the run's digest, in hex."""
+    return f"{sum(shares) % (1 << DIGEST_BITS):064x}"

@@ -1,0 +1,64 @@
+"""What to send, when, and what follows from its answer: every load, open or closed, is an iterable of ``Send``.
+
+Open loop is a plan whose sends have no follow-ups; a session is a chain of them; branches are a ``then`` that gives
+several. The sender knows nothing else about a load.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from loadgen.core.request import PlannedRequest
+from tracefile import Record
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came of a request."""
+
+    record: Record
+    end_ms: float
+    """When it ended, from the plan's t = 0: the trace's, unless the run goes on where an earlier one was cut."""
+    token_ids: list[int] | None
+    """The generated ids; null: the engine did not return them."""
+    prompt_token_ids: list[int] | None
+    """The prompt's ids as the engine saw them; null: not returned."""
+    text: str
+    """The generated text, in memory only."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is whole; a session whose turn's is not goes no further."""
+        return self.record.status == "ok"
+
+
+def nothing_more(answer: Answer) -> Sequence["Send"]:
+    """No follow-ups."""
+    return ()
+
+
+def as_it_is(answer: Answer) -> Record:
+    """The record as the sender made it."""
+    return answer.record
+
+
+class Send(msgspec.Struct, frozen=True):
+    """One request at its time."""
+
+    due_ms: float | None
+    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the cap on requests in flight has
+    room for it, in the order of the plan; it is then scheduled for the moment when there was room."""
+    build: Callable[[], PlannedRequest]
+    """Makes the request; called once, shortly before it is due."""
+    then: Callable[[Answer], Sequence["Send"]] = nothing_more
+    """The follow-ups; called once the request has ended, however it ended."""
+    describe: Callable[[Answer], Record] = as_it_is
+    """The record to write, with what only the plan knows (hashes, sessions); called after ``then``."""
+    until_ms: float | None = None
+    """From t = 0: not sent any more after this, and without a record. Null: sent however late."""
+    from_start: bool = False
+    """Of a follow-up: ``due_ms`` counts from t = 0. It is a session that arrived then; if that was before the parent's
+    end, it was held back."""
+
+
+Plan = Iterable[Send]
+"""Sends in order of ``due_ms``; may be made lazily."""

@@ -1,1 +1,0 @@
-"""What a run measures while it goes and says at its end."""

@@ -1,0 +1,1 @@
+"""The load as drawn from its seed: arrivals, lengths, conversations, prompts."""

@@ -1,0 +1,292 @@
+"""What one loadgen run is, checked once, before anything is sent."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines.dialects import AUTO
+from loadgen.core.draws import ORDINARY, Vocabulary
+from loadgen.core.runflags import ONE_PROCESS, RunFlags
+from loadgen.core.spans import Span
+from loadgen.datasets import DATASETS, Dataset
+from tracefile import InputError
+
+Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibrate"]
+Spacing = Literal["poisson", "constant", "gamma"]
+Api = Literal["completions", "chat", "responses", "messages"]
+
+CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
+"""Patterns whose rate changes."""
+RANDOM = "random"
+"""The dataset that is no file."""
+ONE_TURN = Span(1, 1)
+USUAL_PROMPT = Span(256, 256)
+
+STAGED_PROMPT = Span(64, 10_000)
+"""Of ``--pattern calibrate``, from the shortest to the longest."""
+STAGED_PARALLEL = 8
+STAGED_ROUNDS = 3
+LEAST_RANGE = 8
+"""How many times the shortest prompt the longest must be, so that their sizes tell costs apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """One run: what to send (dataset, lengths, prefixes, turns), when (pattern, rate, bounds), where, and the trace."""
+
+    url: str
+    trace: Path
+    model: str = "auto"
+    dialect: str = AUTO
+    """Which engine's fields are sent; ``auto``: it is asked what it is."""
+    api: Api = "completions"
+    tokenizer: str = "auto"
+    """Whose tokens text is made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""
+    chat_template: bool = False
+    """Apply the chat template here and send the ids as completions."""
+    pattern: Pattern = "poisson"
+    rate: float | None = None
+    """Sessions a second, a session being one request unless it has turns; null: closed loop, or the pattern says."""
+    rate_to: float | None = None
+    """Where a staircase or a ramp that starts at ``rate`` ends."""
+    burstiness: float | None = None
+    """Shape of gamma-distributed gaps; null: no gamma."""
+    spacing: Spacing | None = None
+    """How the arrivals of a rate that changes are spaced; null: poisson."""
+    burst_size: int | None = None
+    burst_every_s: float | None = None
+    steps: int | None = None
+    step_s: float | None = None
+    rate_series: tuple[tuple[float, float], ...] = ()
+    """(seconds, rate) in order of time."""
+    rate_between: Literal["steps", "lines"] = "steps"
+    """Whether a series holds each rate until the next, or goes there evenly."""
+    duration_s: float | None = None
+    """No session starts after it; those in flight finish. Null: until ``number``, or as long as the pattern is."""
+    number: int | None = None
+    """Sessions; null: until the run's time is over, or once through the dataset."""
+    parallel: int | None = None
+    """Most requests in flight; null: no limit."""
+    parallel_sessions: int | None = None
+    """Most sessions begun and not over; null: no limit, or in a closed loop ``parallel``."""
+    seed: int = 0
+    dataset: str = RANDOM
+    dataset_path: Path | None = None
+    dataset_offset: int = 0
+    """How many sessions of the dataset are left out at its beginning."""
+    first_turn_tokens: Span | None = None
+    """How long the first turn of a conversation cut out of texts is; null: the texts' own turns."""
+    subsequent_turn_tokens: Span | None = None
+    """And how long every later one."""
+    prompt_tokens: Span = USUAL_PROMPT
+    """New tokens of each turn, the shared prefix not counted."""
+    output_tokens: Span | None = None
+    """Null: as the dataset says, 16 where it says nothing."""
+    prefix_count: int = 0
+    """Shared prefixes to choose from; 0: none."""
+    prefix_tokens: int = 0
+    turns: Span = ONE_TURN
+    """Of a random session."""
+    min_turns: int | None = None
+    """Sessions of a dataset with fewer are passed over."""
+    max_turns: int | None = None
+    """Sessions of a dataset with more are cut."""
+    think_s: Span | None = None
+    """From a turn's end to the next one's send; null: as the dataset says, 0 where it says nothing."""
+    tool_role: Literal["user", "tool"] = "user"
+    """Whose messages a dataset's tool outputs are, on the chat API."""
+    vocabulary: Vocabulary = ORDINARY
+    timeout_s: float | None = 600.0
+    overwrite: bool = False
+    summary: Path | None = None
+    """Where the summary goes as JSON; null: nowhere."""
+    run: RunFlags = ONE_PROCESS
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_pattern(self)
+        _check_staged(self)
+        _check_bounds(self)
+        _check_shape(self)
+        _check_dataset(self)
+        _check_text(self)
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether sessions arrive at times of their own, not when others end."""
+        return self.rate is not None or self.pattern in ("burst", "series")
+
+    @property
+    def ends_s(self) -> float | None:
+        """When no session starts any more; null: ``number`` ends the run, or the dataset does."""
+        if self.pattern == "staircase" and self.steps is not None and self.step_s is not None:
+            return self.steps * self.step_s
+        if self.pattern == "series" and self.duration_s is None and self.number is None:
+            return self.rate_series[-1][0]
+        return self.duration_s
+
+    @property
+    def once(self) -> bool:
+        """Whether the run ends where the dataset does."""
+        return self.dataset_path is not None and self.number is None and self.ends_s is None
+
+    @property
+    def single_turns(self) -> bool:
+        """Whether every session is known to be one request."""
+        return self.max_turns == 1 if self.dataset_path is not None else self.turns.high == 1
+
+    @property
+    def sessions_at_once(self) -> int | None:
+        """Most sessions open; null: any number. A closed loop without a cap of its own keeps one for each slot."""
+        if self.parallel_sessions is not None or self.open_loop:
+            return self.parallel_sessions
+        return self.parallel
+
+    @property
+    def requests_at_once(self) -> int | None:
+        """Most requests in flight; null: any number."""
+        if self.open_loop or self.parallel is not None:
+            return self.parallel
+        return self.parallel_sessions
+
+
+def _check_numbers(config: LoadConfig) -> None:
+    _check_positive("--rate", config.rate)
+    _check_positive("--duration", config.duration_s)
+    _check_positive("--number", config.number)
+    _check_positive("--parallel", config.parallel)
+    _check_positive("--parallel-sessions", config.parallel_sessions)
+    _check_positive("--timeout-s", config.timeout_s)
+    _check_positive("--burst-size", config.burst_size)
+    _check_positive("--burst-every-s", config.burst_every_s)
+    _check_positive("--step-s", config.step_s)
+    _check_positive("--min-turns", config.min_turns)
+    _check_positive("--max-turns", config.max_turns)
+    if config.burstiness is not None and not config.burstiness > 0:
+        raise InputError(f"--burstiness: {config.burstiness:g}; expected a number above 0")
+    if config.steps is not None and config.steps < 2:
+        raise InputError(f"--steps: {config.steps}; expected 2 or more")
+    if config.rate_to is not None and not 0 <= config.rate_to < math.inf:
+        raise InputError(f"--rate: to {config.rate_to:g}; expected 0 or more")
+    if config.dataset_offset < 0:
+        raise InputError(f"--dataset-offset: {config.dataset_offset}; expected 0 or more")
+
+
+def _check_pattern(config: LoadConfig) -> None:
+    """Refuse flags that belong to another pattern, and patterns without theirs."""
+    pattern = config.pattern
+    _only_with("--burst-size, --burst-every-s", config.burst_size or config.burst_every_s, pattern, "burst")
+    _only_with("--steps, --step-s", config.steps or config.step_s, pattern, "staircase")
+    _only_with("--rate-series", config.rate_series, pattern, "series")
+    _only_with("--spacing", config.spacing, pattern, *CHANGING)
+    _only_with("--rate A:B", config.rate_to is not None, pattern, "staircase", "ramp")
+    if pattern in ("burst", "series"):
+        _refuse("--rate", config.rate, f"--pattern {pattern}, which has rates of its own")
+    if pattern == "burst" and (config.burst_size is None or config.burst_every_s is None):
+        raise InputError("--burst-size, --burst-every-s: missing; expected both with --pattern burst")
+    if pattern == "series" and not config.rate_series:
+        raise InputError("--rate-series: missing; expected a file of seconds and rates with --pattern series")
+    if pattern in ("staircase", "ramp") and config.rate_to is None:
+        raise InputError(f"--rate: no range; expected A:B with --pattern {pattern}")
+    if pattern == "staircase":
+        _refuse("--duration", config.duration_s, "--pattern staircase, which lasts --steps times --step-s")
+        if config.steps is None or config.step_s is None:
+            raise InputError("--steps, --step-s: missing; expected both with --pattern staircase")
+    if pattern == "ramp" and config.duration_s is None:
+        raise InputError("--duration: missing; expected how long the ramp of --pattern ramp is")
+    if (config.burstiness is not None) != (pattern == "gamma" or config.spacing == "gamma"):
+        raise InputError("--burstiness: expected it with --pattern gamma or --spacing gamma, and only there")
+
+
+def _check_staged(config: LoadConfig) -> None:
+    """Refuse what would make ``--pattern calibrate`` another load than the one it is: see ``loadgen.plan.stages``."""
+    if config.pattern != "calibrate":
+        return
+    designed = "--pattern calibrate, which says by itself what comes when"
+    _refuse("--rate", config.rate, designed)
+    _refuse("--parallel-sessions", config.parallel_sessions, f"{designed}; expected --parallel")
+    _refuse("--think-s", config.think_s, designed)
+    _refuse("--dataset", config.dataset_path, designed)
+    for flag, value in (("--prefix-count", config.prefix_count), ("--dataset-offset", config.dataset_offset)):
+        _refuse(flag, value or None, designed)
+    _refuse("--turns", None if config.turns == ONE_TURN else config.turns, designed)
+    prompts = config.prompt_tokens
+    if prompts.shape != "uniform" or prompts.high < LEAST_RANGE * prompts.low:
+        raise InputError(f"--prompt-tokens: {prompts}; expected LOW:HIGH with --pattern calibrate, HIGH at least 8 LOW")
+    if config.parallel is None or config.parallel < 2:
+        raise InputError("--parallel: expected 2 or more with --pattern calibrate: it measures what several cost")
+    if config.run.resume or config.run.ray is not None or config.run.procs not in (None, 1):
+        raise InputError("--resume, --ray, --procs: with --pattern calibrate, which one process sends in one go")
+
+
+def _check_bounds(config: LoadConfig) -> None:
+    if not config.open_loop and config.parallel is None and config.parallel_sessions is None:
+        raise InputError(
+            "--rate: missing; expected arrivals a second, or --parallel or --parallel-sessions for a closed loop"
+        )
+    if config.pattern == "calibrate":
+        return
+    if config.ends_s is None and config.number is None and config.dataset_path is None:
+        raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
+    if not config.open_loop and config.pattern not in ("poisson", "multiturn"):
+        raise InputError(f"--pattern: {config.pattern} without --rate; a closed loop has no arrivals of its own")
+
+
+def _check_shape(config: LoadConfig) -> None:
+    if config.prefix_count < 0 or config.prefix_tokens < 0:
+        raise InputError("--prefix-count, --prefix-tokens: negative; expected 0 or more")
+    if (config.prefix_count > 0) != (config.prefix_tokens > 0):
+        raise InputError(
+            f"--prefix-count, --prefix-tokens: {config.prefix_count} prefixes of {config.prefix_tokens} tokens; "
+            "expected both above 0, or neither"
+        )
+
+
+def _check_dataset(config: LoadConfig) -> None:
+    if config.dataset_path is None:
+        if config.dataset != RANDOM:
+            raise InputError(f"--dataset: {config.dataset} without a file; expected {config.dataset}:PATH")
+        _refuse("--min-turns, --max-turns", config.min_turns or config.max_turns, "random sessions, which have turns")
+        _refuse("--first-turn-length", config.first_turn_tokens, "random sessions; expected --prompt-tokens")
+        return
+    name, fewest, most = config.dataset, config.min_turns, config.max_turns
+    if fewest is not None and most is not None and fewest > most:
+        raise InputError(f"--min-turns, --max-turns: {fewest} and {most}; expected MIN to MAX")
+    if config.turns != ONE_TURN:
+        raise InputError(f"--turns: {config.turns} with --dataset {name}; expected --min-turns, --max-turns")
+    _check_texts(config, DATASETS[name])
+
+
+def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
+    """What goes together with a dataset of texts, and what only with one that is cut to length."""
+    lengths = config.first_turn_tokens or config.subsequent_turn_tokens
+    if lengths is not None and not dataset.cuts_turns:
+        raise InputError(f"--first-turn-length, --subsequent-turn-length: with --dataset {config.dataset}, uncut")
+    if dataset.has_texts and config.api == "completions" and not config.chat_template:
+        raise InputError(f"--api: completions with --dataset {config.dataset}, which is texts; expected --api chat")
+    if dataset.has_texts and config.prefix_count:
+        raise InputError(f"--prefix-count: with --dataset {config.dataset}, which says all there is; expected neither")
+
+
+def _check_text(config: LoadConfig) -> None:
+    """What a chat template needs to be applied here."""
+    if config.chat_template and config.api != "completions":
+        raise InputError(f"--chat-template: with --api {config.api}, where the engine applies it; expected completions")
+    if config.chat_template and config.tokenizer == "none":
+        raise InputError("--chat-template: with --tokenizer none; expected a path, or engine")
+
+
+def _only_with(flags: str, value: object, pattern: Pattern, *patterns: Pattern) -> None:
+    if value and pattern not in patterns:
+        raise InputError(f"{flags}: with --pattern {pattern}; expected --pattern {' or '.join(patterns)}")
+
+
+def _refuse(flag: str, value: object, reason: str) -> None:
+    if value is not None:
+        raise InputError(f"{flag}: {value} with {reason}")
+
+
+def _check_positive(flag: str, value: float | None) -> None:
+    if value is not None and not (0 < value < math.inf):
+        raise InputError(f"{flag}: {value:g}; expected a number above 0")

@@ -1,0 +1,164 @@
+"""A load as a plan: each session's turns follow one another; sessions arrive as drawn, or as others end."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from loadgen.core.plan import Answer, Send
+from loadgen.core.request import PlannedRequest, request_headers
+from loadgen.plan.prompts import Prompt
+from loadgen.plan.shapes import SessionShape
+from loadgen.plan.workload import Workload
+from tracefile import BlockHasher, HashKey, Record, RequestId, SessionId, keyed_id
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversations:
+    """What all sessions of a shard have in common."""
+
+    workload: Workload
+    model: str
+    open_prompt: Callable[[SessionShape], Prompt]
+    hasher: BlockHasher
+    key: HashKey
+    load_id: str
+    """Names the workload in every id, so that only runs of equal loads have equal request ids."""
+    width: int | None
+    """Most of the shard's sessions open at once; null: any number."""
+    over: Collection[int] = ()
+    """Sessions that an earlier part of the run has brought to their end, by index."""
+    not_started: int = field(default=0, init=False)
+    """Sessions that had arrived but found no room before the run's time was over."""
+
+    def plan(self) -> Iterator[Send]:
+        """Every session's first turn; of a limited number open at once only so many, each followed by another."""
+        sessions = (session for session in self.workload if session.index not in self.over)
+        for started, session in enumerate(sessions, start=1):
+            yield self.root(session, sessions if self.width else iter(()))
+            if started == self.width:
+                return
+
+    def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
+        """A session's first turn in the plan; ``queue`` holds the sessions that wait for others to end."""
+        first = Turn(self, session, 0, None, partial(self.next_session, queue))
+        if session.due_ms is not None:
+            return first.open(session.due_ms)
+        # Without a width each of these waits for a slot of its own, and there may be one when the time is over.
+        return first.open(0.0 if self.width else None, until_ms=self.ends_ms)
+
+    def session_name(self, index: int) -> str:
+        """What session ``index`` is called before its id is hashed."""
+        return f"{self.load_id}-{index}"
+
+    def request_id(self, session: int, turn: int) -> RequestId:
+        """A turn's id as a tap with the same key file would record it."""
+        return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
+
+    def next_session(self, queue: Iterator[SessionShape], answer: Answer) -> Sequence[Send]:
+        """The session that begins because one has ended: at its own time, or late, if that is over by now."""
+        if self.ends_ms is not None and answer.end_ms >= self.ends_ms:
+            if self.open_loop:
+                self.not_started += sum(1 for _ in queue)
+            return []
+        session = next(queue, None)
+        if session is None:
+            return []
+        first = Turn(self, session, 0, None, partial(self.next_session, queue))
+        return [first.open(session.due_ms or 0.0, arrived=self.open_loop)]
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether sessions have times of their own."""
+        return self.workload.config.open_loop
+
+    @property
+    def ends_ms(self) -> float | None:
+        """When no session starts any more; null: there is no such time."""
+        ends_s = self.workload.config.ends_s
+        return None if ends_s is None else ends_s * 1000
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn on its way: planned, built, answered, described."""
+
+    load: Conversations
+    session: SessionShape
+    index: int
+    parent_id: RequestId | None
+    over: Callable[[Answer], Sequence[Send]]
+    """What follows the session's last answer."""
+    prompt: Prompt | None = None
+
+    def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
+        """The session's first turn; ``arrived``: it follows another session's answer, yet has a time of its own."""
+        return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms, arrived=arrived)
+
+    def send(
+        self,
+        due_ms: float | None,
+        prompt: Callable[[], Prompt],
+        *,
+        until_ms: float | None = None,
+        arrived: bool = False,
+    ) -> Send:
+        """The turn as the sender takes it; ``prompt`` is called shortly before it is due."""
+
+        def build() -> PlannedRequest:
+            self.prompt = prompt()
+            return self.request(self.prompt)
+
+        return Send(due_ms, build, self.follow_ups, self.describe, until_ms, arrived)
+
+    def request(self, prompt: Prompt) -> PlannedRequest:
+        """The request that says ``prompt``."""
+        shape = self.session.turns[self.index]
+        session_name = self.load.session_name(self.session.index)
+        name = f"{session_name}-{self.index + 1}"
+        many = len(self.session.turns) > 1
+        return PlannedRequest(
+            request_id=self.load.request_id(self.session.index, self.index),
+            path=prompt.path,
+            headers=request_headers(name, session_name if many else None),
+            body=prompt.body(self.load.model, shape.output_tokens),
+            model=self.load.model,
+            max_tokens=shape.output_tokens,
+            prompt_tokens=prompt.planned_tokens(),
+            session_id=SessionId(keyed_id(self.load.key, "session", session_name)) if many else None,
+            parent_id=self.parent_id,
+            turn=self.index + 1 if many else None,
+        )
+
+    def follow_ups(self, answer: Answer) -> Sequence[Send]:
+        """The next turn; after the last one, or a failed one, what follows the session."""
+        if answer.ok and self.index + 1 < len(self.session.turns):
+            return [self.next_turn(answer)]
+        return self.over(answer)
+
+    def next_turn(self, answer: Answer) -> Send:
+        """The turn that goes on from this one's answer."""
+        shape = self.session.turns[self.index + 1]
+        before = self.prompt
+        assert before is not None  # this turn has been answered
+        following = Turn(self.load, self.session, self.index + 1, answer.record.request_id, self.over)
+        return following.send(shape.think_ms, lambda: before.after(answer, shape))
+
+    def describe(self, answer: Answer) -> Record:
+        """The record with its block hashes."""
+        prompt, self.prompt = self.prompt, None
+        assert prompt is not None  # described once, after its answer
+        record = answer.record
+        if self.index == 0:  # it may follow another session's end, but thinks of nothing
+            record = msgspec.structs.replace(record, think_ms=None)
+        chain = prompt.chain(self.load.hasher, answer)
+        if chain is None:
+            return record
+        return msgspec.structs.replace(
+            record,
+            block_hashes=chain.prompt,
+            output_block_hashes=chain.output,
+            hash_source=chain.source,
+            output_hash_source=None if chain.output is None else "engine",
+        )

@@ -1,0 +1,204 @@
+"""A synthetic load as a job: what its shards are told, and what each makes of its part."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+
+from engines.dialects import VLLM, Dialect
+from loadgen.core.job import Shard
+from loadgen.core.plan import Plan, Send
+from loadgen.datasets import DATASETS
+from loadgen.datasets.lengths import ESTIMATED, TokenizerLengths
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.conversation import Conversations
+from loadgen.plan.opening import ChatOpening, TokenOpening
+from loadgen.plan.prompts import Prompt, TextForm, TokenForm
+from loadgen.plan.shapes import SessionShape
+from loadgen.plan.stagedplan import StagedPlan
+from loadgen.plan.stages import waves
+from loadgen.plan.workload import Survey, Workload
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
+from tracefile import BlockHasher, HashKey, InputError, RequestId
+
+ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path", "dialect"})
+"""Of a config, what says nothing of the load itself."""
+NAME_BYTES = 6
+NOT_STARTED = "sessions_not_started"
+"""The finding that counts sessions for which there was no room in time."""
+ESTIMATED_LENGTHS = "estimated_lengths"
+"""The finding that counts shards in which nobody could say how long a dataset's texts are."""
+FAR_ENOUGH = 10_000
+"""So many sessions in a row of which an earlier part of the run knows nothing: it had not begun any later one."""
+
+
+def load_name(config: LoadConfig) -> str:
+    """A name for the load that equal loads have too: of its flags and, if it has one, of its dataset's bytes."""
+    digest = hashlib.sha256()
+    for each in fields(config):
+        if each.name not in ELSEWHERE:
+            digest.update(f"{each.name}={getattr(config, each.name)!r}\n".encode())
+    if config.dataset_path is not None:
+        digest.update(file_digest(config.dataset_path))
+    return f"load-{digest.hexdigest()[: 2 * NAME_BYTES]}"
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file's bytes; raises InputError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; expected a dataset") from None
+
+
+def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
+    """A shard's part of a cap on the whole run; raises InputError where nothing is left for it."""
+    if cap is None:
+        return None
+    part = cap // shard.count + (shard.index < cap % shard.count)
+    if part == 0:
+        raise InputError(f"--procs: {shard.count} with at most {cap} at once; expected at most {cap} processes")
+    return part
+
+
+def needs_lengths(config: LoadConfig) -> bool:
+    """Whether it matters how long a dataset's texts are: its answers', or those that turns are cut out of."""
+    if config.dataset_path is None or not DATASETS[config.dataset].has_texts:
+        return False
+    return config.output_tokens is None or DATASETS[config.dataset].cuts_turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadJob:
+    """A load for one engine."""
+
+    config: LoadConfig
+    model: str
+    load_id: str
+    """As ``load_name`` has it."""
+    key: HashKey
+    """Of the hashes and ids in the trace."""
+    block_size: int
+    """In which the trace's hashes are."""
+    engine_block_size: int = 16
+    """In which the engine caches, as far as it says."""
+    dialect: Dialect = VLLM
+    target: TargetText = NO_TARGET
+
+    def open(self, shard: Shard) -> "OpenLoad":
+        """The load cut to a shard. Raises InputError."""
+        return OpenLoad(self, shard)
+
+    def hasher(self) -> BlockHasher:
+        """Makes the trace's hashes."""
+        return BlockHasher(self.key, block_size=self.block_size, model=self.model)
+
+    def encodes(self) -> bool:
+        """Whether texts have to be encoded in the run: a dataset's, or answers whose ids the engine does not tell."""
+        if self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts:
+            return True
+        if self.config.api == "completions":
+            return self.config.chat_template and not self.dialect.returns_ids
+        return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_fields("", 1, stream=True)
+
+    def text(self) -> str:
+        """Names what words are in what is sent; empty: token ids are sent as drawn."""
+        if self.config.api == "completions" and not self.config.chat_template:
+            return ""
+        return self.target.fingerprint(rendered=self.config.chat_template)
+
+    def opening(self, speech: Speech, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
+        """What makes a session's first prompt."""
+        config = self.config
+        if config.api == "completions" and not config.chat_template:
+            form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, speech, speech.truth)
+            return TokenOpening(form, config.prefix_tokens, hasher)
+        api = "chat" if config.api == "completions" else config.api
+        form_of_text = TextForm(api, speech, self.dialect, self.engine_block_size, config.chat_template)
+        return ChatOpening(form_of_text, config.prefix_tokens)
+
+
+class OpenLoad:
+    """One shard's part of a load."""
+
+    def __init__(self, job: LoadJob, shard: Shard) -> None:
+        config, hasher = job.config, job.hasher()
+        self._speech = open_speech(job.target, encodes=job.encodes())
+        tokenizer = self._speech.tokenizer
+        lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
+        self._sends: Iterator[Send] | None = None
+        self._over = 0
+        """Requests that an earlier part of the run has left nothing to do about."""
+        self._estimated = int(tokenizer is None and needs_lengths(config))
+        alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
+        width = None if alone else shard_of_cap(config.sessions_at_once, shard)
+        self.load = Conversations(
+            workload=Workload(config, shard, lengths, job.text()),
+            model=job.model,
+            open_prompt=job.opening(self._speech, hasher),
+            hasher=hasher,
+            key=job.key,
+            load_id=job.load_id,
+            width=width,
+        )
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The sessions looked through once."""
+        return self.load.workload.survey()
+
+    def plan(self) -> Plan:
+        """The shard's sends, roots in order of time."""
+        return self._ahead()
+
+    def planned(self) -> int | None:
+        """How many requests there will be if every turn is answered; null: unknown."""
+        self._ahead()
+        planned = self.survey.planned
+        return None if planned is None else planned - self._over
+
+    def _ahead(self) -> Iterator[Send]:
+        """The plan with its first send made, while nothing is due: a dataset may have to be read to its end for it."""
+        if self._sends is None:
+            sends = self._staged() if self.load.workload.config.pattern == "calibrate" else self.load.plan()
+            self._sends = chain(list(islice(sends, 1)), sends)
+        return self._sends
+
+    def _staged(self) -> Iterator[Send]:
+        """The first of the load's waves."""
+        return iter(StagedPlan(self.load, waves(self.load.workload.config)).plan())
+
+    def digest_share(self) -> int:
+        """The sum of its sessions' digests."""
+        return self.survey.digest_share
+
+    def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
+        """Leave out sessions that are over; returns their requests."""
+        over: dict[int, list[RequestId]] = {}
+        for session, requests in self._begun(ended):
+            whole = len(requests) == len(session.turns)
+            if whole or not ended[requests[-1]]:
+                over[session.index] = requests
+                self._over += len(session.turns)
+        self.load.over = over.keys()
+        self._sends = None
+        return [request for requests in over.values() for request in requests]
+
+    def _begun(self, ended: Mapping[RequestId, bool]) -> Iterator[tuple[SessionShape, list[RequestId]]]:
+        """Sessions of which some requests are known, with these; they were begun in order of their numbers."""
+        unknown = 0
+        for session in self.load.workload:
+            ids = (self.load.request_id(session.index, turn) for turn in range(len(session.turns)))
+            if known := [request for request in ids if request in ended]:
+                unknown = 0
+                yield session, known
+            elif (unknown := unknown + 1) > FAR_ENOUGH:
+                return
+
+    def findings(self) -> dict[str, int]:
+        """What its prompts' truth comes to, and the sessions that found no room in time."""
+        counts = {NOT_STARTED: self.load.not_started, ESTIMATED_LENGTHS: self._estimated}
+        return self._speech.truth.findings() | counts

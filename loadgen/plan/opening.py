@@ -1,0 +1,91 @@
+"""Sessions' first prompts: where a shared prefix stands, in token ids and in conversations."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadgen.core.draws import TokenIds, tokens_of
+from loadgen.plan.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt, said_in
+from loadgen.plan.shapes import SessionShape
+from loadgen.text.chattemplate import Order
+from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.spoken import Spoken
+from loadgen.text.targettext import MOST_ORDERS
+from tracefile import BlockHash, BlockHasher
+
+MOST_SESSIONS = 1000
+"""Sessions whose orders of speakers are looked at before a run."""
+
+
+@dataclass(slots=True)
+class TokenOpening:
+    """Makes sessions' first prompts of token ids; each shared prefix is made and hashed once."""
+
+    form: TokenForm
+    prefix_tokens: int
+    hasher: BlockHasher
+    _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
+
+    def __call__(self, session: SessionShape) -> Prompt:
+        """The first turn's prompt."""
+        new = self.form.ids(said_in(session.turns[0]))
+        if session.prefix is None:
+            return TokenPrompt(np.concatenate(new), self.form, [])
+        if session.prefix not in self._prefixes:
+            prefix = tokens_of(session.prefix_key, self.prefix_tokens, self.form.vocabulary)
+            self._prefixes[session.prefix] = prefix, self.hasher.hash_blocks(prefix)
+        prefix, known = self._prefixes[session.prefix]
+        return TokenPrompt(np.concatenate([prefix, *new]), self.form, list(known))
+
+
+@dataclass(slots=True)
+class ChatOpening:
+    """Makes sessions' first prompts of messages: the shared prefix is the system message, and is made once."""
+
+    form: TextForm
+    prefix_tokens: int
+    _prefixes: dict[int, Spoken] = field(default_factory=dict)
+
+    def __call__(self, session: SessionShape) -> ChatPrompt:
+        """The first turn's prompt."""
+        speech = self.form.speech
+        conversation = [speech.say(said) for said in said_in(session.turns[0])]
+        if session.prefix is None:
+            return ChatPrompt(self.form, conversation)
+        if session.prefix not in self._prefixes:
+            self._prefixes[session.prefix] = speech.say(prefix_of(session, self.prefix_tokens))
+        return ChatPrompt(self.form, [self._prefixes[session.prefix], *conversation])
+
+
+def prefix_of(session: SessionShape, tokens: int) -> Said:
+    """What sessions of one prefix begin with."""
+    return Drawn("system", (Piece(session.prefix_key, tokens),))
+
+
+def opening_of(session: SessionShape, prefix_tokens: int) -> list[Said]:
+    """What a session says first."""
+    said = list(said_in(session.turns[0]))
+    if session.prefix is None:
+        return said
+    return [prefix_of(session, prefix_tokens), *said]
+
+
+def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:
+    """Who speaks in which order in the prompts of the first sessions: what is to be learnt of the template."""
+    orders: dict[Order, None] = {}
+    for number, session in enumerate(sessions):
+        if number >= MOST_SESSIONS or len(orders) >= MOST_ORDERS:
+            break
+        orders |= dict.fromkeys(_orders(session, prefix_tokens))
+    return list(orders)[:MOST_ORDERS]
+
+
+def _orders(session: SessionShape, prefix_tokens: int) -> Iterator[Order]:
+    order: Order = tuple((said.role, 0) for said in opening_of(session, prefix_tokens))
+    yield order
+    for turn in session.turns[1:]:
+        said = said_in(turn)
+        calls = sum(isinstance(message, Drawn) and message.role == "tool" for message in said)
+        order = (*order, ("assistant", calls), *((message.role, 0) for message in said))
+        yield order

@@ -1,0 +1,147 @@
+"""Before a run of text: the target's tokenizer is asked for words and template, and a sample of prompts is proved."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from engines.control import ControlClient
+from loadgen.core.draws import TokenIds
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.opening import opening_of, orders_of
+from loadgen.plan.prompts import said_in
+from loadgen.plan.shapes import SessionShape
+from loadgen.plan.workload import Workload
+from loadgen.text.chattemplate import order_of
+from loadgen.text.enginetokenizer import EngineTokenizer
+from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.prefixtruth import GIVEN, IDS, Examination, examine
+from loadgen.text.spoken import Spoken, chat_messages
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
+from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
+from loadgen.text.words import UNPROVEN
+from tracefile import InputError
+
+SAMPLED = 4
+"""Sessions whose prompts are proved; more of the same shape would prove no more."""
+SOUGHT = 200
+"""Sessions among which two of one prefix are looked for."""
+ANSWER_TOKENS = 24
+"""Length of the answer that stands in a sampled second turn."""
+AUTO, ENGINE, NONE = "auto", "engine", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedText:
+    """What the shards get, and what was found out on the way."""
+
+    target: TargetText
+    before: Examination
+
+
+def prepare_text(
+    source: str, control: ControlClient, model: str, sessions: Iterable[SessionShape], prefix_tokens: int
+) -> PreparedText:
+    """Ask the tokenizer that ``--tokenizer`` names. Raises InputError if one that was named cannot be had."""
+    first = list(islice(sessions, SOUGHT))
+    try:
+        tokenizer = find_tokenizer(source, control, model)
+    except TokenizerError as error:
+        return PreparedText(NO_TARGET, Examination(unknown=str(error)))
+    target = learn_target(tokenizer, orders_of(first, prefix_tokens), path_of(source))
+    return PreparedText(target, examine_sessions(tokenizer, target, first, prefix_tokens))
+
+
+def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
+    """What a load says in words; of one that says token ids, nothing has to be asked."""
+    if config.api == "completions" and not config.chat_template:
+        return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
+    prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
+    unknown = prepared.before.unknown
+    if config.chat_template and unknown == GIVEN and prepared.target.path is None:
+        raise InputError("--chat-template: of a dataset's texts; expected the model's tokenizer, --tokenizer PATH")
+    if config.chat_template and unknown not in (None, GIVEN):
+        raise InputError(f"--chat-template: {unknown}; expected --tokenizer with a chat template")
+    return prepared
+
+
+def _has_texts(sessions: Iterable[SessionShape]) -> bool:
+    """Whether something is said word by word."""
+    return any(isinstance(said, Quoted) for session in sessions for turn in session.turns for said in turn.said)
+
+
+def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
+    """The tokenizer of ``--tokenizer``; raises TokenizerError if there is none and none was insisted on."""
+    if source == NONE:
+        raise TokenizerError("no tokenizer was asked: --tokenizer none")
+    if source not in (AUTO, ENGINE):
+        return LocalTokenizer(Path(source))
+    try:
+        return EngineTokenizer(control, model)
+    except TokenizerError as error:
+        if source == AUTO:
+            raise
+        raise InputError(f"--tokenizer: engine: {error}; expected a path to the model's tokenizer") from None
+
+
+def path_of(source: str) -> Path | None:
+    """Where a shard finds the tokenizer; null: not on a disk."""
+    return None if source in (AUTO, ENGINE, NONE) else Path(source)
+
+
+def examine_sessions(
+    tokenizer: Tokenizer, target: TargetText, sessions: Sequence[SessionShape], prefix_tokens: int
+) -> Examination:
+    """Prove the first prompts of a few sessions, and a later turn of each behind a made-up answer."""
+    if target.unknown is not None:
+        return Examination(tokenizer=target.tokenizer, unknown=target.unknown)
+    if _has_texts(sessions):
+        return Examination(tokenizer=target.tokenizer, unknown=GIVEN)
+    speech = Speech(target, tokenizer=tokenizer)
+    sample, pair = _sample(sessions)
+    conversations = [[speech.say(said) for said in opening_of(session, prefix_tokens)] for session in sample]
+    later = [
+        _continued(speech, conversation, session)
+        for session, conversation in zip(sample, conversations, strict=True)
+        if len(session.turns) > 1
+    ]
+    try:
+        encoded = [_encode(tokenizer, conversation) for conversation in (*conversations, *later)]
+    except TokenizerError as error:
+        return Examination(tokenizer=target.tokenizer, unknown=str(error))
+    gaps = speech.gaps(order_of(conversations[0]))
+    return examine(
+        [speech.ids(conversation) for conversation in (*conversations, *later)],
+        encoded,
+        pair,
+        tokenizer=target.tokenizer,
+        template_tokens=None if gaps is None else gaps.tokens,
+    )
+
+
+def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple[int, int] | None]:
+    """A few sessions, two of one prefix first if there are such; the places of these two."""
+    of_prefix: dict[int, SessionShape] = {}
+    for session in sessions:
+        if session.prefix is None:
+            continue
+        other = of_prefix.setdefault(session.prefix, session)
+        if other is not session:
+            rest = [each for each in sessions if each is not other and each is not session]
+            return [other, session, *rest[: SAMPLED - 2]], (0, 1)
+    return list(sessions[:SAMPLED]), None
+
+
+def _continued(speech: Speech, conversation: Sequence[Spoken], session: SessionShape) -> list[Spoken]:
+    """The second turn's prompt behind an answer of words."""
+    said = said_in(session.turns[1])
+    answer = speech.say(Drawn("assistant", (Piece(session.turns[1].prompt_key + 1, ANSWER_TOKENS),)))
+    calls = tuple(call for message in said if (call := speech.call(message)) is not None)
+    behind = Spoken("assistant", answer.text, answer.numbers, length=answer.length, calls=calls)
+    return [*conversation, behind, *(speech.say(message) for message in said)]
+
+
+def _encode(tokenizer: Tokenizer, conversation: Sequence[Spoken]) -> TokenIds:
+    return np.asarray(tokenizer.encode_chat(chat_messages(conversation)), dtype=np.uint32)

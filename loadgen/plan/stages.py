@@ -1,0 +1,173 @@
+"""What ``--pattern calibrate`` sends: a designed load in which every cost that ``sim fit`` looks for varies on its own.
+
+It comes in rounds of the same stages, a round in waves of sessions, and a wave begins when all of the one before it
+is over, so that each meets an idle engine however fast that is:
+
+- ``alone``: one cold prompt at a time, of sizes from the shortest to the longest, each extended by a warm second turn;
+- ``short``: 2, 4, 8, … short prompts nearly at once: what one more answer costs a step;
+- ``long``: as many, of prompts that together are twice the longest: what the tokens behind an answer cost it;
+- ``beside``: long prompts that come while others are being answered;
+- ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it, and
+  above all how warm turns join those that are being answered, which is most of what real sessions do.
+
+Nothing here measures the client: that is ``loadgen calibrate``.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from loadgen.core.draws import Stream, draw
+from loadgen.core.spans import Span, quantities, uniform
+from loadgen.plan.config import STAGED_ROUNDS, LoadConfig
+from loadgen.plan.shapes import SessionShape, TurnShape
+
+Stage = Literal["alone", "short", "long", "beside", "mix"]
+
+ANSWER = Span(16, 48)
+"""Tokens of an answer where no flag says: some dozens of gaps each."""
+FIRST_WORDS = Span(2, 2)
+"""The answer before a prompt that comes beside others: when it ends, theirs have begun."""
+PAUSE_S = Span(0.02, 0.12)
+"""Before a turn that shall find the engine at rest, or nowhere in particular in its step."""
+NO_PAUSE = Span(0, 0)
+FEWEST_NEW = 16
+"""Tokens that a warm turn adds at least: so few that its time is what long prompts cost beside being computed."""
+MIX_SESSIONS = 16
+MIX_TURNS = 4
+"""Of every second one of them; the others have one."""
+US_PER_S = 1_000_000
+
+
+class TurnPlan(msgspec.Struct, frozen=True):
+    """A turn before it is drawn: between which lengths."""
+
+    prompt: Span
+    """New tokens."""
+    answer: Span
+    pause_s: Span = NO_PAUSE
+
+
+SessionPlan = Sequence[TurnPlan]
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """A wave before it is drawn."""
+
+    stage: Stage
+    sessions: Sequence[SessionPlan]
+
+
+class Wave(msgspec.Struct, frozen=True):
+    """Sessions that have the engine to themselves: the next wave's begin when all of these are over."""
+
+    stage: Stage
+    sessions: Sequence[SessionShape]
+    spaces: Sequence[float]
+    """Before each session's beginning, exponential of mean 1: in what unit is the stage's to say."""
+
+
+def waves(config: LoadConfig) -> Iterator[Wave]:
+    """The load's waves in order: as many rounds as ``number`` sessions need, or the usual ones, or without an end."""
+    numbers, left = count(), config.number
+    for outline in outlines(config):
+        plans = outline.sessions[:left]
+        sessions = [_drawn(config.seed, next(numbers), plan) for plan in plans]
+        yield Wave(outline.stage, sessions, [_space(config.seed, session.index) for session in sessions])
+        left = None if left is None else left - len(plans)
+        if left == 0:
+            return
+
+
+def outlines(config: LoadConfig) -> Iterator[Outline]:
+    """The rounds, one after another."""
+    endless = config.number is not None or config.duration_s is not None
+    for number in count() if endless else range(STAGED_ROUNDS):
+        yield from round_of(config, number)
+
+
+def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
+    """Round ``number``: every stage once."""
+    prompts, answer = config.prompt_tokens, config.output_tokens or ANSWER
+    assert config.parallel is not None  # checked with the config
+    widths = widths_to(config.parallel)
+    ladder = rungs(prompts)
+    mixed = sorted(range(len(ladder)), key=lambda rung: draw(config.seed, Stream.STAGE_ORDER, number, rung))
+    for rung in mixed:  # not by size: an engine that grows faster or slower would look like one of another shape
+        yield Outline("alone", [extended(ladder[rung], answer)])
+    for width in widths:
+        yield Outline("short", [[TurnPlan(ladder[0], answer)]] * width)
+    for width in widths:
+        yield Outline("long", [extended(part_of(prompts, 2 / width), answer)] * width)
+    for share in (1, 1 / 4):
+        decoding = [[TurnPlan(ladder[0], answer)]] * (config.parallel // 2)
+        yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
+    anything = Span(prompts.low, prompts.high, "zipf", exponent=1)
+    once = [TurnPlan(anything, answer)]
+    yield Outline("mix", [once, extended(anything, answer, MIX_TURNS)] * (MIX_SESSIONS // 2))
+
+
+def rungs(prompts: Span) -> list[Span]:
+    """From the shortest to the longest prompt, each about twice the one before; as likely anywhere between neighbours
+    on the scale of their logarithms."""
+    steps = math.ceil(math.log2(prompts.high / prompts.low))
+    middles = [prompts.low * (prompts.high / prompts.low) ** (step / steps) for step in range(steps + 1)]
+    return [_around(middle, prompts) for middle in middles]
+
+
+def widths_to(parallel: int) -> list[int]:
+    """2, 4, 8, … and ``parallel`` itself."""
+    doubled = [1 << power for power in range(1, parallel.bit_length())]
+    return doubled if doubled[-1] == parallel else [*doubled, parallel]
+
+
+def part_of(prompts: Span, share: float) -> Span:
+    """Prompts of about this share of the longest one."""
+    return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
+
+
+def _around(middle: float, prompts: Span) -> Span:
+    """Within half an octave of ``middle``, and of the lengths that there are."""
+    half = math.sqrt(2)
+    low, high = max(middle / half, prompts.low), min(middle * half, prompts.high)
+    return Span(round(low), round(high), "zipf", exponent=1)
+
+
+def extended(prompt: Span, answer: Span, turns: int = 2) -> list[TurnPlan]:
+    """A cold prompt, then the same conversation with little that is new, up to so many turns: all of these together add
+    a quarter at most."""
+    new = Span(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
+    return [TurnPlan(prompt, answer), *[TurnPlan(new, answer, PAUSE_S)] * (turns - 1)]
+
+
+def interrupting(prompt: Span) -> list[TurnPlan]:
+    """A few words that end while others are still being answered, then a long prompt beside these."""
+    return [TurnPlan(Span(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
+
+
+def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
+    """Session ``index`` of the run with its lengths; nothing in it is shared with another session."""
+    turns = [
+        TurnShape(
+            prompt_tokens=_quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),
+            prompt_key=draw(seed, Stream.PROMPT_TOKENS, index, number),
+            output_tokens=_quantity(turn.answer, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
+            think_ms=_quantity(turn.pause_s, draw(seed, Stream.THINK_TIME, index, number), US_PER_S) / 1000,
+        )
+        for number, turn in enumerate(plan)
+    ]
+    return SessionShape(index, None, None, draw(seed, Stream.PREFIX_TOKENS, 0), turns)
+
+
+def _quantity(span: Span, bits: int, units: int = 1) -> int:
+    return int(quantities(span, np.array([bits], dtype=np.uint64), units)[0])
+
+
+def _space(seed: int, index: int) -> float:
+    """An exponential distance of mean 1, to the millionth: arrivals at random."""
+    bits = np.array([draw(seed, Stream.ARRIVAL_GAP, index)], dtype=np.uint64)
+    return round(float(-np.log(uniform(bits))[0]), 6)

@@ -1,0 +1,240 @@
+"""The load as drawn from its seed, before any answer: who arrives when, with how many turns of which lengths."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
+from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
+from loadgen.core.spans import Span, quantities
+from loadgen.datasets import DATASETS
+from loadgen.datasets.lengths import ESTIMATED, TextLengths
+from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
+from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, bursts, evenly, exponentially, gamma_spaced
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.rates import RateProfile, flat, profile, ramp, staircase, stepped
+from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
+from loadgen.plan.stages import waves
+from loadgen.text.messages import Drawn, Piece
+from tracefile import InputError
+
+Counts = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.uint64]
+
+ENDLESS_SESSIONS = 1000
+DIGESTED_SESSIONS = 100_000
+"""A run is named by so many of its first sessions: drawing endless ones to name them would never end."""
+
+SECOND_US = 1_000_000
+CLOSED = -1
+"""The due time of a session that waits for another to end."""
+DEFAULT_OUTPUT = Span(16, 16)
+DEFAULT_THINK = Span(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a look through a shard's sessions tells."""
+
+    digest_share: int
+    planned: int | None
+    """How many requests there will be if every turn is answered; null: too many to count ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A shard's sessions in order of arrival, made as they are asked for, the same at every iteration."""
+
+    config: LoadConfig
+    shard: Shard = WHOLE
+    lengths: TextLengths = ESTIMATED
+    text: str = ""
+    """Names what words stand for in what is sent; empty: token ids are sent."""
+
+    def __iter__(self) -> Iterator[SessionShape]:
+        if self.config.pattern == "calibrate":
+            return chain.from_iterable(wave.sessions for wave in waves(self.config))
+        if self.config.dataset_path is None:
+            return chain.from_iterable(draw_sessions(self.config, *places) for places in self._places())
+        return self._of_dataset()
+
+    def _of_dataset(self) -> Iterator[SessionShape]:
+        own = chain.from_iterable(zip(*places, strict=True) for places in self._places())
+        entries = enumerate(dataset_sessions(self.config, self.lengths))
+        for index, due_us in own:
+            entry = next((entry for number, entry in entries if number == index), None)
+            if entry is None:
+                return
+            yield place_session(self.config, entry, int(index), int(due_us))
+
+    def _places(self) -> Iterator[tuple[Positions, Counts]]:
+        """This shard's sessions, a chunk at a time: their numbers in the whole run, and when they are due."""
+        start = 0
+        for due_us in arrivals_us(self.config):
+            first = (self.shard.index - start) % self.shard.count
+            indices = np.arange(start + first, start + len(due_us), self.shard.count, dtype=np.uint64)
+            yield indices, due_us[first :: self.shard.count]
+            start += len(due_us)
+
+    def survey(self) -> Survey:
+        """The shard's sessions looked through, as many as name the run."""
+        config = self.config
+        bounded = config.open_loop or config.number is not None or config.once
+        most = DIGESTED_SESSIONS if bounded else ENDLESS_SESSIONS
+        header = common_header(config, self.text)
+        share = requests = 0
+        for session in self:
+            if session.index >= most:
+                return Survey(share % (1 << DIGEST_BITS), None)
+            share += session_digest(header, session)
+            requests += len(session.turns)
+        return Survey(share % (1 << DIGEST_BITS), requests)
+
+
+def common_header(config: LoadConfig, text: str) -> bytes:
+    """What all sessions of a load have in common, as far as it shows in what is sent."""
+    closed = None if config.open_loop else (config.sessions_at_once, config.requests_at_once)
+    vocabulary = (config.vocabulary.low, config.vocabulary.high)
+    prefix = (config.prefix_tokens, config.tool_role)
+    return hashlib.sha256(f"{GENERATOR} {config.api} {text} {prefix} {closed} {vocabulary}".encode()).digest()
+
+
+def arrivals_us(config: LoadConfig) -> Chunks:
+    """When sessions are due; ``CLOSED`` in a closed loop. Ends where the config's bounds do."""
+    if not config.open_loop:
+        return before((np.full(CHUNK, CLOSED, dtype=np.int64) for _ in count()), config.number, None)
+    if config.pattern == "burst":
+        assert config.burst_size is not None
+        assert config.burst_every_s is not None
+        arrivals = bursts(config.burst_size, config.burst_every_s)
+    else:
+        arrivals = at_rate(spaced(config), rate_profile(config))
+    return before(arrivals, config.number, config.ends_s)
+
+
+def spaced(config: LoadConfig) -> Chunks:
+    """Arrivals in units of their expected number, as the pattern or ``spacing`` says."""
+    spacing = config.spacing or config.pattern
+    if spacing == "constant":
+        return evenly()
+    if spacing == "gamma" and config.burstiness is not None:
+        return evenly() if config.burstiness == np.inf else gamma_spaced(config.seed, config.burstiness)
+    return exponentially(config.seed)
+
+
+def rate_profile(config: LoadConfig) -> RateProfile:
+    """The rate of an open loop over time."""
+    if config.pattern == "series":
+        return (stepped if config.rate_between == "steps" else profile)(config.rate_series)
+    assert config.rate is not None
+    if config.rate_to is None:
+        return flat(config.rate)
+    if config.pattern == "ramp":
+        assert config.duration_s is not None
+        return ramp(config.rate, config.rate_to, config.duration_s)
+    assert config.steps is not None
+    assert config.step_s is not None
+    return staircase(config.rate, config.rate_to, config.steps, config.step_s)
+
+
+def draw_sessions(config: LoadConfig, indices: Positions, due_us: Counts) -> Iterator[SessionShape]:
+    """Random sessions by number: any of them without those before it."""
+    if not len(indices):
+        return
+    seed = config.seed
+    at = indices + np.uint64(config.dataset_offset)
+    counts = quantities(config.turns, draw_each(seed, Stream.TURN_COUNT, at))
+    turns = np.arange(counts.max(), dtype=np.uint64)
+    place = (at[:, np.newaxis], turns)
+    prompts = quantities(config.prompt_tokens, draw_each(seed, Stream.PROMPT_LENGTH, *place)).tolist()
+    keys = draw_each(seed, Stream.PROMPT_TOKENS, *place).tolist()
+    outputs = quantities(config.output_tokens or DEFAULT_OUTPUT, draw_each(seed, Stream.OUTPUT_LENGTH, *place)).tolist()
+    thinks = quantities(config.think_s or DEFAULT_THINK, draw_each(seed, Stream.THINK_TIME, *place), SECOND_US)
+    thinks[:, 0] = 0
+    pauses = (thinks / 1000).tolist()
+    prefixes = draw_prefixes(config, at)
+    numbered = zip(indices.tolist(), due_us.tolist(), counts.tolist(), strict=True)
+    for row, (index, due, length) in enumerate(numbered):
+        shapes = [TurnShape(*turn) for turn in zip(prompts[row], keys[row], outputs[row], pauses[row], strict=True)]
+        yield SessionShape(index, None if due == CLOSED else due / 1000, *prefixes[row], shapes[:length])
+
+
+def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, int]]:
+    """Each session's shared prefix and its key."""
+    none = np.zeros(1, dtype=np.uint64)
+    if not config.prefix_count:
+        return [(None, int(draw_each(config.seed, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
+    uniform = Span(0, config.prefix_count - 1)
+    chosen = quantities(uniform, draw_each(config.seed, Stream.PREFIX_CHOICE, at))
+    keys = draw_each(config.seed, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
+    return list(zip(chosen.tolist(), keys.tolist(), strict=True))
+
+
+def dataset_sessions(config: LoadConfig, lengths: TextLengths) -> Iterator[DatasetSession]:
+    """A dataset's sessions from ``dataset_offset`` on, over and over, as evalscope takes them; or once, where the run
+    ends with the dataset."""
+    entries = _entries_again(config, lengths)
+    if config.once:
+        return islice(next(entries, iter(())), config.dataset_offset, None)
+    return islice(chain.from_iterable(entries), config.dataset_offset, None)
+
+
+def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterator[DatasetSession]]:
+    """The dataset's sessions, again and again; raises InputError where there are none."""
+    path = config.dataset_path
+    assert path is not None
+    dataset = DATASETS[config.dataset]
+    options = DatasetOptions(
+        lengths=lengths,
+        counts_answers=config.output_tokens is None,
+        seed=config.seed,
+        min_turns=config.min_turns,
+        max_turns=config.max_turns,
+        first_turn_tokens=config.first_turn_tokens,
+        subsequent_turn_tokens=config.subsequent_turn_tokens,
+        tool_role=config.tool_role,
+    )
+    fewest = 1 if dataset.cuts_turns else config.min_turns or 1
+    while True:
+        entries = (entry[: config.max_turns] for entry in dataset.read(path, options) if len(entry) >= fewest)
+        first = next(entries, None)
+        if first is None:
+            raise InputError(
+                f"{path}: no session of {fewest} turns or more; expected a {config.dataset} dataset of some"
+            )
+        yield chain([first], entries)
+
+
+def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us: int) -> SessionShape:
+    """A dataset's session as number ``index`` of the run; drawn tokens are other ones each time it comes round."""
+    at = index + config.dataset_offset
+    prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, at), config.prefix_count) if config.prefix_count else None
+    prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
+    turns = [_place_turn(config, turn, at, number) for number, turn in enumerate(entry)]
+    return SessionShape(index, None if due_us == CLOSED else due_us / 1000, prefix, prefix_key, turns)
+
+
+def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> TurnShape:
+    """One turn of a dataset, with what it leaves open drawn as for a random session."""
+    key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
+    output, think_ms = turn.output_tokens, turn.think_ms
+    if output is None or config.output_tokens is not None:
+        span = config.output_tokens or DEFAULT_OUTPUT
+        output = _quantity(span, draw(config.seed, Stream.OUTPUT_LENGTH, at, number))
+    if think_ms is None or config.think_s is not None:
+        span = config.think_s or DEFAULT_THINK
+        think_ms = _quantity(span, draw(config.seed, Stream.THINK_TIME, at, number), SECOND_US) / 1000
+    as_tool = turn.from_tool and config.tool_role == "tool"
+    said = (Drawn("tool", (Piece(key, turn.new_tokens or 0),)),) if as_tool else turn.quoted
+    return TurnShape(turn.new_tokens or 0, key, output, think_ms if number else 0.0, said)
+
+
+def _quantity(span: Span, bits: int, units: int = 1) -> int:
+    """One draw of a span, as ``draw_sessions`` makes many."""
+    if span.low == span.high:
+        return round(span.low * units)
+    return int(quantities(span, np.array([bits], dtype=np.uint64), units)[0])

@@ -1,0 +1,178 @@
+"""How far a run is, as its shards tell it: one status for the live view, the log's lines and ``--json-progress``."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from loadgen.runs.shardmessages import Done, Failed, Progress
+from loadgen.runs.shards import Zero
+from loadgen.runs.windows import RateWindow, RecentWindow
+from measure.samples import Sample
+from measure.tally import Counts
+
+SILENT_S = 2.0
+"""A shard speaks four times a second; one that has said nothing for so long is in trouble."""
+
+TargetRate = Callable[[float], float | None]
+"""Requests a second that are planned at a second of the run; null: as many as the answers let through."""
+
+
+class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard, as it last said."""
+
+    where: str
+    """Its process, or its machine's address."""
+    sent: int
+    in_flight: int
+    errors: int
+    silent_s: float | None
+    """Seconds since it last spoke; null: not ``SILENT_S`` yet, as it should be, or it is done."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment. Counts are from its start; rates and quantiles are of the last 10 s, over all shards."""
+
+    elapsed_s: float
+    """Since t = 0."""
+    remaining_s: float | None
+    """Until its end at the present rate, or until nothing new is started; null: nobody knows."""
+    stopping: str | None
+    """Why what is in flight is being given up; null: it is not."""
+    planned: int | None
+    """Requests in all; null: unknown."""
+    sent: int
+    in_flight: int
+    done: int
+    """Ended well."""
+    errors: int
+    """Ended otherwise."""
+    held: int
+    """Had to wait for a slot of ``--parallel``."""
+    target_rate: float | None
+    """Requests a second as planned for now; null: unknown, or as answers come."""
+    rate: float
+    """Requests a second as sent."""
+    output_tokens_per_s: float
+    ttft_p50_ms: float | None
+    """Null, here and below: none came."""
+    ttft_p99_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    lag_p50_ms: float | None
+    """Send minus schedule."""
+    lag_p99_ms: float | None
+    hit_rate: float | None
+    """Cached over prompt tokens since the start, where the engine reported them; null: it never did."""
+    shards: list[ShardStatus]
+
+
+class RunProgress:
+    """What all shards said so far."""
+
+    def __init__(
+        self,
+        zero: Zero,
+        where: Sequence[str],
+        *,
+        planned: int | None,
+        duration_s: float | None = None,
+        target_rate: TargetRate | None = None,
+        stopping: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``stopping`` says why the run is being stopped; null: it is not."""
+        self._stopping = stopping
+        self._zero = zero
+        self._where = where
+        self._planned = planned
+        self._duration_s = duration_s
+        self._target_rate = target_rate
+        self._counts = [Counts() for _ in where]
+        self._heard_s = [0.0 for _ in where]
+        self._over: set[int] = set()
+        self._recent = RecentWindow()
+        self._sent, self._ended, self._tokens = RateWindow(), RateWindow(), RateWindow()
+
+    def hear(self, shard: int, message: Progress | Done | Failed) -> None:
+        """One shard's word."""
+        self._heard_s[shard] = now_s = self.elapsed_s()
+        if isinstance(message, Progress):
+            self._counts[shard] = message.counts
+            self._recent.add(now_s, message.recent)
+            return
+        self._over.add(shard)
+        if isinstance(message, Done):
+            self._counts[shard] = message.tally.counts()
+            self._recent.add(now_s, message.tally.take_recent())
+
+    def elapsed_s(self) -> float:
+        """Since t = 0; 0 before it."""
+        return max(0.0, (time.perf_counter_ns() - self._zero.at_ns) / 1e9)
+
+    def status(self) -> Status:
+        """The run now."""
+        now_s = self.elapsed_s()
+        counts = self._total()
+        self._sent.add(now_s, counts.started)
+        self._ended.add(now_s, counts.ended)
+        self._tokens.add(now_s, counts.output_tokens)
+        self._recent.forget(now_s)
+        ttft, itl, lag = map(
+            _p50_p99, (self._recent.whole.ttft_ms, self._recent.whole.itl_ms, self._recent.whole.lag_ms)
+        )
+        return Status(
+            elapsed_s=round(now_s, 3),
+            remaining_s=self._remaining_s(now_s, counts),
+            stopping=self._stopping(),
+            planned=self._planned,
+            sent=counts.started,
+            in_flight=counts.in_flight,
+            done=counts.statuses["ok"],
+            errors=counts.failed,
+            held=counts.held,
+            target_rate=None if self._target_rate is None else self._target_rate(now_s),
+            rate=round(self._sent.per_s(), 3),
+            output_tokens_per_s=round(self._tokens.per_s(), 3),
+            ttft_p50_ms=ttft[0],
+            ttft_p99_ms=ttft[1],
+            itl_p50_ms=itl[0],
+            itl_p99_ms=itl[1],
+            lag_p50_ms=lag[0],
+            lag_p99_ms=lag[1],
+            hit_rate=round(counts.cached_tokens / counts.looked_up_tokens, 4) if counts.looked_up_tokens else None,
+            shards=[self._shard(index, now_s) for index in range(len(self._where))],
+        )
+
+    def only_refusals(self) -> bool:
+        """Whether every shard by itself has had nothing but refusals."""
+        return all(counts.only_refusals for counts in self._counts)
+
+    def _total(self) -> Counts:
+        total = Counts()
+        for counts in self._counts:
+            total.add_counts(counts)
+        return total
+
+    def _remaining_s(self, now_s: float, counts: Counts) -> float | None:
+        if self._planned is not None and (per_s := self._ended.per_s()):
+            return round(max(0, self._planned - counts.ended) / per_s, 1)
+        if self._duration_s is not None:
+            return round(max(0.0, self._duration_s - now_s), 1)
+        return None
+
+    def _shard(self, index: int, now_s: float) -> ShardStatus:
+        counts, silent_s = self._counts[index], now_s - self._heard_s[index]
+        return ShardStatus(
+            where=self._where[index],
+            sent=counts.started,
+            in_flight=counts.in_flight,
+            errors=counts.failed,
+            silent_s=round(silent_s, 1) if silent_s > SILENT_S and index not in self._over else None,
+        )
+
+
+def _p50_p99(sample: Sample) -> tuple[float | None, float | None]:
+    if not sample.count:
+        return None, None
+    p50, p99 = sample.quantiles(0.5, 0.99)
+    return round(p50, 3), round(p99, 3)

@@ -1,0 +1,213 @@
+"""A shard: one part of a run's sessions, from its job to its records, behind the messages that its parent sends.
+
+The same code runs as a process of this machine and within an actor on another one: ``serve`` asks only for a way in
+and a way out.
+"""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from loadgen.core.bodies import prepare_tables
+from loadgen.core.job import OpenJob
+from loadgen.core.target import origin_of
+from loadgen.runs.resumption import ended_requests
+from loadgen.runs.shardmessages import (
+    Done,
+    Failed,
+    FromParent,
+    FromShard,
+    Go,
+    Progress,
+    Ready,
+    Setup,
+    Stop,
+    decode,
+    encode,
+)
+from loadgen.sending.crossing import SenderSetup
+from loadgen.sending.frames import FrameSocket
+from loadgen.sending.lookahead import Clocks
+from loadgen.sending.planrun import PlanRun
+from loadgen.sending.senderlink import SenderProcess
+from measure.tally import Tally
+from tracefile import InputError, TraceWriter
+from wire.loop import run
+
+WARM_CONNECTIONS = 16
+"""How many connections are open before the first request if nothing bounds them; more are opened as they are needed."""
+MOST_WARM_CONNECTIONS = 256
+PROGRESS_INTERVAL_S = 0.25
+
+Receive = Callable[[], Awaitable[FromParent | None]]
+"""The parent's next message; null: the parent is gone."""
+Say = Callable[[FromShard], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Both ways to the parent."""
+
+    receive: Receive
+    say: Say
+
+
+async def serve(receive: Receive, say: Say) -> None:
+    """Run one shard for one parent; its last word is ``Done`` or ``Failed``, unless it was never told to go."""
+    try:
+        setup = await receive()
+        if isinstance(setup, Setup):
+            await _serve(setup, receive, say)
+    except InputError as error:
+        say(Failed(str(error), is_input=True))
+    except Exception as error:  # whatever it is, the parent must not wait for ever
+        traceback.print_exc()
+        say(Failed(f"{type(error).__name__}: {error}", is_input=False))
+
+
+async def _serve(setup: Setup, receive: Receive, say: Say) -> None:
+    prepare_tables()
+    starting = asyncio.create_task(SenderProcess.start(_sender_setup(setup)))
+    try:
+        opened = setup.job.open(setup.shard)
+        share = opened.digest_share()
+        if setup.resumed is not None:
+            opened.resume(ended_requests(setup.resumed))
+        sender = await starting
+    except BaseException:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    try:
+        say(Ready(share, opened.planned()))
+        go = await receive()
+        if isinstance(go, Go):
+            say(await _run(setup, go, opened, sender, Parent(receive, say)))
+    finally:
+        await sender.close()
+
+
+async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, parent: Parent) -> Done:
+    clocks = clocks_of(go)
+    begin_ns = clocks.t0_ns + round(go.from_ms * 1e6)
+    tally = Tally()
+    cpu_before_s = time.process_time()
+    resumes = setup.resumed is not None and setup.resumed == setup.trace
+    with (
+        collector_off(),
+        TraceWriter(setup.trace, go.meta, overwrite=setup.overwrite, append=resumes) as writer,
+    ):
+        running = PlanRun(
+            opened.plan(),
+            sender,
+            writer.write,
+            tally,
+            origin=origin_of(setup.url),
+            clocks=clocks,
+            not_before_ns=begin_ns,
+            alone=setup.shard.count == 1,
+        )
+        sender.hear, sender.lost = running.hear, running.sender_lost
+        running.start()
+        heeding = asyncio.create_task(_heed(parent.receive, running))
+        telling = asyncio.create_task(_tell(tally, parent.say))
+        try:
+            await running.over
+        finally:
+            heeding.cancel()
+            telling.cancel()
+            running.close()
+    return Done(
+        tally=tally,
+        findings=opened.findings(),
+        sent_share=running.sent_share,
+        stopped=running.stopped,
+        seconds=max(0, running.last_end_ns - begin_ns) / 1e9,
+        shard_cpu_s=time.process_time() - cpu_before_s,
+        sender_cpu_s=running.sender_cpu_ns / 1e9,
+        loop_delay_ms=running.loop_delay_ms,
+    )
+
+
+async def _heed(receive: Receive, running: PlanRun) -> None:
+    """Stop when told to, or when there is nobody left to tell."""
+    while True:
+        message = await receive()
+        if isinstance(message, Stop):
+            running.stop(message.reason)
+        elif message is None:
+            running.stop("parent gone")
+            return
+
+
+async def _tell(tally: Tally, say: Say) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
+        say(Progress(tally.counts(), tally.take_recent()))
+
+
+def clocks_of(go: Go) -> Clocks:
+    """Where t = 0 and the trace's zero are on this machine's clock."""
+    t0_ns = go.t0_ns
+    if t0_ns is None:
+        t0_ns = time.perf_counter_ns() + go.t0_unix_ns - time.time_ns()
+    zero_unix_ns = go.t0_unix_ns if go.meta.epoch_unix_ns is None else go.meta.epoch_unix_ns
+    return Clocks(t0_ns, t0_ns - (go.t0_unix_ns - zero_unix_ns))
+
+
+def _sender_setup(setup: Setup) -> SenderSetup:
+    warm = WARM_CONNECTIONS if setup.parallel is None else min(setup.parallel, MOST_WARM_CONNECTIONS)
+    timeout_ns = None if setup.timeout_s is None else round(setup.timeout_s * 1e9)
+    return SenderSetup(str(origin_of(setup.url)), warm, setup.parallel, timeout_ns)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection for a while: a full one stops the clock for tens of ms. Reference counts still free."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+async def _serve_socket(fd: int) -> None:
+    """Serve the parent at the other end, until it has the last word or is gone."""
+    inbox: asyncio.Queue[FromParent | None] = asyncio.Queue()
+    ended = asyncio.Event()
+
+    def take(payload: bytes) -> None:
+        message = decode(payload)
+        assert isinstance(message, FromParent)
+        inbox.put_nowait(message)
+
+    def end() -> None:
+        inbox.put_nowait(None)
+        ended.set()
+
+    link = await FrameSocket.over(socket.socket(fileno=fd), take, end)
+    await serve(inbox.get, lambda message: link.send(encode(message)))
+    link.close()
+    await ended.wait()  # what was said has left by then
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m loadgen.runs.shard FD``: started by the run's parent, with its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run(_serve_socket(int(argv[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

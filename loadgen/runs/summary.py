@@ -1,0 +1,315 @@
+"""What a run says of itself at its end, to people and as JSON: results, and whether the client was fit to measure."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engines.facts import PrefixCounters
+from loadgen.core.capacity import load_calibration
+from loadgen.runs.outcome import Driven
+from loadgen.text.prefixtruth import TruthReport
+from measure.lateness import late_limit_ms
+from measure.samples import Sample
+
+CPU_LIMIT = 0.9
+OFFERED_LIMIT = 0.8
+"""Of what the machine can send: beyond it, a burst is more than that."""
+SHORT_S = 2.0
+"""In a run shorter than this, what its processes took to start outweighs what they took to send."""
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of one sample, in ms."""
+
+    count: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class Lateness(msgspec.Struct, frozen=True):
+    """Whether the client sent when it should have; what was held back by ``--parallel`` is no lateness of its own."""
+
+    limit_ms: float
+    """A request with more lag than this is late."""
+    requests: int
+    """Late ones."""
+    share: float | None
+    """Of those that were not held back; null: there are none."""
+    run: bool
+    """Whether the p99 lag is above the limit: then no latency of the run is to be trusted."""
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Per second of the run, from t = 0 to the last end."""
+
+    requests: float
+    """That ended well."""
+    prompt_tokens: float
+    output_tokens: float
+
+
+class ProcessUse(msgspec.Struct, frozen=True):
+    """What one process of the client took."""
+
+    process: str
+    """``shard 0`` (plans, builds, reads, records), ``sender 0`` (sends) …"""
+    where: str
+    cpu_s: float
+    cpu: float
+    """CPU time over the run's length; 1 is a whole core."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run; null where there is no sample."""
+
+    pattern: str
+    digest: str
+    """The workload's: equal digests, equal traffic planned."""
+    sent_digest: str | None
+    """Of the bodies that were sent: equal where answers were too. Null: a process died and took it along."""
+    interrupted: str | None
+    """Why the run was cut short; null: it was not."""
+    failures: list[str]
+    """What went wrong with processes of the client."""
+    seconds: float
+    sent: int
+    statuses: dict[str, int]
+    errors: dict[str, int]
+    """By kind."""
+    throughput: Throughput | None
+    ttft: Quantiles | None
+    """From the send, over requests whose first token came."""
+    ttft_from_schedule: Quantiles | None
+    """From when the request should have been sent: a late client cannot hide in it."""
+    itl: Quantiles | None
+    """Gap over tokens of every later read."""
+    tpot: Quantiles | None
+    """Of each request: its gaps' sum over its tokens after the first read."""
+    e2e: Quantiles | None
+    """Over requests that ended well."""
+    lag: Quantiles | None
+    """Send minus schedule, over requests that did not wait for a slot."""
+    lateness: Lateness
+    loop_delay: Quantiles | None
+    """How late timers rang in the senders: what a read may have waited for its time stamp."""
+    held: int
+    """How many waited for a slot of ``--parallel``."""
+    prompt_tokens: int
+    output_tokens: int
+    exact_output_share: float | None
+    """Of the requests that ended well, those with as many output tokens as asked for."""
+    cached_share: float | None
+    """Cached over prompt tokens, where the engine reported them; null: it never did."""
+    cached_reported: int
+    """For how many requests it did."""
+    client_cpu: float
+    """CPU time of all processes over the run's length; 1 is a whole core."""
+    processes: list[ProcessUse]
+    offered_share: float | None
+    """Of what this machine can send (``loadgen calibrate``); null: not calibrated, or sent from other machines."""
+    findings: dict[str, int]
+    """What the load's own checks counted, over all processes."""
+    prefix_truth: TruthReport | None = None
+    """Whether prompts were, in the target's tokens, what they were planned to be. Null: not looked at."""
+    counters_before: PrefixCounters | None
+    counters_after: PrefixCounters | None
+    """The engine's own prefix cache counters, in tokens."""
+    notes: list[str]
+    """What a reader should know before trusting the numbers."""
+
+
+def summarize(
+    driven: Driven,
+    *,
+    pattern: str,
+    counters: tuple[PrefixCounters | None, PrefixCounters | None],
+    notes: list[str],
+) -> Summary:
+    """The summary of a run that is over."""
+    tally = driven.tally
+    lag, ttft = quantiles(tally.lag_ms), quantiles(tally.ttft_ms)
+    lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(driven)
+    offered = offered_share(driven)
+    return Summary(
+        pattern=pattern,
+        digest=driven.digest,
+        sent_digest=driven.sent_digest,
+        interrupted=driven.stopped,
+        failures=driven.failures,
+        seconds=round(driven.seconds, 3),
+        sent=tally.started,
+        statuses=dict(tally.statuses),
+        errors=dict(tally.errors),
+        throughput=throughput_of(driven),
+        ttft=ttft,
+        ttft_from_schedule=quantiles(tally.ttft_from_schedule_ms),
+        itl=quantiles(tally.itl_ms),
+        tpot=quantiles(tally.tpot_ms),
+        e2e=quantiles(tally.e2e_ms),
+        lag=lag,
+        lateness=lateness,
+        loop_delay=quantiles(driven.loop_delay_ms),
+        held=tally.held,
+        prompt_tokens=tally.prompt_tokens,
+        output_tokens=tally.output_tokens,
+        exact_output_share=share(tally.exact_output, tally.statuses["ok"]),
+        cached_share=share(tally.cached_tokens, tally.looked_up_tokens),
+        cached_reported=tally.cached_reported,
+        client_cpu=round(sum(process.cpu for process in processes), 4),
+        processes=processes,
+        offered_share=offered,
+        findings=driven.findings,
+        counters_before=counters[0],
+        counters_after=counters[1],
+        notes=[*busy_notes(processes, driven.seconds), *limit_notes(offered), *notes],
+    )
+
+
+def quantiles(sample: Sample) -> Quantiles | None:
+    """Of a sample; null: it is empty."""
+    if not sample.count:
+        return None
+    p50, p90, p99 = (round(each, 3) for each in sample.quantiles(0.5, 0.9, 0.99))
+    return Quantiles(sample.count, p50, p90, p99, round(sample.max, 3))
+
+
+def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
+    """How many requests were late, and whether the run was."""
+    limit_ms = late_limit_ms(ttft.p50_ms if ttft else None)
+    late = lag_ms.count_above(limit_ms)
+    run = lag_ms.count > 0 and lag_ms.quantile(0.99) > limit_ms
+    return Lateness(round(limit_ms, 3), late, share(late, lag_ms.count), run)
+
+
+def throughput_of(driven: Driven) -> Throughput | None:
+    """Null: the run took no time."""
+    if not driven.seconds:
+        return None
+    tally = driven.tally
+    amounts = (tally.statuses["ok"], tally.prompt_tokens, tally.output_tokens)
+    return Throughput(*(round(amount / driven.seconds, 3) for amount in amounts))
+
+
+def processes_of(driven: Driven) -> list[ProcessUse]:
+    """Both processes of every shard."""
+    return [
+        ProcessUse(f"{name} {index}", shard.where, round(cpu_s, 3), round(cpu_s / driven.seconds, 4))
+        for index, shard in enumerate(driven.shards)
+        for name, cpu_s in (("shard", shard.shard_cpu_s), ("sender", shard.sender_cpu_s))
+        if driven.seconds
+    ]
+
+
+def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
+    """Processes that may have been too busy to measure; empty: none."""
+    return [
+        f"client busy: its {process.process} used {process.cpu:.0%} of a core; give it less load, or more --procs"
+        for process in processes
+        if process.cpu > CPU_LIMIT and seconds > SHORT_S
+    ]
+
+
+def offered_share(driven: Driven) -> float | None:
+    """How much of this machine's most the run was, on average; null: see ``Summary``."""
+    local = all(shard.where.startswith("process ") for shard in driven.shards)
+    known = load_calibration(len(driven.shards)) if local else None
+    if known is None or not driven.seconds:
+        return None
+    tally = driven.tally
+    return round(known.share(tally.started, tally.output_tokens, tally.prompt_tokens, driven.seconds), 4)
+
+
+def limit_notes(offered: float | None) -> list[str]:
+    """Whether the run was near what this machine can send, or beyond it."""
+    if offered is None or offered <= OFFERED_LIMIT:
+        return []
+    how = "more than" if offered > 1 else f"{offered:.0%} of what"
+    said = f"the run offered {how} this machine can send (loadgen calibrate)"
+    return [f"client near its limit: {said}; give it less load, or more --procs"]
+
+
+def share(part: int, whole: int) -> float | None:
+    """A share; null: of nothing."""
+    return round(part / whole, 6) if whole else None
+
+
+def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
+    """The summary for a terminal; ``more`` is what the command found beside it."""
+    ended = ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items()))
+    lines = [
+        f"{summary.pattern}: {summary.sent} sent in {summary.seconds:.1f} s: {ended or 'none ended'}"
+        + (f"; cut short ({summary.interrupted})" if summary.interrupted else ""),
+    ]
+    lines += [f"  FAILED: {failure}" for failure in summary.failures]
+    if summary.lag is not None and summary.lateness.run:
+        lines.append(
+            f"  CLIENT LATE: lag p99 {summary.lag.p99_ms:.1f} ms, {_late(summary)}; trust no latency of this run"
+        )
+    if summary.errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.errors.items()))
+        lines.append(f"  errors              {kinds}")
+    for name, found in _timed(summary):
+        if found is not None:
+            lines.append(
+                f"  {name:<19} p50 {found.p50_ms:>9.2f}  p90 {found.p90_ms:>9.2f}  p99 {found.p99_ms:>9.2f}"
+                f"  max {found.max_ms:>9.2f} ms  n {found.count}"
+            )
+    lines += [f"  {line}" for line in (*_counted(summary), *more)]
+    return lines + [f"  note: {note}" for note in summary.notes]
+
+
+def _timed(summary: Summary) -> list[tuple[str, Quantiles | None]]:
+    return [
+        ("TTFT", summary.ttft),
+        ("TTFT from schedule", summary.ttft_from_schedule),
+        ("ITL", summary.itl),
+        ("TPOT", summary.tpot),
+        ("end to end", summary.e2e),
+        ("lag", summary.lag),
+        ("loop delay", summary.loop_delay),
+    ]
+
+
+def _counted(summary: Summary) -> list[str]:
+    cached = "not reported"
+    if summary.cached_share is not None:
+        cached = f"{summary.cached_share:.1%} of prompt tokens (reported for {summary.cached_reported})"
+    exact = "none" if summary.exact_output_share is None else f"{summary.exact_output_share:.1%}"
+    lines = [
+        f"cached              {cached}",
+        f"output              {summary.output_tokens} tokens; of whole answers, as long as asked: {exact}",
+    ]
+    if (done := summary.throughput) is not None:
+        lines.append(
+            f"throughput          {done.requests:.1f} whole answers, {done.prompt_tokens:.0f} prompt and "
+            f"{done.output_tokens:.0f} output tokens a second"
+        )
+    if summary.offered_share is not None:
+        lines.append(
+            f"offered             {summary.offered_share:.0%} of what this machine can send, as it was calibrated"
+        )
+    lines += [
+        f"client              {_late(summary)}; {_cpu(summary)} of a core; {summary.held} held back by --parallel",
+        f"workload            {summary.digest}",
+        f"sent                {summary.sent_digest or 'unknown: a process died'}",
+    ]
+    before, after = summary.counters_before, summary.counters_after
+    if before is not None and after is not None:
+        hits, queries = after.hits - before.hits, after.queries - before.queries
+        lines.append(f"engine's counters   {hits} of {queries} tokens looked up were hits")
+    return lines
+
+
+def _late(summary: Summary) -> str:
+    late = summary.lateness
+    return f"{late.requests} requests late by more than {late.limit_ms:.1f} ms"
+
+
+def _cpu(summary: Summary) -> str:
+    """The busiest process of each kind; all of them are in the JSON."""
+    used = [
+        (name, [use.cpu for use in summary.processes if use.process.startswith(name)]) for name in ("shard", "sender")
+    ]
+    return ", ".join(f"{name} {max(cpus):.0%}" for name, cpus in used if cpus) or "nothing"

@@ -1,0 +1,160 @@
+"""A run as people watch it: a live panel on a terminal, one line every 10 s in a log."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.runs.progress import ShardStatus, Status
+from measure.lateness import LATE_MS
+
+WIDE, MEDIUM = 80, 54
+"""Columns from which three, or two, groups of numbers stand side by side."""
+
+SHARDS_SHOWN = 8
+SHORTFALL = 0.05
+"""Share of the target rate that may be missing before it is shown as a lack."""
+
+STEADY = 7
+"""Columns that a number has at least, so that others stay where they are while it grows."""
+
+Row = tuple[str, Text]
+
+
+class View:
+    """A status, drawn for whatever width there is."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The panel's lines."""
+        status, width = self._status, options.max_width
+        yield _headline(status)
+        if status.planned:
+            yield _bar(_ended(status) / status.planned, min(width, WIDE))
+        counts, rates, waits = _count_rows(status), _rate_rows(status), _wait_rows(status)
+        if width >= WIDE:
+            yield _side_by_side([counts, rates, waits])
+        elif width >= MEDIUM:
+            yield _side_by_side([counts, rates])
+            yield _side_by_side([waits])
+        else:
+            yield _side_by_side([counts + rates + waits])
+        if len(status.shards) > 1:
+            yield _shards_line(status)
+
+
+def status_line(status: Status) -> str:
+    """A status in one line, for a log."""
+    of = "" if status.planned is None else f"/{status.planned}"
+    parts = [clock(status.elapsed_s), f"sent {status.sent}{of}", f"in flight {status.in_flight}"]
+    parts += [f"done {status.done}", f"errors {status.errors}", _rate_text(status)]
+    parts += [f"{name} {text.plain}" for name, text in _wait_rows(status) if text.plain != "-"]
+    if status.hit_rate is not None:
+        parts.append(f"cached {status.hit_rate:.0%}")
+    parts += [f"shard {index} silent for {shard.silent_s:.0f} s" for index, shard in _silent(status)]
+    if status.remaining_s is not None:
+        parts.append(f"{clock(status.remaining_s)} left")
+    return " · ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, hours if there are any."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _headline(status: Status) -> Text:
+    text = Text(clock(status.elapsed_s), style="bold", no_wrap=True, overflow="ellipsis")
+    if status.planned is not None:
+        text.append(f"  {_ended(status):,} of {status.planned:,} over", style="not bold")
+    if status.remaining_s is not None:
+        text.append(f"  {clock(status.remaining_s)} left", style="not bold")
+    if status.stopping is not None:
+        text.append(f"  {status.stopping}: recording what is in flight; once more leaves at once", style="yellow")
+    return text
+
+
+def _bar(share: float, width: int) -> Text:
+    filled = round(min(1.0, share) * width)
+    bar = Text("━" * filled, style="cyan", no_wrap=True)
+    return bar.append("─" * (width - filled), style="dim")
+
+
+def _ended(status: Status) -> int:
+    return status.done + status.errors
+
+
+def _count_rows(status: Status) -> list[Row]:
+    return [
+        ("sent", Text(f"{status.sent:,}")),
+        ("in flight", Text(f"{status.in_flight:,}")),
+        ("done", Text(f"{status.done:,}")),
+        ("errors", Text(f"{status.errors:,}", style="bold red" if status.errors else "")),
+    ]
+
+
+def _rate_rows(status: Status) -> list[Row]:
+    short = status.target_rate is not None and status.rate < (1 - SHORTFALL) * status.target_rate
+    cached = "-" if status.hit_rate is None else f"{status.hit_rate:.1%}"
+    return [
+        ("rate", Text(_rate_text(status), style="yellow" if short else "")),
+        ("output", Text(f"{status.output_tokens_per_s:,.0f} tokens/s")),
+        ("cached", Text(cached)),
+        ("held back", Text(f"{status.held:,}")),
+    ]
+
+
+def _rate_text(status: Status) -> str:
+    target = "" if status.target_rate is None else f" of {status.target_rate:.1f}"
+    return f"{status.rate:.1f}{target}/s"
+
+
+def _wait_rows(status: Status) -> list[Row]:
+    late = status.lag_p99_ms is not None and status.lag_p99_ms > LATE_MS
+    return [
+        ("TTFT", _quantiles(status.ttft_p50_ms, status.ttft_p99_ms)),
+        ("ITL", _quantiles(status.itl_p50_ms, status.itl_p99_ms)),
+        ("lag", _quantiles(status.lag_p50_ms, status.lag_p99_ms, style="bold red" if late else "")),
+    ]
+
+
+def _quantiles(p50_ms: float | None, p99_ms: float | None, style: str = "") -> Text:
+    if p50_ms is None or p99_ms is None:
+        return Text("-")
+    return Text(f"p50 {duration_ms(p50_ms)} p99 {duration_ms(p99_ms)} ms", style=style)
+
+
+def duration_ms(value_ms: float) -> str:
+    """A duration in ms with as many digits as matter."""
+    return f"{value_ms:,.2f}" if value_ms < 10 else f"{value_ms:,.1f}" if value_ms < 1000 else f"{value_ms:,.0f}"
+
+
+def _side_by_side(groups: Sequence[Sequence[Row]]) -> Table:
+    """Groups of named numbers, a pair of columns each."""
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    for group in groups:
+        grid.add_column(style="dim", no_wrap=True, min_width=max(len(name) for name, _ in group))
+        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=STEADY)
+    for line in range(max(map(len, groups))):
+        cells = [group[line] if line < len(group) else ("", Text()) for group in groups]
+        grid.add_row(*(part for cell in cells for part in cell))
+    return grid
+
+
+def _silent(status: Status) -> list[tuple[int, ShardStatus]]:
+    return [(index, shard) for index, shard in enumerate(status.shards) if shard.silent_s is not None]
+
+
+def _shards_line(status: Status) -> Text:
+    """Each shard's share of what was sent, and which of them are in trouble."""
+    text = Text("shards  ", style="dim", no_wrap=True, overflow="ellipsis")
+    sent = "  ".join(f"{index}: {shard.sent:,}" for index, shard in enumerate(status.shards[:SHARDS_SHOWN]))
+    more = len(status.shards) - SHARDS_SHOWN
+    text.append(sent + (f"  and {more} more" if more > 0 else ""), style="default")
+    for index, shard in _silent(status):
+        text.append(f"  {index} silent for {shard.silent_s:.0f} s", style="bold red")
+    return text

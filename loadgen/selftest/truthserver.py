@@ -1,0 +1,268 @@
+"""The built-in server: answers made beforehand, written at known times, each write noted.
+
+It is light so that it is never what a measurement finds: requests are found by three searches, not parsed; the answer's
+pieces go to the kernel by ``write(2)`` itself, because an event loop's own write may wait for the end of its turn, and
+then nobody knows when the first token left.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import heapq
+import os
+import re
+import time
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import cast
+
+import msgspec
+
+from loadgen.selftest.truth import NS_PER_MS, Pace, Served, Truth
+from loadgen.selftest.truthstreams import MODEL, stream_pieces
+from loadgen.sending.pacing import Alarm
+from tracefile import InputError
+from tracefile.commandline.ending import run_command
+from wire.loop import run as run_loop
+
+BACKLOG = 4096
+DEFAULT_TOKENS = 16
+TAIL = 512
+"""Where in a body its ``max_tokens`` is looked for first: prompts come first, and are long."""
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_REQUEST_ID = re.compile(rb"\r\nx-request-id: *([!-~]+)", re.IGNORECASE)
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
+
+
+class _Stream:
+    """One answer on its way."""
+
+    __slots__ = (
+        "connection",
+        "due_ns",
+        "first_ns",
+        "last_ns",
+        "next_piece",
+        "pieces",
+        "received_ns",
+        "request_id",
+        "tokens",
+    )
+
+    def __init__(self, connection: "_Connection", request_id: str, received_ns: int, tokens: int) -> None:
+        self.connection, self.request_id, self.received_ns, self.tokens = connection, request_id, received_ns, tokens
+        self.pieces: tuple[bytes, ...] = ()
+        self.next_piece = 0
+        self.due_ns = 0
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+
+    def told(self) -> Served:
+        return Served(
+            self.request_id, self.received_ns, self.due_ns, self.first_ns, self.last_ns, self.tokens, len(self.pieces)
+        )
+
+
+class TruthServer:
+    """Answers every completion by its pace; ``truth`` tells what it did."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._gap_ns = round(pace.gap_ms * NS_PER_MS)
+        self._streams: list[_Stream] = []
+        self._due: list[tuple[int, int, _Stream]] = []
+        self._pushed = 0
+        self._alarm = Alarm(self._ring)
+        self._started_ns = perf_counter_ns()
+
+    async def listen(self, host: str, port: int) -> int:
+        """Accept connections; returns the port."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: _Connection(self), host, port, backlog=BACKLOG)
+        return int(next(iter(listener.sockets)).getsockname()[1])
+
+    def truth(self) -> Truth:
+        """All that was served up to now."""
+        served = [stream.told() for stream in self._streams]
+        return Truth(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
+
+    def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
+        """A whole request has come."""
+        found = _REQUEST_ID.search(head)
+        request_id = found[1].decode("ascii") if found else f"#{len(self._streams)}"
+        wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
+        tokens = max(1, int(wanted[1])) if wanted else DEFAULT_TOKENS
+        stream = _Stream(connection, request_id, received_ns, tokens)
+        stream.pieces = stream_pieces(self._pace, tokens, chat=b"/chat/" in head[:40])
+        self._streams.append(stream)
+        ttft_ns = self._pace.ttft_ns(request_id)
+        stream.due_ns = received_ns + ttft_ns
+        if ttft_ns == 0:
+            self._go_on(stream)
+        else:
+            self._push(stream.due_ns, stream)
+
+    def _push(self, due_ns: int, stream: _Stream) -> None:
+        self._pushed += 1
+        heapq.heappush(self._due, (due_ns, self._pushed, stream))
+        self._alarm.set(self._due[0][0])
+
+    def _ring(self) -> None:
+        while self._due and self._due[0][0] <= perf_counter_ns():
+            self._go_on(heapq.heappop(self._due)[2])
+        self._alarm.set(self._due[0][0] if self._due else None)
+
+    def _go_on(self, stream: _Stream) -> None:
+        """Write the piece whose turn it is, or all that are left; plan the next."""
+        pieces, number, connection = stream.pieces, stream.next_piece, stream.connection
+        last = len(pieces) if self._gap_ns == 0 else number + 1
+        while number < last:
+            now_ns = perf_counter_ns()
+            if not connection.write(pieces[number]):
+                return
+            if number == 0:
+                stream.first_ns = now_ns
+            number += 1
+            if number == len(pieces):
+                stream.last_ns = now_ns
+        stream.next_piece = number
+        if number < len(pieces):
+            self._push(stream.due_ns + number * self._gap_ns, stream)
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection: requests one after another, each answered before the next is sent."""
+
+    def __init__(self, server: TruthServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        self._head = b""
+        self._body: list[bytes] = []
+        self._lacking = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and its socket's number."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._fd = self._transport.get_extra_info("socket").fileno()
+
+    def data_received(self, data: bytes) -> None:
+        """One read of a request."""
+        at_ns = perf_counter_ns()
+        if self._lacking:
+            self._body.append(data)
+            self._lacking -= len(data)
+        else:
+            data = self._head + data
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                self._head = data
+                return
+            self._head, body = data[:end], data[end:]
+            length = _LENGTH.search(self._head)
+            self._body = [body]
+            self._lacking = (int(length[1]) if length else 0) - len(body)
+        if self._lacking <= 0:
+            head, body = self._head, b"".join(self._body)
+            self._head, self._body, self._lacking = b"", [], 0
+            self._answer(head, body, at_ns)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What is still to be written has no reader."""
+        self._transport = None
+
+    def write(self, data: bytes) -> bool:
+        """Write now; False if nobody reads any more. What the kernel has no room for waits in the transport."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        written = 0
+        if transport.get_write_buffer_size() == 0:
+            try:
+                written = os.write(self._fd, data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                transport.abort()
+                return False
+        if written < len(data):
+            transport.write(data[written:])
+        return True
+
+    def _answer(self, head: bytes, body: bytes, at_ns: int) -> None:
+        if head.startswith(b"POST"):
+            self._server.serve(self, head, body, at_ns)
+        elif head.startswith(b"GET /truth"):
+            self._whole(200, msgspec.msgpack.encode(self._server.truth()))
+        elif head.startswith(b"GET /v1/models"):
+            self._whole(200, b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MODEL.encode())
+        elif head.startswith((b"GET /health", b"GET / ")):
+            self._whole(200, b"{}")
+        else:
+            self._whole(404, b"{}")
+
+    def _whole(self, status: int, body: bytes) -> None:
+        head = b"HTTP/1.1 %d -\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self.write(head % (status, len(body)) + body)
+
+
+async def _serve(pace: Pace, port: int) -> None:
+    server = TruthServer(pace)
+    bound = await server.listen("127.0.0.1", port)
+    print(f"http://127.0.0.1:{bound}", flush=True)
+    await _until_input_ends()
+
+
+async def _until_input_ends() -> None:
+    """Wait for the end of standard input: whoever started the server has let it go, or is gone."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ended.set()
+
+    with contextlib.suppress(PermissionError):  # a file or /dev/null has no end to wait for: until it is killed
+        loop.add_reader(0, read)
+    await ended.wait()
+
+
+def parse_pace(argv: Sequence[str]) -> tuple[Pace, int]:
+    """The pace and the port of a command line; raises InputError naming the flag."""
+    parser = argparse.ArgumentParser(prog="python -m loadgen.selftest.truthserver", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="default 0: any free one, printed")
+    parser.add_argument("--ttft-ms", default="0", metavar="MS", help="N or MIN:MAX, drawn by the request's id (0)")
+    parser.add_argument("--gap-ms", type=float, default=0.0, metavar="MS", help="between two writes (0: all at once)")
+    parser.add_argument("--tokens-per-write", type=int, default=1, metavar="N", help="after the first (1)")
+    parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="what usage says (256)")
+    args = parser.parse_args(argv)
+    low_ms, high_ms = _range_ms(args.ttft_ms)
+    pace = Pace(
+        ttft_low_ms=low_ms,
+        ttft_high_ms=high_ms,
+        gap_ms=args.gap_ms,
+        tokens_per_write=args.tokens_per_write,
+        prompt_tokens=args.prompt_tokens,
+    )
+    return pace, args.port
+
+
+def _range_ms(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high or low)
+    except ValueError:
+        raise InputError(f"--ttft-ms: {text!r}; expected MS or MIN:MAX, 0 or more") from None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until standard input ends."""
+    pace, port = parse_pace(argv)
+    run_loop(_serve(pace, port))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command("python -m loadgen.selftest.truthserver", main)

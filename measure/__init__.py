@@ -1,0 +1,1 @@
+"""Numbers computed from records, each defined once: quantiles, survival, distances, LRU depths, histograms."""

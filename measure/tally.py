@@ -1,0 +1,203 @@
+"""What a run amounts to so far: counts and samples, enough for a live view and a summary, no records.
+
+Every process of a run that sends has one; the parent adds them up.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from measure.samples import Sample
+from tracefile import Record
+
+REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
+"""What an engine answers to a request it will never take."""
+REFUSALS_TO_STOP = 3
+
+
+@dataclass(slots=True)
+class Counts:
+    """What can be counted of requests; several processes' counts add up."""
+
+    started: int = 0
+    in_flight: int = 0
+    held: int = 0
+    """How many waited for a slot of ``--parallel``; their lag is no lateness of ours."""
+    refused: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    looked_up_tokens: int = 0
+    """Prompt tokens of the requests whose cached tokens were reported."""
+    cached_tokens: int = 0
+    cached_reported: int = 0
+    """For how many requests they were."""
+    without_output_hashes: int = 0
+    """Requests that ended well but whose generated ids nobody told."""
+    exact_output: int = 0
+    """Requests that ended well with as many output tokens as they asked for."""
+
+    @property
+    def ended(self) -> int:
+        """Requests that are over, however they ended."""
+        return self.statuses.total()
+
+    @property
+    def failed(self) -> int:
+        """Requests that did not end well."""
+        return self.ended - self.statuses["ok"]
+
+    @property
+    def only_refusals(self) -> bool:
+        """Whether several requests are over, every one refused as malformed: a mistake, not a measurement.
+
+        As many as are in flight at least: a refusal comes sooner than an answer that was asked for before it.
+        """
+        return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
+
+    def counts(self) -> "Counts":
+        """A copy of the counts alone, which no longer grows."""
+        copy = Counts()
+        copy.add_counts(self)
+        return copy
+
+    def add_counts(self, other: "Counts") -> None:
+        """Take in what another process counted."""
+        for each in fields(Counts):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, each.name, mine + theirs)
+
+
+@dataclass(slots=True)
+class Recent:
+    """What came since it was last asked for, in ms."""
+
+    ttft_ms: Sample = field(default_factory=Sample)
+    itl_ms: Sample = field(default_factory=Sample)
+    lag_ms: Sample = field(default_factory=Sample)
+
+    def merge(self, other: "Recent") -> None:
+        """Take in what came elsewhere, or at another time."""
+        self.ttft_ms.merge(other.ttft_ms)
+        self.itl_ms.merge(other.itl_ms)
+        self.lag_ms.merge(other.lag_ms)
+
+    def take_out(self, other: "Recent") -> None:
+        """Undo a ``merge`` of folded samples."""
+        self.ttft_ms.take_out(other.ttft_ms)
+        self.itl_ms.take_out(other.itl_ms)
+        self.lag_ms.take_out(other.lag_ms)
+
+    def fold(self) -> None:
+        """Make it small enough to be sent often."""
+        for sample in (self.ttft_ms, self.itl_ms, self.lag_ms):
+            sample.fold()
+
+
+@dataclass(slots=True)
+class Tally(Counts):
+    """Grows with each request; times in ms."""
+
+    ttft_ms: Sample = field(default_factory=Sample)
+    ttft_from_schedule_ms: Sample = field(default_factory=Sample)
+    itl_ms: Sample = field(default_factory=Sample)
+    """Gap over tokens of each later read."""
+    tpot_ms: Sample = field(default_factory=Sample)
+    """Of each request: its gaps' sum over its tokens after the first read."""
+    e2e_ms: Sample = field(default_factory=Sample)
+    """Of requests that ended well."""
+    lag_ms: Sample = field(default_factory=Sample)
+    recent: Recent = field(default_factory=Recent)
+
+    def start(self) -> None:
+        """A request goes out."""
+        self.started += 1
+        self.in_flight += 1
+
+    def finish(self, record: Record, *, held: bool, told: bool = False) -> None:
+        """A request is over and described. ``told``: the recent samples had its reads while they came."""
+        seen = self.recent
+        if told:
+            self.recent = Recent(lag_ms=seen.lag_ms)
+        self.statuses[record.status] += 1
+        if record.error is not None:
+            self.errors[record.error] += 1
+        self.refused += record.http_status in REFUSED
+        self._add_lag(record, held)
+        self._add_latency(record)
+        if not told:
+            self._add_recent(record)
+        self._add_tokens(record)
+        self.recent = seen
+
+    def take_recent(self) -> Recent:
+        """The samples since it was last called, small enough to be sent often."""
+        recent, self.recent = self.recent, Recent()
+        recent.fold()
+        return recent
+
+    def merge(self, other: "Tally") -> None:
+        """Take in another process's tally."""
+        self.add_counts(other)
+        for mine, theirs in zip(self._samples(), other._samples(), strict=True):
+            mine.merge(theirs)
+        self.recent.merge(other.recent)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if something was counted that cannot be."""
+        assert 0 <= self.in_flight <= self.started - self.ended
+        assert self.cached_tokens <= self.looked_up_tokens <= self.prompt_tokens
+        assert self.e2e_ms.count <= self.statuses["ok"]
+        for sample in self._samples():
+            sample.check_integrity()
+
+    def _samples(self) -> tuple[Sample, ...]:
+        return (self.ttft_ms, self.ttft_from_schedule_ms, self.itl_ms, self.tpot_ms, self.e2e_ms, self.lag_ms)
+
+    def _add_lag(self, record: Record, held: bool) -> None:
+        if record.arrival_ms is None or record.scheduled_ms is None:
+            return
+        self.held += held
+        if not held:
+            lag_ms = record.arrival_ms - record.scheduled_ms
+            self.lag_ms.add(lag_ms)
+            self.recent.lag_ms.add(lag_ms)
+
+    def _add_latency(self, record: Record) -> None:
+        if record.ttft_ms is not None and record.arrival_ms is not None:
+            self.ttft_ms.add(record.ttft_ms)
+            if record.scheduled_ms is not None:
+                self.ttft_from_schedule_ms.add(record.arrival_ms + record.ttft_ms - record.scheduled_ms)
+        self.itl_ms.extend(gaps_per_token(record))
+        if tokens := sum(record.itl_tokens):
+            self.tpot_ms.add(sum(record.itl_ms) / tokens)
+        if record.status == "ok" and record.e2e_ms is not None:
+            self.e2e_ms.add(record.e2e_ms)
+
+    def _add_recent(self, record: Record) -> None:
+        if record.ttft_ms is not None:
+            self.recent.ttft_ms.add(record.ttft_ms)
+        self.recent.itl_ms.extend(gaps_per_token(record))
+
+    def _add_tokens(self, record: Record) -> None:
+        self.prompt_tokens += record.prompt_tokens or 0
+        self.output_tokens += record.output_tokens or 0
+        if record.status == "ok":
+            self.without_output_hashes += record.output_block_hashes is None
+            self.exact_output += record.output_tokens == record.max_tokens
+        if record.cached_tokens is not None and record.prompt_tokens is not None:
+            self.cached_reported += 1
+            self.cached_tokens += record.cached_tokens
+            self.looked_up_tokens += record.prompt_tokens
+
+
+def gaps_per_token(record: Record) -> Iterable[float]:
+    """Inter-token latencies in ms: each read's gap over its tokens."""
+    if record.itl_tokens.count(1) == len(record.itl_tokens):
+        return record.itl_ms
+    return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)

@@ -1,0 +1,1 @@
+"""Traces side by side: cells, cohorts, gates, verdicts, tables."""

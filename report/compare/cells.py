@@ -1,0 +1,202 @@
+"""One cell: one metric, one cohort, one label, or the pair of two such."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from measure.distances import distance, logrank_p
+from measure.resampling import MIN_SESSIONS, interval, resample
+from measure.runs import FloatArray, IntArray, Run
+from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
+from report.compare.pairing import Join
+from report.compare.results import LEVELS, Duration, DurationError, Quantile, QuantileError
+from report.compare.verdicts import verdict
+
+MIN_CELL: Final = 30
+"""Waits that each side of a cell needs before anything is said about their difference."""
+
+LEVEL_SHARES: Final[FloatArray] = np.array(list(LEVELS.values()))
+_BULK_POINTS: Final = 240
+_TAIL_POINTS: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A survival curve for drawing: share still waiting just after each time, with its band (NaN: none)."""
+
+    time_ms: FloatArray
+    survival: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One label's sample with everything derived from it once: pairs compare two of these."""
+
+    waits: Waits
+    """Of an ensemble: those of all members, as one sample."""
+    sessions: int
+    values_ms: FloatArray
+    """Quantiles at LEVELS; infinite past the curve's end."""
+    low_ms: FloatArray
+    high_ms: FloatArray
+    """Interval of each quantile: over resampled sessions, of an ensemble over its members. NaN: none."""
+    drawn_ms: FloatArray | None
+    """Quantiles (draws, LEVELS) of resampled sessions, of an ensemble of one member after another. Null: too few
+    sessions to resample, or a metric without intervals."""
+    curve: Curve
+    members: int = 0
+    """Futures that the sample pools; 0: it is a trace's."""
+
+    @property
+    def size(self) -> int:
+        """Waits of the trace, or of one member on average."""
+        return self.count(EVENT) + self.count(FAILED) + self.count(CENSORED)
+
+    def count(self, end: int) -> int:
+        """How many waits ended this way, of an ensemble on average."""
+        return round(self.waits.count(end) / max(1, self.members))
+
+
+def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16] | None) -> Cell:
+    """Curve, quantiles and bootstrap draws of one sample; ``weights`` None: no intervals."""
+    if not len(waits):
+        return empty_cell(waits)
+    sessions = len(np.unique(session_of_row[waits.row]))
+    share = incidence(waits)
+    points = drawn_points(waits)
+    drawn_ms = None
+    low = high = np.full(len(points), np.nan)
+    low_ms = high_ms = np.full(len(LEVEL_SHARES), np.nan)
+    if weights is not None and sessions >= MIN_SESSIONS and len(weights):
+        replicates = resample(waits, session_of_row, weights, LEVEL_SHARES, points)
+        drawn_ms = replicates.quantiles_ms
+        low, high = interval(replicates.survival)
+        low_ms, high_ms = interval(drawn_ms)
+    curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
+    return Cell(waits, sessions, quantiles(waits, share, LEVEL_SHARES), low_ms, high_ms, drawn_ms, curve)
+
+
+def empty_cell(waits: Waits, members: int = 0) -> Cell:
+    """A sample of nothing."""
+    nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
+    curve = Curve(nothing, nothing, nothing, nothing)
+    return Cell(waits, 0, unknown, unknown, unknown, None, curve, members)
+
+
+def describe(cell: Cell) -> Duration:
+    """The cell as one label's row."""
+    n, censored = cell.size, cell.count(CENSORED)
+    found = {
+        name: Quantile(
+            value_ms=_number(cell.values_ms[at]),
+            beyond_ms=cell.waits.last_ms if np.isinf(cell.values_ms[at]) else None,
+            low_ms=_number(cell.low_ms[at]),
+            high_ms=_number(cell.high_ms[at]),
+            thin=n * (1.0 - level) < 1.0 - 1e-9,
+        )
+        for at, (name, level) in enumerate(LEVELS.items())
+    }
+    return Duration(
+        n=n,
+        events=cell.count(EVENT),
+        failed=cell.count(FAILED),
+        censored=censored,
+        censored_share=censored / n if n else 0.0,
+        unobserved=round(cell.waits.unobserved / max(1, cell.members)),
+        sessions=cell.sessions,
+        **found,
+    )
+
+
+def judge(
+    truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, yardstick: DurationError | None
+) -> DurationError:
+    """The pair of two cells; ``per_request`` holds the truth's and the other's value of each joined request."""
+    n_truth, n_other = truth.size, other.size
+    if min(n_truth, n_other) < MIN_CELL:
+        return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
+    found = {name: _quantile_error(truth, other, at) for at, name in enumerate(LEVELS)}
+    apart = distance(truth.waits, other.waits)
+    measured = DurationError(
+        n_truth=n_truth,
+        n_other=n_other,
+        judged=True,
+        w1_ms=apart.w1_ms,
+        w1_log=apart.w1_log,
+        sup=apart.sup,
+        horizon_ms=apart.horizon_ms,
+        logrank_p=None if other.members else logrank_p(truth.waits, other.waits),
+    )
+    beside = {name: _beside(error, yardstick, name) for name, error in found.items()}
+    measured = msgspec.structs.replace(measured, **beside, verdict=verdict(beside) if other.members else None)
+    return _with_requests(measured, *per_request) if per_request is not None else measured
+
+
+def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArray, IntArray]:
+    """The joined requests of one cohort: their rows on the truth's side and on the other's."""
+    inside = np.zeros(len(truth), dtype=np.bool_)
+    inside[truth_cohort] = True
+    kept = inside[join.truth_rows]
+    return join.truth_rows[kept], join.other_rows[kept]
+
+
+def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
+    t, o = truth.values_ms[at], other.values_ms[at]
+    if not (np.isfinite(t) and np.isfinite(o) and t > 0):
+        return None
+    low = high = np.full(1, np.nan)
+    if truth.drawn_ms is not None and other.drawn_ms is not None:
+        drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
+        kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > 0)
+        low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
+    signed = float((o - t) / t)
+    return QuantileError(
+        error=abs(signed),
+        signed_error=signed,
+        low=_number(low[0]),
+        high=_number(high[0]),
+        inside_band=bool(other.low_ms[at] <= t <= other.high_ms[at]) if other.members else None,
+    )
+
+
+def _beside(error: QuantileError | None, yardstick: DurationError | None, name: str) -> QuantileError | None:
+    """The error with the A/A run's beside it."""
+    measured: QuantileError | None = getattr(yardstick, name) if yardstick is not None else None
+    if error is None or measured is None:
+        return error
+    return msgspec.structs.replace(error, inside_aa=error.error <= measured.error)
+
+
+def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:
+    """The cell with what the joined requests say one by one; under MIN_CELL of them, only how many there are."""
+    both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > 0)
+    t, o = truth_ms[both], other_ms[both]
+    values: dict[str, float] = {}
+    if len(t) >= MIN_CELL:
+        values = {
+            "median_abs_error_ms": float(np.median(np.abs(o - t))),
+            "median_abs_error": float(np.median(np.abs(o - t) / t)),
+            "bias_ms": float(np.mean(o - t)),
+            "bias": float((o - t).sum() / t.sum()),
+        }
+    return msgspec.structs.replace(cell, joined=len(t), **values)
+
+
+def drawn_points(waits: Waits) -> IntArray:
+    """Positions of sorted waits worth drawing: evenly by rank, and denser towards the tail, where the argument is."""
+    n = len(waits)
+    bulk = np.linspace(0, n - 1, _BULK_POINTS)
+    tail = n - np.geomspace(1, n, _TAIL_POINTS)
+    points = np.unique(np.concatenate([bulk, tail]).astype(np.int64))
+    # A step ends at the last wait that ties, or the curve would be drawn too high there.
+    last_of_tie = np.searchsorted(waits.time_ms, waits.time_ms[points], side="right") - 1
+    return np.unique(last_of_tie)
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,254 @@
+"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
+from measure.resampling import CONFIDENCE, draw_weights
+from measure.runs import STATUSES, FloatArray, IntArray, Run, load_run
+from measure.survival import Waits, completion_waits, first_token_waits, token_gaps, token_paces
+from report.compare.agreement import cached_agreement
+from report.compare.cells import MIN_CELL, Cell, joined_rows, judge, measure
+from report.compare.conditions import same_conditions
+from report.compare.ensembles import measure_ensemble
+from report.compare.gates import Gate, check_gate, parse_gate
+from report.compare.headline import headline
+from report.compare.independence import refuse_fitted_on_compared
+from report.compare.notes import notes_on, order_notes
+from report.compare.pairing import Join, join_runs, resolve_truths
+from report.compare.provenance import Cells, provenance
+from report.compare.results import METRICS, SCHEMA, Comparison, Metric, Pair, PairCohort
+from report.compare.verdicts import coverage
+from tracefile.records.errors import InputError
+
+Members = Mapping[str, Sequence[Run]]
+"""The futures of each label that is an ensemble; its own run is their middle, row by row."""
+
+_NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
+_SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
+    "ttft": first_token_waits,
+    "tpot": token_paces,
+    "itl": token_gaps,
+    "e2e": completion_waits,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareConfig:
+    """What to compare, as the command line said it."""
+
+    traces: Mapping[str, Path]
+    """By label, in the order given; the first is the truth of the others."""
+    truths: Mapping[str, str]
+    """Labels whose truth is another than the first; a label named as its own truth has none."""
+    yardstick: str | None
+    seed: int
+    bootstrap: int
+    """Draws of the session bootstrap; 0: no intervals."""
+    gates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The result, and what pictures are drawn from."""
+
+    result: Comparison
+    runs: Mapping[str, Run]
+    joins: Mapping[str, Join]
+    cells: Cells
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is judged by what, and how sure one wants to be."""
+
+    truths: Mapping[str, str]
+    """Of each judged label; truths before what they judge."""
+    yardstick: str | None
+    seed: int
+    bootstrap: int
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A run cut into cohorts, with each record's session as a number shared by every run."""
+
+    rows: Mapping[str, IntArray]
+    session_of_row: IntArray
+    futures: Sequence[Mapping[str, IntArray]] = ()
+    """Of an ensemble: each member's rows, which differ by its own load."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What pairs are judged from, by label."""
+
+    runs: Mapping[str, Run]
+    members: Members
+    joins: Mapping[str, Join]
+    cuts: Mapping[str, _Cut]
+    cells: Cells
+
+
+def compare(config: CompareConfig) -> Compared:
+    """Everything ``report compare`` knows; InputError for traces that cannot or must not be compared."""
+    truths = resolve_truths(list(config.traces), config.truths)
+    gates = tuple(parse_gate(expression, list(truths)) for expression in config.gates)
+    question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
+    return compare_runs({label: load_run(label, path) for label, path in config.traces.items()}, question)
+
+
+def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:
+    """The same of runs at hand, of which some labels may be ensembles."""
+    members, truths = members or {}, question.truths
+    unsaid = refuse_fitted_on_compared(list(runs.values()))
+    joins = {label: join_runs(runs[truth], runs[label]) for label, truth in truths.items()}
+    cuts, sessions = _cut(runs, members, truths, joins)
+    cells = _measure(runs, members, cuts, draw_weights(sessions, question.bootstrap, question.seed))
+    traces = {
+        label: provenance(run, cuts[label].rows, cells, len(members.get(label, ()))) for label, run in runs.items()
+    }
+    pairs = _judge_all(_Material(runs, members, joins, cuts, cells), truths, question.yardstick)
+    result = Comparison(
+        schema=SCHEMA,
+        headline=headline(traces, pairs, MIN_CELL),
+        notes=order_notes(unsaid, notes_on(runs, traces, pairs)),
+        seed=question.seed,
+        bootstrap=question.bootstrap,
+        confidence=CONFIDENCE,
+        min_cell=MIN_CELL,
+        yardstick=question.yardstick,
+        traces=traces,
+        pairs=pairs,
+        gates=[check_gate(gate, pairs) for gate in question.gates],
+    )
+    return Compared(result, runs, joins, cells)
+
+
+def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
+    """The A/A label: the one named, else one called ``again``."""
+    if named is None:
+        return "again" if "again" in truths else None
+    if named not in truths:
+        raise InputError(f"--aa {named}: no compared label; expected one of {', '.join(truths)}")
+    return named
+
+
+def _cut(
+    runs: Mapping[str, Run], members: Members, truths: Mapping[str, str], joins: Mapping[str, Join]
+) -> tuple[dict[str, _Cut], int]:
+    """Cohorts and session numbers of every run, taken from its truth where a request has its counterpart there."""
+    traits: dict[str, Traits] = {}
+    sessions: dict[str, npt.NDArray[np.str_]] = {}
+    alone = [label for label in runs if label not in truths]
+    for label in [*alone, *truths]:
+        run = runs[label]
+        traits[label] = own_traits(run)
+        names = [
+            f"s{session}" if session is not None else f"r{request_id}"
+            for session, request_id in zip(run.sessions, run.request_ids, strict=True)
+        ]
+        sessions[label] = np.array(names, dtype=object)
+        if label in truths:
+            truth, join = truths[label], joins[label]
+            traits[label] = borrowed_traits(traits[label], traits[truth], join.other_rows, join.truth_rows)
+            sessions[label][join.other_rows] = sessions[truth][join.truth_rows]
+    number: dict[str, int] = {}
+    numbered = {
+        label: np.array([number.setdefault(name, len(number)) for name in sessions[label]], dtype=np.int64)
+        for label in runs
+    }
+    cuts = {
+        label: _Cut(
+            cohort_rows(traits[label]),
+            numbered[label],
+            [cohort_rows(replace(traits[label], concurrency=one.concurrency)) for one in members.get(label, ())],
+        )
+        for label in runs
+    }
+    return cuts, len(number)
+
+
+def _measure(
+    runs: Mapping[str, Run], members: Members, cuts: Mapping[str, _Cut], weights: npt.NDArray[np.uint16]
+) -> dict[tuple[str, str, Metric], Cell]:
+    """Every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
+    cells: dict[tuple[str, str, Metric], Cell] = {}
+    for label, run in runs.items():
+        sessions, futures = cuts[label].session_of_row, members.get(label)
+        for cohort, rows in cuts[label].rows.items():
+            for metric, sample in _SAMPLES.items():
+                banded = weights if metric == "ttft" or (metric != "itl" and cohort in MAIN) else None
+                cells[label, cohort, metric] = (
+                    measure(sample(run, rows), sessions, banded)
+                    if futures is None
+                    else measure_ensemble(
+                        [
+                            sample(future, own.get(cohort, _NO_ROWS))
+                            for future, own in zip(futures, cuts[label].futures, strict=True)
+                        ],
+                        sessions,
+                        banded,
+                    )
+                )
+    return cells
+
+
+def _judge_all(material: _Material, truths: Mapping[str, str], yardstick: str | None) -> dict[str, Pair]:
+    """Every pair, in the order of the labels; the A/A pair is made first, so that the others stand beside it."""
+    pairs: dict[str, Pair] = {}
+    for label in sorted(truths, key=lambda name: name != yardstick):
+        truth = truths[label]
+        beside = pairs.get(yardstick) if yardstick is not None and truths[yardstick] == truth else None
+        pairs[label] = _judge_pair(material, truth, label, beside)
+    return {label: pairs[label] for label in material.runs if label in pairs}
+
+
+def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair | None) -> Pair:
+    truth, other, join = material.runs[truth_label], material.runs[label], material.joins[label]
+    cells = material.cells
+    judged: dict[str, PairCohort] = {}
+    for name, rows in material.cuts[truth_label].rows.items():
+        if (label, name, "ttft") not in cells:
+            continue
+        truth_rows, other_rows = joined_rows(join, rows, truth)
+        aa = beside.cohorts.get(name) if beside is not None else None
+        errors = {
+            metric: judge(
+                cells[truth_label, name, metric],
+                cells[label, name, metric],
+                _per_request(metric, truth, other, truth_rows, other_rows),
+                getattr(aa, metric) if aa is not None else None,
+            )
+            for metric in METRICS
+        }
+        judged[name] = PairCohort(cached=cached_agreement(truth, other, truth_rows, other_rows, MIN_CELL), **errors)
+    return Pair(
+        truth=truth_label,
+        kind="error" if same_conditions(truth.meta, other.meta) else "contrast",
+        joined=len(join),
+        unmatched_truth=join.unmatched_truth,
+        unmatched_other=join.unmatched_other,
+        coverage=coverage(judged) if label in material.members else None,
+        cohorts=judged,
+    )
+
+
+def _per_request(
+    metric: Metric, truth: Run, other: Run, truth_rows: IntArray, other_rows: IntArray
+) -> tuple[FloatArray, FloatArray] | None:
+    if metric == "itl":
+        return None
+    if metric == "e2e":
+        # An aborted request's time to its end is no measure of the engine.
+        ok = (truth.status[truth_rows] == STATUSES.index("ok")) & (other.status[other_rows] == STATUSES.index("ok"))
+        return truth.e2e_ms[truth_rows[ok]], other.e2e_ms[other_rows[ok]]
+    if metric == "tpot":
+        return truth.tpot_ms[truth_rows], other.tpot_ms[other_rows]
+    return truth.ttft_ms[truth_rows], other.ttft_ms[other_rows]

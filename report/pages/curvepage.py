@@ -1,0 +1,146 @@
+"""A cache's numbers as one page: hits by size, reuse, working set, misses by cause, and who evicted whom."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from report.pages.curvefiles import CauseShare, CurveFiles, OneCurve, ReuseFile
+from report.pages.figures import Figure, Trace
+from report.pages.page import asset, script_json, template
+
+MOST_POINTS: Final = 600
+"""Of one line; more are thinned, evenly on the log axis."""
+DASHED: Final = "6px,3px"
+
+
+def render_curves(files: CurveFiles) -> str:
+    """The whole page as text; like the comparison's, it fetches nothing."""
+    figures = {
+        "hits": hits_figure(files),
+        "misses": misses_figure(files),
+        "distance": _reuse_figure(files, "distance (tokens of different blocks)", _distance),
+        "time": _reuse_figure(files, "time until asked for again (s)", _time),
+        "working-set": working_set_figure(files),
+    }
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    return template("curve.html.jinja").render(
+        files=files,
+        figures=drawn,
+        figures_json=script_json(drawn),
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(asset("page.css")),
+        script=Markup(asset("page.js")),
+    )
+
+
+def hits_figure(files: CurveFiles) -> Figure | None:
+    """Hit rate by cache size; None without a curve that hits anything."""
+    data: list[Trace] = []
+    slot = 0
+    for label, file in files.curves.items():
+        for curve in file.curves:
+            name = f"{label}, {curve.block_size}-token blocks" if len(file.curves) > 1 else label
+            if curve.sizes:
+                data += _hits_lines(name, curve, slot)
+            slot += 1
+    return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")
+
+
+def misses_figure(files: CurveFiles) -> Figure | None:
+    """Prompt tokens by cause as stacked bars: each file's whole, its cohorts if there are several, its groups."""
+    bars: list[tuple[str, CauseShare]] = []
+    for label, file in files.misses.items():
+        shares = [file.total, *(file.cohorts if len(file.cohorts) > 1 else []), *file.groups]
+        bars += [(f"{label}: {share.name}", share) for share in shares if share.input_tokens]
+    if not bars:
+        return None
+    names = [name for name, _ in bars]
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "name": cause.replace("_", " "),
+            "x": names,
+            "y": [round(share.tokens[cause] / share.input_tokens, 6) for _, share in bars],
+            "meta": {"slot": slot, "part": "points"},
+            "hovertemplate": "%{x}, %{fullData.name}: %{y:.2%}<extra></extra>",
+        }
+        for slot, cause in enumerate(bars[0][1].tokens)
+    ]
+    axes = {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "of prompt tokens"}, "tickformat": ".0%"}}
+    return {"data": data, "layout": {"barmode": "stack", **axes}}
+
+
+def working_set_figure(files: CurveFiles) -> Figure | None:
+    """Different tokens touched in each window, and dashed since the beginning."""
+    data: list[Trace] = []
+    for slot, (label, file) in enumerate(files.reuses.items()):
+        last = len(file.windows) - 1
+        windows = [
+            file.windows[place] for place in np.unique(np.linspace(0, last, MOST_POINTS).astype(int)) if last >= 0
+        ]
+        x = [round(window.start_ms / 1e3, 3) for window in windows]
+        touched = [window.distinct_blocks * file.block_size for window in windows]
+        seen = [window.seen_blocks * file.block_size for window in windows]
+        data.append(_line(f"{label}, in {file.window_ms / 1e3:g} s", x, touched, slot))
+        data.append(_line(f"{label}, since the beginning", x, seen, slot, DASHED))
+    figure = _lines([trace for trace in data if trace["x"]], "time (s)", "different tokens touched")
+    if figure is not None:
+        figure["layout"]["xaxis"]["type"] = "linear"
+        figure["layout"]["yaxis"] = {"title": {"text": "different tokens touched"}, "rangemode": "tozero"}
+    return figure
+
+
+def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
+    """The band of a sampled curve, lower edge first, then the curve."""
+    places = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
+    x = [curve.sizes[place] * curve.block_size for place in places]
+    for edge, fill in ((curve.hit_tokens_low, "none"), (curve.hit_tokens_high, "tonexty")):
+        if edge:
+            y = [round(edge[place] / (curve.input_tokens or 1), 6) for place in places]
+            band = {"showlegend": False, "fill": fill, "hoverinfo": "skip", "meta": {"slot": slot, "part": "band"}}
+            yield {**_line(name, x, y, slot), **band, "hovertemplate": None}
+    y = [round(curve.hit_tokens[place] / (curve.input_tokens or 1), 6) for place in places]
+    yield _line(name, x, y, slot)
+
+
+def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile], list[float]]) -> Figure | None:
+    """The share of accesses again that come at x or sooner."""
+    data = [
+        # A log axis has no zero: what comes at once stands at its left end.
+        _line(label, [max(value, 1e-3) for value in values(file)], [round(level, 4) for level in file.levels], slot)
+        for slot, (label, file) in enumerate(files.reuses.items())
+        if file.time_ms.count
+    ]
+    return _lines(data, x_title, "of accesses again")
+
+
+def _distance(file: ReuseFile) -> list[float]:
+    return [value * file.block_size for value in file.distance_blocks.quantiles]
+
+
+def _time(file: ReuseFile) -> list[float]:
+    return [round(value / 1e3, 6) for value in file.time_ms.quantiles]
+
+
+def _line(name: str, x: list[float], y: list[float], slot: int, dash: str = "solid") -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"shape": "hv"},
+        "meta": {"slot": slot, "part": "line", "width": 2.2, "dash": dash},
+        "hovertemplate": "%{fullData.name}: %{y:,} at %{x:,}<extra></extra>",
+    }
+
+
+def _lines(data: list[Trace], x_title: str, y_title: str) -> Figure | None:
+    axes = {
+        "xaxis": {"title": {"text": x_title}, "type": "log"},
+        "yaxis": {"title": {"text": y_title}, "tickformat": ".0%", "rangemode": "tozero"},
+    }
+    return {"data": data, "layout": axes} if data else None

@@ -1,0 +1,258 @@
+"""The pictures, as plotly figures without colours: the page gives each label its colour, light or dark.
+
+A trace's ``meta`` says what it is: ``slot`` (the label's place in the order given, which picks its colour everywhere)
+and ``part`` (line, band or points). Solid lines are measured, dashed ones predicted; a truth is drawn thick.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order
+from measure.runs import UNKNOWN, FloatArray, IntArray
+from measure.survival import CENSORED, first_token_waits
+from report.compare.cells import Cell, Curve
+from report.compare.comparison import Compared
+from report.compare.results import LEVELS, Metric
+
+Figure = dict[str, Any]
+Trace = dict[str, Any]
+
+_MOST_POINTS: Final = 2_000
+"""Points of a scatter per label; more are thinned evenly, since a page has to open on a phone."""
+
+
+def survival_figures(compared: Compared) -> dict[str, Figure]:
+    """TTFT survival by cohort: the share of requests still without a first token."""
+    cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
+    return {
+        cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "still without a first token")
+        for cohort in cohort_order(cohorts)
+    }
+
+
+def gap_figure(compared: Compared) -> Figure | None:
+    """Survival of inter-token gaps; None if no trace has any."""
+    figure = _curves(compared, ALL, "itl", "inter-token gap (ms)", "share of gaps that are longer")
+    return figure if figure["data"] else None
+
+
+def error_figure(compared: Compared, cohort: str) -> Figure | None:
+    """Signed quantile errors of TTFT with their intervals; None if no pair is judged in this cohort."""
+    slots = _slots(compared)
+    data: list[Trace] = []
+    for label, pair in compared.result.pairs.items():
+        cell = pair.cohorts.get(cohort)
+        if pair.kind != "error" or cell is None or not cell.ttft.judged:
+            continue
+        found = {level: getattr(cell.ttft, level) for level in LEVELS}
+        shown = {level: error for level, error in found.items() if error is not None}
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{label} / {pair.truth}",
+                "x": list(shown),
+                "y": [_round(error.signed_error) for error in shown.values()],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [_reach(error.high, error.signed_error) for error in shown.values()],
+                    "arrayminus": [_reach(error.signed_error, error.low) for error in shown.values()],
+                    "thickness": 1.6,
+                    "width": 5,
+                },
+                "meta": {"slot": slots[label], "part": "points", "size": 9},
+                "hovertemplate": "%{fullData.name}, %{x}: %{y:+.1%}<extra></extra>",
+            }
+        )
+    axis = {"title": {"text": "TTFT error"}, "tickformat": "+.0%", "zeroline": True}
+    layout = {"yaxis": axis, "xaxis": {"type": "category"}, "scattermode": "group", "scattergap": 0.5}
+    return {"data": data, "layout": layout} if data else None
+
+
+def cached_figure(compared: Compared) -> Figure | None:
+    """Cached tokens of each joined request, the truth's against the other's; None if nothing is reported."""
+    slots = _slots(compared)
+    data: list[Trace] = []
+    largest = 0
+    for label, pair in compared.result.pairs.items():
+        join = compared.joins[label]
+        t = compared.runs[pair.truth].cached_tokens[join.truth_rows]
+        o = compared.runs[label].cached_tokens[join.other_rows]
+        reported = (t != UNKNOWN) & (o != UNKNOWN)
+        if pair.kind != "error" or not reported.any():
+            continue
+        t, o = t[reported], o[reported]
+        largest = max(largest, int(t.max()), int(o.max()))
+        kept = _thinned(len(t))
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{label} / {pair.truth}",
+                "x": t[kept].tolist(),
+                "y": o[kept].tolist(),
+                "meta": {"slot": slots[label], "part": "points", "size": 6, "opacity": 0.55},
+                "hovertemplate": "%{fullData.name}: %{y:,} for %{x:,} tokens<extra></extra>",
+            }
+        )
+    if not data:
+        return None
+    diagonal: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [0, largest],
+        "y": [0, largest],
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": {"slot": -1, "part": "line", "width": 1, "dash": "solid"},
+    }
+    axes = {
+        "xaxis": {"title": {"text": "cached tokens, truth"}, "rangemode": "tozero", "separatethousands": True},
+        "yaxis": {"title": {"text": "cached tokens, label"}, "rangemode": "tozero", "separatethousands": True},
+    }
+    return {"data": [diagonal, *data], "layout": axes}
+
+
+def arrival_figure(compared: Compared) -> Figure:
+    """TTFT over arrival time, where saturation shows as a rise; censored waits are open triangles."""
+    slots = _slots(compared)
+    data: list[Trace] = []
+    for label, run in compared.runs.items():
+        waits = first_token_waits(run, np.arange(len(run)))
+        arrival_s = (run.arrival_ms[waits.row] - np.nanmin(run.arrival_ms, initial=np.inf)) / 1e3
+        for censored in (False, True):
+            chosen = np.flatnonzero(((waits.end == CENSORED) == censored) & ~np.isnan(arrival_s))
+            if not len(chosen):
+                continue
+            kept = chosen[np.argsort(arrival_s[chosen], kind="stable")][_thinned(len(chosen))]
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"{label}, gave up" if censored else label,
+                    "legendgroup": label,
+                    "showlegend": not censored,
+                    "x": _rounded(arrival_s[kept]),
+                    "y": _rounded(waits.time_ms[kept]),
+                    "meta": {
+                        "slot": slots[label],
+                        "part": "points",
+                        "size": 8 if censored else 5,
+                        "opacity": 0.6,
+                        "symbol": "triangle-up-open" if censored else "circle",
+                    },
+                    "hovertemplate": "%{fullData.name}: %{y:,.1f} ms at %{x:,.1f} s<extra></extra>",
+                }
+            )
+    axes = {
+        "xaxis": {"title": {"text": "arrival after the first request (s)"}},
+        "yaxis": {"title": {"text": "TTFT (ms)"}, "type": "log", **_decades([trace["y"] for trace in data])},
+    }
+    return {"data": data, "layout": axes}
+
+
+def first_cohort(figures: Mapping[str, Figure]) -> str:
+    """The cohort to show first: later turns, where a prefix cache shows, if there are any."""
+    return LATER_TURNS if LATER_TURNS in figures else ALL
+
+
+def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:
+    cells = {
+        label: compared.cells[label, cohort, metric]
+        for label in compared.runs
+        if (label, cohort, metric) in compared.cells and len(compared.cells[label, cohort, metric].waits)
+    }
+    slots = _slots(compared)
+    start_ms = 0.8 * min((float(cell.curve.time_ms[0]) for cell in cells.values()), default=1.0)
+    start_ms = max(start_ms, 1e-3)
+    bands = [trace for label, cell in cells.items() for trace in _band(label, cell.curve, slots[label], start_ms)]
+    lines = [_line(compared, label, cell, slots[label], start_ms) for label, cell in cells.items()]
+    axes = {
+        "xaxis": {
+            "title": {"text": x_title},
+            "type": "log",
+            **_decades([_rounded(cell.curve.time_ms) for cell in cells.values()]),
+        },
+        "yaxis": {"title": {"text": y_title}, "tickformat": ".3~%", "range": [0, 1.02]},
+    }
+    return {"data": [*bands, *lines], "layout": axes}
+
+
+def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float) -> Trace:
+    judges = label in {pair.truth for pair in compared.result.pairs.values()}
+    predicted = compared.runs[label].meta.source == "sim"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": label,
+        "legendgroup": label,
+        "x": [_round(start_ms), *_rounded(cell.curve.time_ms)],
+        "y": [1.0, *_rounded(cell.curve.survival)],
+        "line": {"shape": "hv"},
+        "meta": {
+            "slot": slot,
+            "part": "line",
+            "width": 3.4 if judges else 2.2,
+            "dash": "6px,3px" if predicted else "solid",
+        },
+        "hovertemplate": f"{_plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
+    }
+
+
+def _band(label: str, curve: Curve, slot: int, start_ms: float) -> Iterable[Trace]:
+    """The lower edge, then the upper one filled down to it."""
+    if np.isnan(curve.low).all():
+        return
+    for edge, fill in ((curve.low, "none"), (curve.high, "tonexty")):
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "legendgroup": label,
+            "showlegend": False,
+            "x": [_round(start_ms), *_rounded(curve.time_ms)],
+            "y": [1.0, *_rounded(edge)],
+            "line": {"shape": "hv", "width": 0},
+            "fill": fill,
+            "hoverinfo": "skip",
+            "meta": {"slot": slot, "part": "band"},
+        }
+
+
+def _slots(compared: Compared) -> dict[str, int]:
+    return {label: slot for slot, label in enumerate(compared.runs)}
+
+
+def _decades(columns: Iterable[list[float | None]]) -> Figure:
+    """Ticks at 1, 2 and 5 of every decade that the data touch: a log axis that a reader can read values off."""
+    known = [value for column in columns for value in column if value]
+    if not known:
+        return {}
+    low, high = np.floor(np.log10(min(known))), np.ceil(np.log10(max(known)))
+    ticks = [digit * 10.0**power for power in np.arange(low, high + 1) for digit in (1, 2, 5)]
+    return {"tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
+
+
+def _thinned(n: int) -> IntArray:
+    return np.unique(np.linspace(0, n - 1, min(n, _MOST_POINTS)).astype(np.int64))
+
+
+def _reach(far: float | None, near: float | None) -> float:
+    return _round(far - near) or 0.0 if far is not None and near is not None else 0.0
+
+
+def _rounded(values: FloatArray | npt.NDArray[np.int64]) -> list[float | None]:
+    return [_round(float(value)) for value in values]
+
+
+def _round(value: float) -> float | None:
+    """Five digits: more than a screen has pixels, and half the page's size."""
+    return float(f"{value:.5g}") if np.isfinite(value) else None
+
+
+def _plain(text: str) -> str:
+    """A label inside plotly's own markup, which reads angle brackets and percent braces."""
+    return text.replace("<", "‹").replace(">", "›").replace("{", "(").replace("}", ")")

@@ -1,0 +1,149 @@
+"""The comparison as one HTML page that opens offline: tables, figures, provenance, definitions."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Final
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from measure.cohorts import ALL, MAIN, cohort_order, cohort_title
+from report.compare import wording
+from report.compare.comparison import Compared
+from report.compare.headline import ordered_labels, telling_cohort
+from report.compare.results import LEVELS, METRICS, Comparison
+from report.compare.verdicts import JUDGED_LEVELS
+from report.compare.verdicttable import describe_forecast, per_request, unjudged
+from report.pages.figures import (
+    Figure,
+    arrival_figure,
+    cached_figure,
+    error_figure,
+    first_cohort,
+    gap_figure,
+    survival_figures,
+)
+
+_SLOTS: Final = 8
+"""Colours in the palette; further labels start over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number of the first screen."""
+
+    title: str
+    value: str
+    detail: str
+
+
+def render_page(compared: Compared) -> str:
+    """The whole page as text; no byte of it is fetched from anywhere, which its own policy header enforces."""
+    result = compared.result
+    survival = survival_figures(compared)
+    first = first_cohort(survival)
+    figures: dict[str, Figure | None] = {f"survival-{_id(name)}": figure for name, figure in survival.items()}
+    figures |= {
+        "errors": error_figure(compared, first),
+        "cached": cached_figure(compared),
+        "gaps": gap_figure(compared),
+        "arrivals": arrival_figure(compared),
+    }
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    present = {name for trace in result.traces.values() for name in trace.cohorts}
+    return template("page.html.jinja").render(
+        result=result,
+        tool="sim calibrate" if result.forecasts else "report compare",
+        figures=drawn,
+        figures_json=script_json(drawn),
+        cards=cards(result),
+        first=first,
+        cohorts=[name for name in cohort_order(present) if name in MAIN],
+        buckets=[name for name in cohort_order(present) if name not in MAIN],
+        slots={label: slot % _SLOTS for slot, label in enumerate(result.traces)},
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(asset("page.css")),
+        script=Markup(asset("page.js")),
+    )
+
+
+def cards(result: Comparison) -> list[Card]:
+    """The first pair's cached tokens and TTFT errors, each with the A/A run's beside it."""
+    labels = ordered_labels(result.traces, result.pairs)
+    if not labels or not result.pairs[labels[0]].joined:
+        return []
+    label = labels[0]
+    pair = result.pairs[label]
+    cached, name = pair.cohorts[ALL].cached, telling_cohort(pair)
+    found = [
+        Card(
+            "Cached tokens equal",
+            wording.share(cached.exact_share) if cached.judged else "not judged",
+            f"of {cached.n:,} requests, {label} and {pair.truth}",
+        )
+    ]
+    yardstick = result.pairs.get(result.yardstick or "")
+    beside = yardstick.cohorts.get(name) if yardstick is not None and label != result.yardstick else None
+    for level in ("p50", "p90", "p99"):
+        error = getattr(pair.cohorts[name].ttft, level)
+        said = [wording.error_span(error)]
+        measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
+        if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
+            said.append(f"A/A {wording.signed_percent(measured.signed_error)}")
+        found.append(
+            Card(
+                f"TTFT {level}, {cohort_title(name).lower()}",
+                wording.signed_percent(error.signed_error) if error is not None else "not judged",
+                " · ".join(word for word in said if word),
+            )
+        )
+    return found
+
+
+def template(name: str) -> Template:
+    """A page's template, with what templates may call."""
+    environment = Environment(
+        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {
+        "levels": list(LEVELS),
+        "metrics": METRICS,
+        "cohort_title": cohort_title,
+        "cohort_id": _id,
+        "cohort_order": lambda cohorts: cohort_order(set(cohorts)),
+        "wording": wording,
+        "judged_levels": JUDGED_LEVELS,
+        "first_label": lambda result: next(iter(result.traces)),
+        "describe_forecast": describe_forecast,
+        "per_request": per_request,
+        "unjudged": unjudged,
+        "wall_clock": _wall_clock,
+    }
+    return environment.get_template(name)
+
+
+def asset(name: str) -> str:
+    """A file of the package: a template, a style or a script."""
+    return (files("report.pages") / name).read_text(encoding="utf-8")
+
+
+def _id(cohort: str) -> str:
+    """A cohort's name as an element's id."""
+    return "".join(letter if letter.isalnum() else "-" for letter in cohort)
+
+
+def script_json(value: object) -> Markup:
+    """JSON that can stand inside a script element, whatever a label says."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for letter, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        text = text.replace(letter, escape)
+    return Markup(text)
+
+
+def _wall_clock(epoch_unix_ns: int | None) -> str:
+    if epoch_unix_ns is None:
+        return "unknown"
+    return datetime.fromtimestamp(epoch_unix_ns / 1e9, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

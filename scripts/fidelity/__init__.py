@@ -1,0 +1,1 @@
+"""Forecasts held to captures of a real vLLM."""

@@ -1,0 +1,1 @@
+"""Hits without time: pool, curve, misses, reuse."""

@@ -1,0 +1,229 @@
+"""``sim curve``: a trace's prefix hits at every cache size, in one pass.
+
+The policy is the stack algorithm nearest to vLLM's pool: LRU over full prompt blocks. A request's hits are counted at
+its arrival, over its leading blocks and short of its last token (rule 6); then its blocks are touched leaf to root, so
+that tails go first. Decode blocks, blocks pinned by running requests and time are left out, so the pool itself
+(``sim pool``) hits a little more or less.
+
+LRU keeps, at every size S, the S blocks touched last (Mattson et al., 1970). So a block's depth in that order at its
+request's arrival says at once from which size on it hits, and one histogram of depths is the whole curve. A leading
+block hits only if those before it do: what counts is the running maximum of the depths.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from measure.stackdepth import count_depths
+from sim.cache.pool import parse_block_size
+from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
+from sim.cache.usage import CacheUse, cache_use
+from sim.workload.accesses import Accesses, Int64Array, read_block_sizes
+from sim.workload.chain import Chains, hashed_records
+from sim.workload.groups import Grouping, add_group_arguments, grouping_of
+from tracefile.files.reading import open_trace
+from tracefile.records.errors import InputError
+
+SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
+GROUPED_SHARES = (0.50, 0.90, 1.00)
+"""Where ``--by`` looks unless it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurve:
+    """Hits at every cache size from one block to where no more memory helps. Arrays of one length."""
+
+    sizes: Int64Array
+    """Cache sizes in blocks: 1, 2, 3 …"""
+    hit_blocks: Int64Array
+    """Prompt blocks hit at each size; never falls."""
+    block_size: int
+    lookup_blocks: int
+    """Full prompt blocks of the whole trace."""
+    input_tokens: int
+
+    @property
+    def hit_tokens(self) -> Int64Array:
+        """Prompt tokens hit at each size."""
+        return self.hit_blocks * self.block_size
+
+    @property
+    def attainable_blocks(self) -> int:
+        """Hits of an endless cache."""
+        return int(self.hit_blocks[-1]) if len(self.hit_blocks) else 0
+
+    def hits_at(self, size: int) -> int:
+        """Blocks hit by a cache of ``size`` blocks."""
+        if size < 1 or not len(self.sizes):
+            return 0
+        return int(self.hit_blocks[min(size, len(self.sizes)) - 1])
+
+    def size_for(self, hits: int) -> int:
+        """The smallest cache, in blocks, that hits at least ``hits`` blocks."""
+        return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
+
+    def size_for_share(self, share: float) -> int:
+        """The smallest cache, in blocks, that hits that share of what is attainable."""
+        return self.size_for(-int(-self.attainable_blocks * share // 1))
+
+    def rate_at(self, size: int) -> float:
+        """Hit tokens of a cache of ``size`` blocks over prompt tokens; 0 of nothing is 0."""
+        return self.hits_at(size) * self.block_size / self.input_tokens if self.input_tokens else 0.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``sim curve``."""
+    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
+    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    parser.add_argument(
+        "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
+    )
+    parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
+    add_group_arguments(parser)
+    parser.add_argument(
+        "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
+    )
+    parser.add_argument(
+        "--exact-blocks", type=int, default=1 << 16, metavar="N", help="sample only beyond N blocks (default 65536)"
+    )
+    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="which blocks are sampled (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compute the curves and print them."""
+    block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
+    cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
+    grouping = grouping_of(arguments)
+    if arguments.sample is not None:
+        return _run_sampled(arguments, block_sizes, cache_tokens)
+    found = []
+    for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
+        curve = hit_curve(accesses)
+        found.append((curve, use_at(accesses, curve, grouping, cache_tokens)))
+    if arguments.json:
+        print(json.dumps(curves_as_json(found, str(arguments.trace))))
+    else:
+        print("\n\n".join(describe(curve, cache_tokens, uses) for curve, uses in found))
+    return 0
+
+
+def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int]) -> int:
+    if arguments.by is not None:
+        raise InputError("--by: given with --sample; expected one of them: groups need the whole trace")
+    sampling = Sampling(rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed)
+    curves, texts = [], []
+    for block_size in block_sizes:
+        with open_trace(arguments.trace) as reader:
+            chains = Chains(reader.meta, block_size)
+            shown = [size for size in (tokens // chains.block_size for tokens in cache_tokens) if size]
+            curve = sample_curve(hashed_records(reader), chains, sampling, shown)
+        curves.append(sampled_as_json(curve))
+        texts.append(describe_sampled(curve, shown))
+    found = {"kind": "curve", "trace": str(arguments.trace), "curves": curves}
+    print(json.dumps(found) if arguments.json else "\n\n".join(texts))
+    return 0
+
+
+def parse_block_sizes(one: int | None, several: str | None) -> list[int | None]:
+    """``--block-size`` or ``--block-sizes``; neither: the trace's own. Raises InputError."""
+    if several is None:
+        return [parse_block_size(one)]
+    if one is not None:
+        raise InputError("--block-sizes: given with --block-size; expected one of them")
+    return [*parse_numbers(several, "--block-sizes")]
+
+
+def parse_numbers(text: str | None, flag: str) -> list[int]:
+    """Positive numbers with commas between, each once, in order. Raises InputError."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")}) if text is not None else []
+    except ValueError:
+        numbers = [0]
+    if numbers and numbers[0] < 1:
+        raise InputError(f"{flag}: {text!r}; expected positive numbers with commas between")
+    return numbers
+
+
+def hit_curve(accesses: Accesses) -> HitCurve:
+    """Hits at every size, in O(blocks × log blocks)."""
+    depths = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
+    hit_blocks = np.cumsum(depths)[1:]
+    # From the last depth that occurs on, nothing changes any more.
+    hit_blocks = hit_blocks[: int(np.searchsorted(hit_blocks, hit_blocks[-1])) + 1] if depths.any() else hit_blocks[:0]
+    return HitCurve(
+        np.arange(1, len(hit_blocks) + 1, dtype=np.int64),
+        hit_blocks,
+        accesses.block_size,
+        len(accesses.blocks),
+        accesses.input_tokens,
+    )
+
+
+def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]) -> list[CacheUse]:
+    """Who uses caches of ``cache_tokens``, or else those that hit certain shares of what is attainable."""
+    if grouping is None or not curve.attainable_blocks:
+        return []
+    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    sizes = sizes or sorted({curve.size_for_share(share) for share in GROUPED_SHARES})
+    return cache_use(accesses, grouping, [size for size in sizes if size])
+
+
+def curves_as_json(found: list[tuple[HitCurve, list[CacheUse]]], trace: str) -> dict[str, Any]:
+    """What ``--json`` prints, and ``report curve`` draws."""
+    return {"kind": "curve", "trace": trace, "curves": [curve_as_json(curve, uses) for curve, uses in found]}
+
+
+def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
+    """The curve as plain lists and numbers."""
+    return {
+        "block_size": curve.block_size,
+        "lookup_blocks": curve.lookup_blocks,
+        "input_tokens": curve.input_tokens,
+        "sizes": curve.sizes.tolist(),
+        "hit_blocks": curve.hit_blocks.tolist(),
+        "hit_tokens": curve.hit_tokens.tolist(),
+        "use": [asdict(use) for use in uses],
+    }
+
+
+def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> str:
+    """The curve as a few lines for a terminal: what each share of the attainable hits costs, or what each size hits."""
+    attainable = curve.attainable_blocks
+    lines = [
+        f"attainable: {attainable:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} tokens, "
+        f"{curve.rate_at(len(curve.sizes)):.2%} of input tokens"
+    ]
+    sizes = [tokens // curve.block_size for tokens in cache_tokens]
+    shares = [curve.hits_at(size) / attainable if attainable else 0.0 for size in sizes]
+    if not cache_tokens and attainable:
+        shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
+    if sizes:
+        lines.append(
+            f"{'of attainable':>14} {'hit blocks':>12} {'of input':>9} {'cache blocks':>13} {'cache tokens':>15}"
+        )
+    for share, size in zip(shares, sizes, strict=True):
+        hits, tokens = curve.hits_at(size), size * curve.block_size
+        lines.append(f"{share:>14.0%} {hits:>12,} {curve.rate_at(size):>9.2%} {size:>13,} {tokens:>15,}")
+    for use in uses:
+        lines += _describe_use(use)
+    return "\n".join(lines)
+
+
+def _describe_use(use: CacheUse) -> list[str]:
+    lines = [
+        "",
+        f"{use.blocks:,} blocks ({use.tokens:,} tokens)",
+        f"{'group':>24} {'requests':>9} {'hit rate':>9} {'of hits':>8} {'of inserted':>12} {'of held':>8}",
+    ]
+    for group in use.groups:
+        name = group.name if len(group.name) <= 24 else group.name[:23] + "…"
+        lines.append(
+            f"{name:>24} {group.requests:>9,} {group.hit_rate:>9.2%} {group.hit_share:>8.2%} "
+            f"{group.inserted_share:>12.2%} {group.held_share:>8.2%}"
+        )
+    return lines

@@ -1,0 +1,174 @@
+"""``sim reuse``: after how long a trace's blocks are asked for again, and how many it touches in a while.
+
+Requests are taken by arrival. What is counted are the accesses of curves: full prompt blocks; one whose hash is not
+known is never seen again.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from measure.stackdepth import access_depths
+from sim.cache.pool import parse_block_size
+from sim.workload.accesses import Accesses, Int64Array, read_accesses
+from tracefile.records.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+LEVELS = tuple(step / 200 for step in range(1, 201))
+"""Of a distribution's quantiles: every half percent."""
+SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
+WINDOWS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """How far apart two accesses of one block are, over all accesses but first ones."""
+
+    unit: str
+    count: int
+    mean: float | None
+    """Null: there are none."""
+    quantiles: list[float]
+    """At ``LEVELS``: the smallest value with at least that share of all at or below it. Empty: there are none."""
+
+    def at(self, level: float) -> float:
+        """One of the quantiles."""
+        return self.quantiles[round(level * len(LEVELS)) - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Blocks touched in one stretch of time."""
+
+    start_ms: float
+    requests: int
+    accesses: int
+    distinct_blocks: int
+    """The working set: different blocks touched."""
+    new_blocks: int
+    """Of these, never touched before."""
+    seen_blocks: int
+    """Different blocks touched from the trace's beginning to the window's end: what an endless cache holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """What ``sim reuse`` finds."""
+
+    block_size: int
+    requests: int
+    accesses: int
+    first_accesses: int
+    """Of blocks never touched before; the others are what the distributions are over."""
+    levels: tuple[float, ...]
+    time_ms: Distribution
+    distance_requests: Distribution
+    distance_blocks: Distribution
+    window_ms: float
+    windows: list[Window]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``sim reuse``."""
+    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
+    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    parser.add_argument("--window-s", type=float, default=60.0, metavar="S", help="seconds of a window (default 60)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the reuse and print it."""
+    if not 0 < arguments.window_s < float("inf"):
+        raise InputError(f"--window-s: {arguments.window_s:g}; expected a positive number of seconds")
+    accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), by_arrival=True)
+    found = measure_reuse(accesses, 1e3 * arguments.window_s)
+    print(json.dumps(reuse_as_json(found, str(arguments.trace))) if arguments.json else describe(found))
+    return 0
+
+
+def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
+    """Reuse times, reuse distances and the working set of requests in order of arrival."""
+    depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
+    again = depths > 0
+    now, then = accesses.request_of[again], before[again]
+    return Reuse(
+        block_size=accesses.block_size,
+        requests=len(accesses.limits),
+        accesses=len(accesses.blocks),
+        first_accesses=int((~again).sum()),
+        levels=LEVELS,
+        time_ms=distribution("ms", accesses.arrival_ms[now] - accesses.arrival_ms[then]),
+        distance_requests=distribution("requests", now - then),
+        distance_blocks=distribution("blocks", depths[again]),
+        window_ms=window_ms,
+        windows=working_set(accesses, ~again, window_ms),
+    )
+
+
+def distribution(unit: str, values: Int64Array | FloatArray) -> Distribution:
+    """Quantiles of ``values``."""
+    if not len(values):
+        return Distribution(unit=unit, count=0, mean=None, quantiles=[])
+    ranks = np.ceil(np.array(LEVELS) * len(values) - 1e-9).astype(np.int64) - 1
+    quantiles = np.sort(values)[ranks].tolist()
+    return Distribution(unit=unit, count=len(values), mean=float(values.mean()), quantiles=quantiles)
+
+
+def working_set(accesses: Accesses, first: npt.NDArray[np.bool_], window_ms: float) -> list[Window]:
+    """Windows of ``window_ms`` from the first arrival on; ``first``: which accesses are of blocks not seen before."""
+    if not len(accesses.arrival_ms):
+        return []
+    start_ms = float(accesses.arrival_ms[0])
+    window_of = ((accesses.arrival_ms - start_ms) // window_ms).astype(np.int64)
+    count = int(window_of[-1]) + 1
+    if count > 1_000_000:
+        raise InputError(f"--window-s: {window_ms / 1e3:g}; it makes {count:,} windows; expected at most 1,000,000")
+    where = window_of[accesses.request_of]
+    touched = np.unique(where * accesses.distinct + accesses.blocks) // max(accesses.distinct, 1)
+    # A prompt that names a block twice touches it once.
+    fresh = np.unique(accesses.blocks[first], return_index=True)[1]
+    new = np.bincount(where[first][fresh], minlength=count)
+    columns = zip(
+        np.bincount(window_of, minlength=count).tolist(),
+        np.bincount(where, minlength=count).tolist(),
+        np.bincount(touched, minlength=count).tolist(),
+        new.tolist(),
+        np.cumsum(new).tolist(),
+        strict=True,
+    )
+    names = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks")
+    return [
+        Window(start_ms=start_ms + number * window_ms, **dict(zip(names, row, strict=True)))
+        for number, row in enumerate(columns)
+    ]
+
+
+def reuse_as_json(found: Reuse, trace: str) -> dict[str, object]:
+    """What ``--json`` prints, and ``report curve`` draws."""
+    return {"kind": "reuse", "trace": trace, **asdict(found)}
+
+
+def describe(found: Reuse) -> str:
+    """Tables for a terminal; of many windows, evenly chosen ones."""
+    again = found.accesses - found.first_accesses
+    lines = [
+        f"{found.accesses:,} accesses of full prompt blocks of {found.block_size} tokens: "
+        f"{found.first_accesses:,} first ones, {again:,} again",
+        f"{'asked for again after':>22} {'mean':>11} " + " ".join(f"{f'p{level * 100:.0f}':>11}" for level in SHOWN),
+    ]
+    for one in (found.time_ms, found.distance_requests, found.distance_blocks):
+        if one.mean is not None:
+            cells = " ".join(f"{one.at(level):>11,.0f}" for level in SHOWN)
+            lines.append(f"{one.unit:>22} {one.mean:>11,.0f} {cells}")
+    lines += ["", f"windows of {found.window_ms / 1e3:g} s, in blocks"]
+    lines.append(f"{'from (s)':>10} {'requests':>9} {'accesses':>10} {'distinct':>10} {'new':>10} {'seen so far':>12}")
+    for window in found.windows[:: -(-len(found.windows) // WINDOWS_SHOWN) or 1]:
+        lines.append(
+            f"{window.start_ms / 1e3:>10,.0f} {window.requests:>9,} {window.accesses:>10,} "
+            f"{window.distinct_blocks:>10,} {window.new_blocks:>10,} {window.seen_blocks:>12,}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""``sim run``: predict what an engine would do with a trace, as a trace."""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sim.engine.compiled import is_compiled
+from sim.engine.prediction import FinishOrder, Summary, Tally
+from sim.engine.streaming import PartialRun
+from sim.latency.modelfile import Model, engine_with, load_model, model_digest
+from sim.vllm.config import EngineConfig
+from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.settings import refuse_other_attention
+from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts
+from sim.workload.arrivals import NOBODY, Floats
+from sim.workload.batchplan import BatchPlan
+from sim.workload.chain import Chains
+from tracefile import Engine as EngineInfo
+from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
+from tracefile.files.writing import new_writer
+from tracefile.records.batches import Batch, RecordBatch
+from tracefile.sessions import infer_sessions
+
+ROUNDING_MS = 0.001
+"""More than what rounding can do to a record's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What ``sim run`` was asked for."""
+
+    trace: Path
+    model: Path
+    output: Path
+    overrides: dict[str, Any]
+    """Engine settings that differ from the model's."""
+    cold_prompts: bool = False
+    replay_sessions: bool = False
+    seed: int | None = 0
+    """None: no noise."""
+    json: bool = False
+    overwrite: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sim run``."""
+    parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
+    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        help="predicted trace (.gz and .zst compress, .parquet makes columns)",
+    )
+    add_engine_flags(parser)
+    parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
+    parser.add_argument(
+        "--replay-sessions", action="store_true", help="a turn comes its think time after its parent's predicted end"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the noise (default 0)")
+    parser.add_argument("--no-noise", action="store_true", help="medians instead of draws")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict, write, summarize. 1 if the engine could serve no request at all."""
+    config = RunConfig(
+        trace=arguments.trace,
+        model=arguments.model,
+        output=arguments.output,
+        overrides=engine_overrides(arguments),
+        cold_prompts=arguments.cold_prompts,
+        replay_sessions=arguments.replay_sessions,
+        seed=None if arguments.no_noise else arguments.seed,
+        json=arguments.json,
+        overwrite=arguments.overwrite,
+    )
+    gc.disable()  # a short process that makes millions of objects and no cycles: looking for them takes a quarter of it
+    try:
+        summary = predict_trace(config)
+    finally:
+        gc.enable()
+    print(json.dumps(_as_json(summary)) if config.json else _as_text(summary, config.output))
+    return 1 if summary.unservable and not summary.steps else 0
+
+
+def predict_trace(config: RunConfig) -> Summary:
+    """Read the trace and the model, simulate, write the predicted trace."""
+    model = load_model(config.model)
+    digest = trace_digest(config.trace)
+    model.refuse_fit_traces(digest, config.trace)
+    engine = engine_with(model.engine, config.overrides)
+    if not is_compiled():
+        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
+    with open_trace(config.trace) as reader:
+        refuse_other_attention(reader.meta, config.trace)
+        header = predicted_meta(reader.meta, model, engine, config, digest)
+        parts = arrivals_in_parts(reader, engine, config)
+        first = next(parts)  # what is wrong with the trace is said before there is an output
+        simulation, tally = PartialRun(engine, model, config.seed), Tally()
+        records = predicted_records(
+            chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not config.cold_prompts
+        )
+        with new_writer(config.output, header, overwrite=config.overwrite) as writer:
+            for record in records:
+                writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
+        return tally.summary(simulation.preemptions, simulation.engine_steps)
+
+
+def with_gaps_as_numbers(record: Record) -> Record:
+    """``record`` with the gaps that were only to be written, as JSON, read: columns hold numbers."""
+    if isinstance(record.itl_ms, msgspec.Raw):
+        record.itl_ms = msgspec.json.decode(record.itl_ms, type=list[float])
+        record.itl_tokens = [1] * len(record.itl_ms)
+    return record
+
+
+def predicted_records(
+    parts: Iterable[Part], simulation: PartialRun, tally: Tally, block_size: int, *, keep_hashes: bool = True
+) -> Iterator[Record]:
+    """Simulate arrivals that come in parts, and give each record as soon as nothing can come before it."""
+    order = FinishOrder()
+    for part in parts:
+        for endings in simulation.feed(*part):
+            for ending in endings:
+                order.add(ending, block_size, keep_hashes=keep_hashes)
+            released = order.release(simulation.certain_until_ms - ROUNDING_MS, simulation.in_flight_ms)
+            tally.add(released)
+            yield from released
+    released = order.release()
+    tally.add(released)
+    yield from released
+
+
+def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, config: RunConfig) -> Iterator[Part]:
+    """The trace's requests by the moments at which they can arrive."""
+    plan = BatchPlan(Chains(reader.meta, engine.block_size), config.trace, config.cold_prompts)
+    batches, order = sessions_of(reader, config.trace) if config.replay_sessions else roots_of(reader, config.trace)
+    parts = in_parts(plan.every(batches), order)
+    first = next(parts, None)
+    if first is None:
+        raise InputError(f"{config.trace}: no records; expected at least one request")
+    if not (plan.hashed or config.cold_prompts):
+        raise InputError(
+            f"{config.trace}: block_hashes: no record has any; expected a trace with them, or --cold-prompts"
+        )
+    yield first
+    yield from parts
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def roots_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+    """A trace's batches and the order of their arrivals. Only a large trace is read twice for it."""
+    batches, first = reader.batches(), []
+    for batch in batches:
+        first.append(batch)
+        if sum(map(len, first)) > PART:
+            with open_trace(path) as again:
+                return chain(first, batches), by_arrival(_arrivals_ms(again.batches()))
+    return first, by_arrival(_arrivals_ms(first))
+
+
+def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
+    """The same, each waiting for its parent; where no session is recorded, all at once, as the hashes tell them."""
+    with open_trace(path) as again:
+        order = by_session(again.batches(), path)
+    if (order.parents != NOBODY).any() or not len(order.numbers):
+        return reader.batches(), order
+    records = linked_records(reader.meta, list(reader), path)
+    return [RecordBatch(records)], by_session([RecordBatch(records)], path)
+
+
+def _arrivals_ms(batches: Iterable[Batch]) -> Floats:
+    return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
+
+
+def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
+    """``records`` with their sessions: as recorded, else inferred from their hashes."""
+    if any(record.parent_id is not None for record in records):
+        return records
+    if meta.block_size is None or all(record.block_hashes is None for record in records):
+        raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
+    inference = infer_sessions(records, meta.block_size)
+    print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
+    return list(inference.records)
+
+
+def predicted_meta(meta: Meta, model: Model, engine: EngineConfig, config: RunConfig, digest: str) -> Meta:
+    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records."""
+    return msgspec.structs.replace(
+        meta,
+        source="sim",
+        model=meta.model or model.model_name,
+        engine=EngineInfo(
+            name="kvtape-sim",
+            version=_version(),
+            block_size=engine.block_size,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+        ),
+        workload=Workload(
+            pattern="replay-sessions" if config.replay_sessions else "replay",
+            seed=config.seed,
+            cold_prompts=config.cold_prompts or None,
+            source_digest=digest,
+        ),
+        extra={
+            "model_digest": model_digest(model),
+            "fit_digests": model.fit_digests,
+            "settings": asdict(engine),
+        },
+    )
+
+
+def _version() -> str | None:
+    """Ours; None: not installed as a package."""
+    try:
+        return importlib.metadata.version("kvtape")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _as_json(summary: Summary) -> dict[str, Any]:
+    return {**asdict(summary), "hit_rate": summary.hit_rate}
+
+
+def _as_text(summary: Summary, output: Path) -> str:
+    too_long = f" ({summary.unservable} too long for this engine)" if summary.unservable else ""
+    lines = [
+        f"{output}: {summary.requests} requests, {summary.not_ok} not ok{too_long}; {summary.steps} steps, "
+        f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
+        f"{'TTFT ms':<10}{'n':>8}{'p50':>14}{'p90':>14}{'p99':>14}",
+    ]
+    lines += [
+        f"{cohort.name:<10}{cohort.requests:>8}{cohort.p50_ms:>14.1f}{cohort.p90_ms:>14.1f}{cohort.p99_ms:>14.1f}"
+        for cohort in summary.cohorts
+    ]
+    if summary.is_overrun:
+        came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
+        lines.append(
+            f"overrun: {came_s:,.0f} s of arrivals kept the engine busy for {drain_s:,.0f} s more: they come faster "
+            "than it serves them, and TTFTs say how long the trace is"
+        )
+    return "\n".join(lines)

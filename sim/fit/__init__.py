@@ -1,0 +1,1 @@
+"""The fit: an engine's schedule out of a capture, and the latency parameters that explain it."""

@@ -1,0 +1,359 @@
+"""An engine's schedule out of a capture of it: the scheduler's own rules, kept to the times at which tokens were seen.
+
+Which blocks a request finds cached depends on who was admitted before it, what had filled and what had been freed by
+then. A capture tells most of that. Every step that samples ends when its tokens were seen, and a request was admitted
+in the step that makes its first token come out when it did; so nothing is left for a model of latency. What no token
+tells (a chunk in the middle of a prompt with nobody decoding) is laid in between by its share of the tokens.
+
+Reported cached tokens are not looked at.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sim.fit.seentimes import UNSEEN_MS, SeenTimes
+from sim.latency.terms import StepRow, step_row
+from sim.vllm.config import EngineConfig
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Request
+from sim.vllm.scheduler import Scheduler, Step
+from sim.vllm.stepahead import StepAhead
+from sim.workload.workload import Arrival
+
+MOST_ROUNDS = 8
+PATIENCE = 2
+"""Rounds in a row that make nothing better before it is left as it is."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What the rules make of one captured request."""
+
+    arrival: Arrival
+    request: Request | None = None
+    """None: the engine never got it, or could not serve it."""
+    admitted_ms: float | None = None
+    """When the step was composed that first served it. None: none did."""
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    steps_off: int = 0
+    """How many steps after the one that samples its first token here that token was seen; negative: before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """One step of the schedule. Times on the trace's clock, ms; where nobody saw them, they are only nearly known."""
+
+    start_ms: float
+    end_ms: float
+    row: StepRow
+    """Its count of every term (``sim.latency.terms``)."""
+    sampling: list[tuple[int, int]]
+    """Places of those it samples, and which of their tokens."""
+    largest: int
+    """Place of the request that has most tokens in it."""
+    opener: int | None
+    """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
+    on another step."""
+    continues: bool
+    """Some of its requests had been served before. If not, they may still have been in the front end's hands when it
+    could have begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """A schedule that was run: what became of every arrival, in their order."""
+
+    outcomes: list[Admitted]
+    steps: int
+    preemptions: int
+    evicted_blocks: int
+    shifted: dict[int, int]
+    """Who was admitted how many steps later than its first token says, by place."""
+    timeline: list[CapturedStep]
+    """The steps, in order."""
+
+    @property
+    def misfits(self) -> int:
+        """Requests whose first token comes out in another step than it was seen in."""
+        return sum(1 for outcome in self.outcomes if outcome.steps_off)
+
+
+class CapturedSchedule:
+    """One run over ``arrivals``, which must not wait for each other.
+
+    ``shifted``: by place, how many steps later than its first token says a request is to be admitted (negative: sooner,
+    if it had come by then): for what the rule of thumb below gets wrong, and to ask what another order within the
+    clock's uncertainty would have made of it. ``by_reads``: first tokens of one step are in line as they were read, not
+    as their requests came. ``pool``: one that decides hits in its own way.
+    """
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        config: EngineConfig,
+        shifted: Mapping[int, int] | None = None,
+        *,
+        by_reads: bool = False,
+        pool: BlockPool | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(config)
+        if pool is not None:
+            self.scheduler.pool = pool
+        self._outcomes = [Admitted(arrival) for arrival in arrivals]
+        self._seen = SeenTimes(arrivals)
+        self._shifted = dict(shifted or {})
+        self._left = dict(self._shifted)
+        self._now_ms = -math.inf
+        self._planned_ms = -math.inf
+        self._step_ends_ms: list[float] = []
+        self._timeline: list[CapturedStep] = []
+        self._opener: int | None = None
+        self._composed: deque[tuple[list[tuple[int, int]], int | None]] = deque()
+        self._first_step: dict[int, int] = {}
+        self._preemptions = 0
+        self._pending = self._in_line(arrivals, by_reads=by_reads)
+        self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
+
+    def run(self) -> Reconstruction:
+        """Until everything has ended."""
+        composed: Step | None = None
+        while True:
+            step = composed or self._compose(at_rest=True)
+            if step is None:
+                if not self._wait():
+                    break
+                continue
+            end_ms = self._planned_ms
+            composed = self._compose(at_rest=False) if self.scheduler.config.async_scheduling else None
+            self._finish(step, end_ms)
+        for place, outcome in enumerate(self._outcomes):
+            if outcome.request is not None:
+                outcome.cached_tokens = outcome.request.cached_tokens
+                outcome.preemptions = outcome.request.preemptions
+            outcome.steps_off = self._steps_off(place)
+        return Reconstruction(
+            self._outcomes,
+            len(self._step_ends_ms),
+            self._preemptions,
+            self.scheduler.pool.evicted_blocks,
+            self._shifted,
+            self._timeline,
+        )
+
+    def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
+        """Places of those that the engine got, the first to be admitted last.
+
+        First come, first served: who is admitted sooner has its first token no later, and of those that have it in one
+        step, who came sooner. One without a token that was seen stands behind all that had come before it.
+        """
+        steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
+        order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
+        ranks, latest = {}, -1
+        for place in order:
+            latest = max(latest, steps.get(place, latest))
+            ranks[place] = steps.get(place, latest)
+        runs = [place for place in order if arrivals[place].fate == "runs"]
+        return sorted(runs, key=lambda place: ranks[place])[::-1]
+
+    def _compose(self, *, at_rest: bool) -> Step | None:
+        """The next step, or None if there is nothing to compute now. ``at_rest``: no other runs."""
+        while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
+            self._leave(self._leaving.pop())
+        self._enter()
+        if not self.scheduler.has_work:
+            return None
+        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
+        self._preemptions += len(step.preempted)
+        for request in step.admitted:
+            outcome = self._outcomes[request.index]
+            outcome.admitted_ms = self._now_ms if outcome.admitted_ms is None else outcome.admitted_ms
+        if not step.scheduled:
+            return None
+        sampling = _sampling(step)
+        self._composed.append((sampling, self._opener))
+        self._opener = None
+        self._planned_ms = self._end_of(step, sampling)
+        return step
+
+    def _finish(self, step: Step, end_ms: float) -> None:
+        start_ms, self._now_ms = self._now_ms, max(self._now_ms, end_ms)
+        sampling, opener = self._composed.popleft()
+        self._timeline.append(
+            CapturedStep(
+                start_ms,
+                self._now_ms,
+                step_row(step),
+                sampling,
+                max(step.scheduled, key=lambda share: share.num_tokens).request.index,
+                opener,
+                len(step.admitted) < len(step.scheduled),
+            )
+        )
+        for share in step.scheduled:
+            if share.samples and share.request.num_generated == 0:
+                self._first_step.setdefault(share.request.index, len(self._step_ends_ms))
+        self._step_ends_ms.append(self._now_ms)
+        self.scheduler.finish_step(step)
+
+    def _steps_off(self, place: int) -> int:
+        """From the step that samples its first token to the one whose end is nearest to when that was seen."""
+        step, first_ms = self._first_step.get(place), self._seen.first_ms[place]
+        if step is None or first_ms == UNSEEN_MS or abs(self._step_ends_ms[step] - first_ms) <= self._seen.slack_ms:
+            return 0
+        after = bisect_left(self._step_ends_ms, first_ms)
+        around = [near for near in (after - 1, after) if 0 <= near < len(self._step_ends_ms)]
+        return min(around, key=lambda near: abs(self._step_ends_ms[near] - first_ms)) - step
+
+    def _wait(self) -> bool:
+        """With nothing to compute: let the next request come; False if none will."""
+        if not self._pending:
+            return False
+        place = self._pending.pop()
+        arrival_ms = self._outcomes[place].arrival.arrival_ms
+        if self._add(place) and arrival_ms >= self._now_ms:
+            self._opener = place
+        self._now_ms = self._planned_ms = max(self._now_ms, arrival_ms)
+        return True
+
+    def _leave(self, place: int) -> None:
+        """Its client goes away."""
+        if place in self._pending:
+            self._pending.remove(place)
+        request = self._outcomes[place].request
+        if request is not None and request.state != "finished":
+            self.scheduler.abort(request)
+
+    def _add(self, place: int) -> bool:
+        """Hand a request to the scheduler; False if it can never serve it."""
+        arrival = self._outcomes[place].arrival
+        request = Request(
+            arrival.record.request_id,
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            list(arrival.hashes),
+            arrival.arrival_ms,
+            place,
+        )
+        request.priority = arrival.record.priority or 0
+        if not self.scheduler.accepts(request):
+            return False
+        self._outcomes[place].request = request
+        self.scheduler.add(request)
+        return True
+
+    def _enter(self) -> None:
+        """Hand over, in line, whoever the capture says is in the step that is about to be composed."""
+        ahead = self._share_out()
+        seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
+        while self._pending and ahead.budget > 0 and seats > 0:
+            place = self._pending[-1]
+            arrival = self._outcomes[place].arrival
+            depth = self._hit_tokens(arrival.hashes, arrival.prompt_tokens, ahead)
+            if not self._is_due(place, arrival.prompt_tokens - depth, ahead):
+                break
+            self._pending.pop()
+            if self._add(place):
+                ahead.add(place, 0, arrival.hashes, depth, arrival.prompt_tokens - depth)
+                seats -= 1
+
+    def _share_out(self) -> StepAhead:
+        """What the step that is about to be composed will do for those whom the scheduler has."""
+        scheduler = self.scheduler
+        ahead = StepAhead(
+            scheduler.config.max_num_batched_tokens, scheduler.most_per_request(), scheduler.config.block_size
+        )
+        for request in scheduler.running:
+            token, depth = request.num_generated + request.placeholders, request.num_computed
+            ahead.add(request.index, token, request.hashes, depth, scheduler.lacking(request))
+        for request in scheduler.waiting:
+            depth = self._hit_tokens(request.hashes, request.num_tokens, ahead)
+            ahead.add(request.index, request.num_generated, request.hashes, depth, request.num_tokens - depth)
+        return ahead
+
+    def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead) -> int:
+        """Of a prompt of ``tokens``, those that are cached now or will be by whoever is before it in the step."""
+        pool, most = self.scheduler.pool, (tokens - 1) // self.scheduler.config.block_size
+        hits = len(pool.lookup(hashes, most))
+        while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
+            hits += 1
+        return hits * self.scheduler.config.block_size
+
+    def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
+        """Whether a request that has ``tokens`` to compute is in the step ``ahead``: if its first token would then come
+        out no sooner than it was seen."""
+        arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
+        most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
+        more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
+        later = self._left.get(place, 0)
+        ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
+        if not ends_ms:
+            # Nobody decodes for so long: steps without a token lie between, as many as it takes, and when they end is
+            # only nearly known.
+            return self._came(place, later)
+        end_ms = median(ends_ms)
+        nexts_ms = [next_ms for next_ms in self._seen.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]
+        until_ms = (end_ms + min(nexts_ms)) / 2.0 if nexts_ms else end_ms + self._seen.slack_ms
+        came = arrival_ms <= self._now_ms or (arrival_ms < end_ms and (not more or later < 0))
+        return came and first_ms <= until_ms
+
+    def _came(self, place: int, later: int) -> bool:
+        """Whether a request had come by now, or some steps ago where it is to be admitted so much later."""
+        if later < 0:
+            return True
+        came = self._outcomes[place].arrival.arrival_ms <= self._now_ms
+        if came and later > 0:
+            self._left[place] = later - 1
+        return came and later == 0
+
+    def _end_of(self, step: Step, sampling: Sequence[tuple[int, int]]) -> float:
+        """When ``step`` ended: as its tokens were seen; without any, by its share of what is left to the next one."""
+        if ends_ms := self._seen.ends_ms(sampling):
+            return max(self._planned_ms, median(ends_ms))
+        if sampling:
+            # Only of clients that had gone before they could see it.
+            left_ms = min(self._seen.left_ms[place] for place, _ in sampling)
+            return max(self._planned_ms, left_ms) if left_ms < math.inf else self._planned_ms
+        longest = max(step.scheduled, key=lambda share: share.num_tokens)
+        request, first_ms = longest.request, self._seen.first_ms[longest.request.index]
+        if not self._planned_ms < first_ms < UNSEEN_MS:
+            return self._planned_ms
+        share = longest.num_tokens / (request.num_tokens - longest.depth)
+        return self._planned_ms + share * (first_ms - self._planned_ms)
+
+
+def _sampling(step: Step) -> list[tuple[int, int]]:
+    """As it is composed: once the next one is too, the tokens in flight are more."""
+    return [
+        (share.request.index, share.request.num_generated + share.request.placeholders - 1)
+        for share in step.scheduled
+        if share.samples
+    ]
+
+
+def reconstruct(
+    arrivals: Sequence[Arrival], config: EngineConfig, make_pool: Callable[[], BlockPool | None] = lambda: None
+) -> Reconstruction:
+    """The schedule that fits the capture best; ``make_pool``: a fresh pool for each attempt, None: the engine's own.
+
+    A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
+    the schedule run again, as long as there are such and that helps.
+    """
+    shifted: dict[int, int] = {}
+    best: Reconstruction | None = None
+    since_best = 0
+    for _ in range(MOST_ROUNDS):
+        found = CapturedSchedule(arrivals, config, shifted, pool=make_pool()).run()
+        since_best += 1
+        if best is None or found.misfits < best.misfits:
+            best, since_best = found, 0
+        if not found.misfits or since_best == PATIENCE:
+            break
+        for place, outcome in enumerate(found.outcomes):
+            shifted[place] = shifted.get(place, 0) + outcome.steps_off
+    assert best is not None
+    return best

@@ -1,0 +1,289 @@
+"""``sim fit``: learn how long an engine's steps take, from captured traces alone."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from sim.engine.timeline import Floats
+from sim.fit.baselines import baseline_errors
+from sim.fit.capturedschedule import Reconstruction
+from sim.fit.coverage import Coverage, coverage_of
+from sim.fit.fitreport import describe_fit, describe_misfit
+from sim.fit.identification import Unidentified, find_unidentified, next_capture, require_enough
+from sim.fit.noisefit import estimate_drift, estimate_noise
+from sim.fit.regression import bootstrap
+from sim.fit.residuals import Requests, cohort_errors
+from sim.fit.termchoice import Trial, with_chosen_terms
+from sim.fit.variants import (
+    CachedSource,
+    Capture,
+    Fit,
+    Variant,
+    choose,
+    default_terms,
+    fit_variant,
+    prepare_capture,
+    schedule_of,
+)
+from sim.latency.clocks import FrontendPlacement
+from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
+from sim.latency.terms import EXTRA_TERMS, TERMS
+from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.settings import Settings, model_name, settle
+from sim.workload.workload import plan_arrivals
+from tracefile import InputError, Meta, Record, load_trace, trace_digest
+from tracefile.commandline.progress import counted
+
+INTERVAL = (0.025, 0.975)
+DRAWS = 64
+"""Rows of the bootstrap that the model keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """What ``sim fit`` was asked for."""
+
+    traces: tuple[Path, ...]
+    output: Path
+    overrides: dict[str, Any]
+    """Engine settings that the traces do not tell, or tell wrongly."""
+    bootstrap: int = 400
+    seed: int = 0
+    cached: CachedSource = "factual"
+    frontend: FrontendPlacement | None = None
+    """None: try all, keep the best."""
+    extra_terms: tuple[str, ...] | None = None
+    """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
+    residuals: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sim fit``."""
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="captures of one engine")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
+    parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument(
+        "--cached",
+        choices=get_args(CachedSource),
+        default="factual",
+        help="cached tokens as the traces report them (default), or as a simulated pool has them",
+    )
+    parser.add_argument(
+        "--frontend",
+        choices=[*get_args(FrontendPlacement), "auto"],
+        default="auto",
+        help="how the HTTP server's work meets the engine's (default auto: the simplest that predicts best)",
+    )
+    parser.add_argument(
+        "--term",
+        action="append",
+        choices=[*EXTRA_TERMS, "none"],
+        default=[],
+        help="a term beyond the default ones (none: those alone; default: those that predict what they were not fitted "
+        "on)",
+    )
+    parser.add_argument("--residuals", action="store_true", help="print where the predictions are off")
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, write model.json, say what was learnt."""
+    config = FitConfig(
+        traces=tuple(arguments.traces),
+        output=arguments.output,
+        overrides=engine_overrides(arguments),
+        bootstrap=arguments.bootstrap,
+        seed=arguments.seed,
+        cached=arguments.cached,
+        frontend=None if arguments.frontend == "auto" else arguments.frontend,
+        extra_terms=_asked_terms(arguments.term),
+        residuals=arguments.residuals,
+    )
+    if config.bootstrap < 0:
+        raise InputError(f"--bootstrap: {config.bootstrap}; expected 0 or more")
+    fitted = fit_traces(config)
+    save_model(fitted.model, config.output)
+    print(describe_fit(fitted.model, fitted.unidentified))
+    if config.residuals:
+        print(describe_misfit(fitted.requests))
+    print(f"{config.output}: written")
+    return 0
+
+
+def _asked_terms(flags: Sequence[str]) -> tuple[str, ...] | None:
+    return tuple(name for name in dict.fromkeys(flags) if name != "none") if flags else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A model and what its report needs."""
+
+    model: Model
+    unidentified: list[Unidentified]
+    requests: Requests
+
+
+def fit_traces(config: FitConfig) -> Fitted:
+    """Read the traces, try every variant, keep the best, choose its terms, and weigh what it is worth."""
+    if len(set(config.traces)) < len(config.traces):
+        raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
+    loaded = {str(path): load_trace(path) for path in config.traces}
+    settings = settle({path: meta for path, (meta, _) in loaded.items()}, config.overrides)
+    if settings.assumed:
+        told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
+        print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
+    variants = _variants(config, settings)
+    captures = _prepare(loaded, variants[0], config.cached)
+    schedules = _schedules(captures, variants)
+    terms = default_terms(config.extra_terms or ())
+    fits = [
+        fit_variant(captures, schedules[variant.config.async_scheduling], variant, terms)
+        for variant in counted(variants, "variants")
+    ]
+    best, trials = choose(fits), list[Trial]()
+    if config.extra_terms is None:
+        best, trials = with_chosen_terms(best, captures, schedules[best.variant.config.async_scheduling])
+    draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
+    coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
+    unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
+    parameters = _parameters(best, draws, unidentified)
+    drift = estimate_drift(best.seen, best.parameters)
+    model = Model(
+        parameters=parameters,
+        engine=best.variant.config,
+        frontend_placement=best.variant.placement,
+        noise=estimate_noise(best.seen, best.parameters),
+        draws=[[float(f"{value:.6g}") for value in row] for row in draws[:DRAWS, best.free].tolist()],
+        drift_log_sd=drift.log_sd,
+        drift_freedom=drift.freedom,
+        model_name=model_name([meta for meta, _ in loaded.values()]),
+        fitted_on=[
+            FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.records))
+            for path, capture in zip(config.traces, captures, strict=True)
+        ],
+        diagnostics=_diagnostics(
+            best,
+            fits,
+            trials=trials,
+            captures=captures,
+            settings=settings,
+            config=config,
+            coverage=coverage,
+            unidentified=unidentified,
+        ),
+        baselines=baseline_errors(best.forecast),
+    )
+    return Fitted(model, unidentified, best.forecast)
+
+
+def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
+    """Every capture's schedule, composed ahead or not: it does not depend on the front end."""
+    configs = {variant.config.async_scheduling: variant.config for variant in variants}
+    return {
+        ahead: [schedule_of(capture, config) for capture in counted(captures, "schedules")]
+        for ahead, config in configs.items()
+    }
+
+
+def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
+    """Every shape of engine that neither the traces nor the flags rule out."""
+    placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
+    scheduling = (settings.config.async_scheduling,) if settings.scheduling_known else (False, True)
+    return [
+        Variant(replace(settings.config, async_scheduling=ahead), placement)
+        for ahead in scheduling
+        for placement in placements
+    ]
+
+
+def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, cached: CachedSource) -> list[Capture]:
+    """The captures as the fit looks at them. Raises InputError where they hold too little."""
+    captures = []
+    for path, (meta, records) in loaded.items():
+        cold = cached == "factual" and _hits_without_hashes(path, records)
+        arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
+        captures.append(prepare_capture(records, arrivals, variant.config, cached))
+    usable = [
+        arrival.prompt_tokens - tokens
+        for capture in captures
+        for arrival, record, tokens in zip(capture.arrivals, capture.records, capture.cached_tokens, strict=True)
+        if arrival.fate == "runs" and record.ttft_ms is not None
+    ]
+    gaps = sum(len(record.itl_ms) for capture in captures for record in capture.records)
+    require_enough(np.array(usable), gaps)
+    return captures
+
+
+def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
+    """Whether a trace has no block hashes but says what was cached, which is enough. Raises InputError if neither."""
+    if any(record.block_hashes is not None for record in records):
+        return False
+    if all(record.cached_tokens is None for record in records):
+        raise InputError(f"{path}: neither block_hashes nor cached_tokens in any record; expected one of them")
+    return True
+
+
+def _parameters(fit: Fit, draws: Floats, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
+    why = {one.name: one.why for one in unidentified}
+    parameters = {}
+    for column in fit.free:
+        term = TERMS[column]
+        low, high = np.quantile(draws[:, column], INTERVAL) if len(draws) else (None, None)
+        parameters[term.name] = Parameter(
+            value=float(fit.parameters[column]),
+            unit=term.unit,
+            low=None if low is None else float(low),
+            high=None if high is None else float(high),
+            identified=term.name not in why,
+            note=why.get(term.name),
+        )
+    return parameters
+
+
+def _diagnostics(
+    best: Fit,
+    fits: Sequence[Fit],
+    *,
+    trials: Sequence[Trial],
+    captures: Sequence[Capture],
+    settings: Settings,
+    config: FitConfig,
+    coverage: Coverage,
+    unidentified: Sequence[Unidentified],
+) -> dict[str, Any]:
+    seen, requests = best.seen, best.forecast
+    return {
+        "requests": int((~requests.censored).sum()),
+        "censored": int(requests.censored.sum()),
+        "gaps": sum(len(record.itl_ms) for capture in captures for record in capture.records),
+        "stretches": {"prefill": int(seen.is_prefill.sum()), "decode": int((~seen.is_prefill).sum())},
+        "misfits": best.misfits,
+        "sessions": len(np.unique(seen.session)),
+        "loss": round(best.loss, 6),
+        "condition_number": round(best.solution.condition, 1),
+        "prefill_relative_scale": round(best.solution.prefill_scale, 6),
+        "decode_relative_scale": round(best.solution.decode_scale, 6),
+        "variant": best.variant.name,
+        "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
+        "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
+        "cached_tokens_from": config.cached,
+        "cached_agreement": _mean_agreement(captures),
+        "assumed_settings": settings.assumed,
+        "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
+        "errors": [asdict(errors) for errors in cohort_errors(requests)],
+        "coverage": asdict(coverage),
+        "unidentified": [asdict(one) for one in unidentified],
+        "next_capture": next_capture(best.variant.config, seed=len(captures) + 1) if unidentified else None,
+    }
+
+
+def _mean_agreement(captures: Sequence[Capture]) -> float | None:
+    """Share of the reported cached tokens that are the rules' own in the reconstructed schedule, over all captures."""
+    told = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
+    return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None

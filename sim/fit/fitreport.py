@@ -1,0 +1,84 @@
+"""A fit on the terminal: parameters with intervals, errors beside the baselines', and what the captures leave open."""
+
+from collections.abc import Sequence
+
+from sim.fit.coverage import Coverage
+from sim.fit.identification import Unidentified
+from sim.fit.residuals import Requests, locate_misfit
+from sim.latency.modelfile import Model
+
+
+def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
+    """The fit in a page."""
+    facts = model.diagnostics
+    stretches = facts["stretches"]
+    lines = [
+        f"{facts['requests']} TTFTs and {facts['gaps']} gaps in {facts['sessions']} sessions: {stretches['prefill']} "
+        f"stretches of time with prefill, {stretches['decode']} of decodes; {facts['variant']}",
+        f"{facts['misfits']} first tokens in another step than the rules put them; condition number "
+        f"{facts['condition_number']:.0f}",
+    ]
+    lines.append(str(Coverage(**facts["coverage"])))
+    if len(facts["variants"]) > 1:
+        lines += [f"  loss {loss:.4f}  {name}" for name, loss in facts["variants"].items()]
+    lines += [f"  held-out loss {loss:.4f}  {terms}" for terms, loss in facts["terms"].items()]
+    if facts["cached_agreement"] is not None:
+        lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
+    lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
+    if unidentified:
+        lines += ["", "Not identified by these captures:"]
+        lines += [f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified]
+        lines += [
+            "All of it in some minutes, through a tap, on an engine that does nothing else:",
+            f"  {facts['next_capture']}",
+        ]
+    return "\n".join(lines)
+
+
+def _parameter_lines(model: Model) -> list[str]:
+    lines = [f"{'parameter':<26}{'value':>12}  {'95 % interval':<26}unit"]
+    for name, parameter in model.parameters.items():
+        interval = "" if parameter.low is None else f"{parameter.low:.4g} … {parameter.high:.4g}"
+        mark = "" if parameter.identified else "  (not identified)"
+        lines.append(f"{name:<26}{parameter.value:>12.4g}  {interval:<26}{parameter.unit}{mark}")
+    return lines
+
+
+def _noise_lines(model: Model) -> list[str]:
+    noise, low, high = model.noise, model.noise.levels.index(0.1), model.noise.levels.index(0.9)
+    spreads = [
+        f"{step_ms:.3g} ms {row[low]:+.0%} … {row[high]:+.0%}"
+        for step_ms, row in zip(noise.step_ms, noise.step_log_ratio, strict=True)
+    ]
+    front = noise.frontend_log_ratio
+    return [
+        f"noise, 8 steps of 10 within: {', '.join(spreads)}",
+        f"{noise.mood_share:.0%} of a step's luck lasts, {noise.mood_ms / 1e3:.3g} s",
+        f"front end {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
+    ]
+
+
+def _error_lines(model: Model) -> list[str]:
+    lines = [f"{'TTFT error in sample':<26}{'n':>6}{'p50':>9}{'p90':>9}{'p99':>9}{'median |e|':>12}{'bias':>9}"]
+    lines += [
+        f"{errors['cohort']:<26}{errors['requests']:>6}{errors['p50']:>+9.1%}{errors['p90']:>+9.1%}"
+        f"{errors['p99']:>+9.1%}{errors['median_abs']:>12.1%}{errors['bias']:>+9.1%}"
+        for errors in model.diagnostics["errors"]
+    ]
+    lines += [
+        f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
+        f"p90 |e| {baseline.p90_abs_error:.1%}"
+        for name, baseline in model.baselines.items()
+    ]
+    return lines
+
+
+def describe_misfit(requests: Requests) -> str:
+    """Where predictions are off, before calibration: along what explains them, in bins of equal count."""
+    lines = ["", f"{'along':<18}{'from':>9}{'to':>9}{'n':>6}{'bias':>9}{'bias ms':>10}{'median |e|':>12}"]
+    lines += [
+        f"{cell.axis:<18}{cell.low:>9.0f}{cell.high:>9.0f}{cell.requests:>6}{cell.bias:>+9.1%}"
+        f"{cell.bias_ms:>+10.1f}{cell.median_abs:>12.1%}"
+        for cell in locate_misfit(requests)
+    ]
+    return "\n".join(lines)

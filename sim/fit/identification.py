@@ -1,0 +1,134 @@
+"""Which parameters the captures pin down, which they do not and for want of what, and the capture that would."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.engine.timeline import Floats
+from sim.fit.coverage import Coverage, lack
+from sim.fit.observations import Observations
+from sim.latency.terms import TERMS
+from sim.vllm.config import EngineConfig
+from tracefile.records.errors import InputError
+
+LEAST_INTERVALS = 20
+_LOOSE = 0.05
+"""An interval wider than its parameter's value leaves that open, unless the captures range as far as is useful and it
+moves the most affected tenth of their stretches by no more than this."""
+_SAME = 1e-6
+"""Columns of which some combination is nearly nothing, against 1 for each by itself, are counts of the same things."""
+_MEMBER = 0.1
+"""Share in such a combination of those that are told about."""
+_STEPS_DEEP = 5
+"""How many steps' tokens the longest prompt of the next capture has, where the engine takes such."""
+_PARALLEL = 16
+
+CAPTURE_FOR = {
+    "t0_ms": "streamed answers of a few tokens and more",
+    "per_prefill_token_ms": "isolated uncached prompts of several sizes up to the step's token budget",
+    "per_attention_token2_ms": "uncached prompts several times longer than the step's token budget",
+    "per_decode_ms": "answers generated alone and several at once",
+    "per_kv_token_ms": "answers generated after short and after very long prompts",
+    "f0_ms": "isolated short prompts",
+    "f1_ms_per_prompt_token": "long prompts sent again, so that most of them is cached",
+    "delivery_ms_per_prompt_token": "long prompts sent again while others are being answered",
+}
+"""What to send (see ``loadgen``) to tell a parameter from the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unidentified:
+    """A parameter that the captures leave open."""
+
+    name: str
+    why: str
+    capture: str
+    """What to capture to identify it."""
+
+
+def require_enough(uncached_tokens: Floats, gaps: int) -> None:
+    """Raise InputError, saying what to capture, where no fit could mean anything.
+
+    ``uncached_tokens``: of each request with a TTFT; ``gaps``: how many were seen.
+    """
+    ttfts = len(uncached_tokens)
+    if ttfts < LEAST_INTERVALS:
+        raise InputError(
+            f"only {ttfts} requests have a TTFT and a prompt length; expected at least {LEAST_INTERVALS} streamed "
+            "ones: capture loadgen --pattern calibrate"
+        )
+    if gaps < LEAST_INTERVALS:
+        raise InputError(
+            f"only {gaps} gaps between tokens; expected at least {LEAST_INTERVALS}, of streamed answers of 8 tokens "
+            "and more: capture loadgen --pattern calibrate"
+        )
+    low, high = np.quantile(uncached_tokens, [0.05, 0.95])
+    if high < 2.0 * max(low, 1.0):
+        raise InputError(
+            f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens), so that a step's constant "
+            f"cannot be told from its cost per token: capture {CAPTURE_FOR['per_prefill_token_ms']}, as "
+            "loadgen --pattern calibrate sends them"
+        )
+
+
+def find_unidentified(
+    seen: Observations, free: list[int], parameters: Floats, draws: Floats, coverage: Coverage
+) -> list[Unidentified]:
+    """Those of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) are all over the place."""
+    found, twins = [], confounded(seen, free)
+    for column in free:
+        name = TERMS[column].name
+        lacking = lack(name, coverage)
+        why = _open(seen, column, parameters, draws, matters=lacking is not None)
+        if column in twins:
+            why = f"only its sum with {' and '.join(TERMS[other].name for other in twins[column])} shows"
+        if why is not None:
+            capture = CAPTURE_FOR.get(name, "a load in which what it counts varies on its own")
+            found.append(Unidentified(name, why if lacking is None else f"{lacking}; {why}", capture))
+    return found
+
+
+def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
+    """Terms whose counts are the same combination of other terms' in every stretch, and these others: the regression
+    shares out what they cost together, and every resample alike."""
+    counts = seen.counts[:, free] / np.maximum(seen.seen_ms, 1e-6)[:, None]
+    size = np.sqrt((counts**2).sum(axis=0))
+    live = np.flatnonzero(size > 0.0)
+    unit = counts[:, live] / size[live]
+    values, vectors = np.linalg.eigh(unit.T @ unit)
+    twins: dict[int, list[int]] = {}
+    for vector in vectors.T[values < _SAME]:
+        members = [free[live[place]] for place in np.flatnonzero(np.abs(vector) > _MEMBER)]
+        for one in members:
+            twins[one] = sorted({*twins.get(one, []), *members} - {one})
+    return twins
+
+
+def _open(seen: Observations, column: int, parameters: Floats, draws: Floats, *, matters: bool) -> str | None:
+    """In what a parameter is open; null: it is not, or these captures would not show it and it does not ``matter``."""
+    counts = seen.counts[:, column]
+    if not counts.any():
+        return "nothing in the captures depends on it"
+    if not len(draws):
+        return None
+    low, high = np.quantile(draws[:, column], [0.025, 0.975])
+    share = counts / np.maximum(seen.counts @ parameters, 1e-6)
+    reach = max(float(np.quantile(share[rows], 0.9)) for rows in (counts >= 0.0, seen.is_prefill) if rows.any())
+    if high - low <= parameters[column] or (not matters and (high - low) * reach <= _LOOSE):
+        return None
+    return f"the captures allow anything from {low:.3g} to {high:.3g}"
+
+
+def next_capture(config: EngineConfig, seed: int) -> str:
+    """The command whose capture identifies everything on an engine of these settings."""
+    longest = min(
+        _STEPS_DEEP * config.max_num_batched_tokens,
+        config.longest_request * 2 // 3,
+        config.usable_blocks * config.block_size // 3,  # two of them at once, and room for what comes beside
+    )
+    scale = 10 ** max(0, len(str(longest)) - 2)
+    shortest = min(64, max(1, longest // 8))
+    return (
+        f"loadgen --url http://TAP --trace client.jsonl.zst --pattern calibrate --prompt-tokens "
+        f"{shortest}:{longest // scale * scale} --parallel {max(2, min(_PARALLEL, config.max_num_seqs))} --seed {seed}"
+    )

@@ -1,0 +1,218 @@
+"""The noise of a fit: how steps, the front end and whole captures differ from what the parameters say.
+
+Every stretch of time that was seen gives one number, seen / predicted. Steps that were seen alone give their own; of
+several that nobody told apart, as in a long prompt by itself, the deviation is that of a mean and made as much wider as
+means of so many steps are narrower. The front end is seen where an idle engine got a short prompt.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import norm, rankdata
+
+from sim.engine.timeline import Floats
+from sim.fit.observations import Bools, Ints, Observations
+from sim.latency.noise import LEVELS, Noise
+from sim.latency.terms import STEP_TERMS
+
+_PER_KNOT = 25
+_LEAST_OPENINGS = 20
+_SMALL_FRONT = 0.1
+"""Stretches with less of the front end's time than this tell of steps."""
+_LARGE_FRONT = 1.0 / 3.0
+"""Those with more tell of the front end."""
+_FAR = 0.5
+"""A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
+were read late, or its request was in another step than the reads say."""
+_SAME_MS = 1e-6
+_LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
+_MOODS_MS = np.geomspace(20.0, 60_000.0, 33)
+_MOST_MOOD = 0.95
+_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How much faster or slower a capture to come may be as a whole than those that were fitted on."""
+
+    log_sd: float
+    """Of log(speed)."""
+    freedom: int
+    """Degrees of freedom that this is known with; 0: nothing was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Stretches that tell of steps, in order of captures and time."""
+
+    start_ms: Floats
+    capture: Ints
+    step_ms: Floats
+    """Predicted, of one step; of several, their mean."""
+    log_ratio: Floats
+    """log(seen / predicted), without the front end's part."""
+    steps: Ints
+    bin: Ints
+    """Which knot."""
+
+
+def estimate_noise(seen: Observations, parameters: Floats) -> Noise:
+    """Quantiles of log(seen / predicted) per length of step, how long luck lasts, and the front end's quantiles."""
+    seen = _with_late_reads_joined(seen, seen.counts @ parameters)
+    predicted_ms = seen.counts @ parameters
+    front_ms = seen.counts[:, len(STEP_TERMS) :] @ parameters[len(STEP_TERMS) :]
+    told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
+    told &= ~seen.is_prefill | (seen.seen_ms > _FAR * predicted_ms)
+    if told.sum() < _PER_KNOT:
+        return Noise()
+    own = seen.select(told)
+    steps_ms = predicted_ms[told] - front_ms[told]
+    edges_ms = _edges(steps_ms / own.steps)
+    found = _Steps(
+        own.start_ms,
+        own.capture,
+        steps_ms / own.steps,
+        np.log((own.seen_ms - front_ms[told]) / steps_ms),
+        own.steps,
+        np.searchsorted(edges_ms, steps_ms / own.steps, side="right"),
+    )
+    share, mood_ms = _mood(found)
+    rows = [_quantiles(_single_logs(found, found.bin == number, share, mood_ms)) for number in range(len(edges_ms) + 1)]
+    knots = [round(float(np.median(found.step_ms[found.bin == number])), 4) for number in range(len(rows))]
+    return Noise(
+        step_ms=tuple(knots),
+        step_log_ratio=tuple(rows),
+        mood_share=round(share, 4),
+        mood_ms=round(mood_ms, 1),
+        frontend_log_ratio=_front_quantiles(seen, predicted_ms, front_ms, found),
+    )
+
+
+def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observations:
+    """``seen`` with every prefill that is far too short joined to the stretch before it, if that one is as much too
+    long: its tokens were read late, which says nothing of either step and would say that some take no time."""
+    lacking_ms = predicted_ms - seen.seen_ms
+    follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
+    follows &= np.abs(seen.start_ms[1:] - (seen.start_ms + seen.seen_ms)[:-1]) < _SAME_MS
+    far = seen.is_prefill[1:] & (lacking_ms[1:] > _FAR * predicted_ms[1:])
+    joined = np.zeros(len(lacking_ms), dtype=np.bool_)
+    joined[1:] = follows & far & (-lacking_ms[:-1] > _FAR * lacking_ms[1:])
+    firsts = np.flatnonzero(~joined)
+    return replace(
+        seen.select(~joined),
+        seen_ms=np.add.reduceat(seen.seen_ms, firsts),
+        counts=np.add.reduceat(seen.counts, firsts, axis=0),
+        is_prefill=np.logical_or.reduceat(seen.is_prefill, firsts),
+        steps=np.add.reduceat(seen.steps, firsts),
+    )
+
+
+def estimate_drift(seen: Observations, parameters: Floats) -> Drift:
+    """From how log(speed) differs between captures. With few of them, how much speed changed within them counts, too:
+    as much as three captures more would."""
+    speeds, within = [], []
+    for number in range(int(seen.capture.max(initial=-1)) + 1):
+        rows = np.flatnonzero(seen.capture == number)
+        speeds.append(speed(seen, parameters, rows))
+        parts = [speed(seen, parameters, block) for block in np.array_split(rows, _BLOCKS) if len(block)]
+        within.append(float(np.var(parts, ddof=1)) if len(parts) > 1 else 0.0)
+    if not speeds:
+        return Drift(0.0, 0)
+    between = float(np.var(speeds, ddof=1)) * (len(speeds) - 1) if len(speeds) > 1 else 0.0
+    prior = _BLOCKS - 1
+    freedom = len(speeds) - 1 + prior
+    variance = (between + prior * float(np.mean(within))) / freedom
+    # The captures' own mean is off by a share of it, and so is the fit that goes through them.
+    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / len(speeds)))), 6), freedom)
+
+
+def speed(seen: Observations, parameters: Floats, rows: Ints | None = None) -> float:
+    """Median log(seen / predicted), of all stretches or of ``rows``: the middle of that of prefills and of decodes."""
+    some = np.arange(len(seen.seen_ms)) if rows is None else rows
+    log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
+    is_prefill = seen.is_prefill[some]
+    return float(np.mean([np.median(log_ratio[group]) for group in (is_prefill, ~is_prefill) if group.any()]))
+
+
+def _edges(step_ms: Floats) -> Floats:
+    """Between bins that are a factor of two wide, or as much wider as it takes to hold enough."""
+    least, most = float(np.log2(step_ms.min())), float(np.log2(step_ms.max()))
+    ladder = np.exp2(np.arange(np.floor(least) + 1, np.ceil(most)))
+    edges: list[float] = []
+    for edge_ms in ladder.tolist():
+        below = (step_ms < edge_ms) & (step_ms >= (edges[-1] if edges else 0.0))
+        if below.sum() >= _PER_KNOT and (step_ms >= edge_ms).sum() >= _PER_KNOT:
+            edges.append(edge_ms)
+    return np.array(edges)
+
+
+def _quantiles(log_ratio: Floats) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in np.quantile(log_ratio, LEVELS))
+
+
+def _single_logs(found: _Steps, rows: Bools, share: float, mood_ms: float) -> Floats:
+    """log(seen / predicted) of single steps: of those that were seen together, as wide as theirs must have been."""
+    log_ratio, steps, step_ms = found.log_ratio[rows], found.steps[rows], found.step_ms[rows]
+    several = steps > 1
+    if several.any():
+        middle = float(np.median(log_ratio[several]))
+        narrow = np.array(
+            [_deviation_of_mean(*each, share, mood_ms) for each in zip(steps[several], step_ms[several], strict=True)]
+        )
+        log_ratio[several] = middle + (log_ratio[several] - middle) / narrow
+    return log_ratio
+
+
+def _deviation_of_mean(steps: int, step_ms: float, share: float, mood_ms: float) -> float:
+    """Standard deviation of the mean luck of ``steps`` in a row, beside that of one."""
+    apart = np.arange(1, steps)
+    together = share * np.exp(-apart * step_ms / mood_ms)
+    return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
+
+
+def _mood(found: _Steps) -> tuple[float, float]:
+    """Share and duration of the luck that lasts: least squares of the products of normal scores some steps apart on
+    share · exp(−time between them / duration)."""
+    single = found.steps == 1
+    scores = np.zeros(len(single))
+    for number in range(int(found.bin.max(initial=0)) + 1):
+        rows = single & (found.bin == number)
+        scores[rows] = norm.ppf((rankdata(found.log_ratio[rows]) - 0.5) / max(int(rows.sum()), 1))
+    scores, start_ms, capture = scores[single], found.start_ms[single], found.capture[single]
+    products, apart_ms = [], []
+    for lag in _LAGS:
+        same = capture[lag:] == capture[:-lag]
+        products.append((scores[lag:] * scores[:-lag])[same])
+        apart_ms.append((start_ms[lag:] - start_ms[:-lag])[same])
+    product, apart = np.concatenate(products), np.concatenate(apart_ms)
+    if len(product) < _PER_KNOT:
+        return 0.0, 1.0
+    best = (float(np.sum(product**2)), 0.0, 1.0)
+    for mood_ms in _MOODS_MS.tolist():
+        decay = np.exp(-apart / mood_ms)
+        share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MOST_MOOD))
+        best = min(best, (float(np.sum((product - share * decay) ** 2)), share, mood_ms))
+    return best[1], best[2]
+
+
+def _front_quantiles(seen: Observations, predicted_ms: Floats, front_ms: Floats, found: _Steps) -> tuple[float, ...]:
+    """Of log(seen / predicted) of the front end's time: what remains of short prompts that found the engine idle, as
+    wide as it is beyond the luck of their steps."""
+    rows = seen.opens & (front_ms >= _LARGE_FRONT * predicted_ms)
+    if rows.sum() < _LEAST_OPENINGS:
+        return Noise().frontend_log_ratio
+    steps_ms = predicted_ms[rows] - front_ms[rows]
+    near = found.log_ratio[(found.bin == 0) & (found.steps == 1)]
+    middle, spread = (float(np.median(near)), _spread(near)) if len(near) else (0.0, 0.0)
+    left_ms = seen.seen_ms[rows] - steps_ms * np.exp(middle)
+    variance = _spread(left_ms) ** 2
+    wider = float(np.sqrt(np.clip(1.0 - np.mean((steps_ms * spread) ** 2) / max(variance, 1e-12), 0.0, 1.0)))
+    log_ratio = np.log(np.maximum(left_ms / front_ms[rows], 0.05))
+    centre = float(np.median(log_ratio))
+    return _quantiles(centre + wider * (log_ratio - centre))
+
+
+def _spread(values: Floats) -> float:
+    """Robust standard deviation."""
+    low, high = np.quantile(values, [0.1587, 0.8413])
+    return float(high - low) / 2.0

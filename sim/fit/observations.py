@@ -1,0 +1,166 @@
+"""What a capture says of an engine's steps: every stretch of time that was seen, and what it is made of.
+
+The schedule is the capture's own (``sim.fit.capturedschedule``): which steps there were and who was in them follows
+from
+the scheduler's rules and from when tokens were seen, not from how long steps are thought to take. So what a stretch is
+made of is known before any parameter is, and a step that ten requests read is observed once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from statistics import median
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.engine.timeline import Floats
+from sim.fit.capturedschedule import CapturedStep, Reconstruction
+from sim.fit.reception import Reception, Work
+from sim.fit.seentimes import seen_tokens
+from sim.latency.clocks import FrontendPlacement
+from sim.latency.terms import STEP_TERMS, TERMS
+from tracefile.records.schema import Record
+
+_TOGETHER_MS = 1.0
+"""Reads closer than this behind a first token's are of one moment."""
+_RECEIVED = slice(len(STEP_TERMS), len(STEP_TERMS) + 2)
+_DELIVERED = len(STEP_TERMS) + 2
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """n stretches of time, each from one seen moment to the next. The model's prediction of stretch i is
+    ``counts[i] @ parameters``."""
+
+    start_ms: Floats
+    """On the trace's clock; shape (n,)."""
+    seen_ms: Floats
+    """How long it was; shape (n,)."""
+    counts: Floats
+    """Terms in the order of ``TERMS``; shape (n, terms)."""
+    is_prefill: Bools
+    """Prompt tokens were computed in it. Else it is of decodes only."""
+    opens: Bools
+    """It begins with a request's arrival at an idle engine, and the front end's work on it."""
+    steps: Ints
+    """How many steps it is of; more than one where nobody saw the others end."""
+    session: Ints
+    """Of the request that has most tokens in it, numbered over all captures."""
+    capture: Ints
+    """Which capture."""
+
+    def select(self, kept: Bools) -> "Observations":
+        """Those where ``kept``."""
+        return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All captures' observations; sessions and captures numbered on."""
+        columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)}
+        firsts = np.cumsum([0, *(part.session.max(initial=-1) + 1 for part in parts)])
+        columns["session"] = np.concatenate([part.session + first for part, first in zip(parts, firsts, strict=False)])
+        columns["capture"] = np.repeat(np.arange(len(parts)), [len(part.seen_ms) for part in parts])
+        return cls(**columns)
+
+
+def observe(
+    records: Sequence[Record], schedule: Reconstruction, placement: FrontendPlacement, work: Work = (0.0, 0.0)
+) -> Observations:
+    """The stretches of one capture; ``records`` are in the order of the schedule's arrivals. ``work``: what a front end
+    on the engine's core is thought to take for each.
+
+    A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
+    no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
+    those after a step that only first tokens were read of: to deliver a first token takes longer than any other, by an
+    unknown part of a step; and those of requests whose first token did not come out where the rules put it.
+    """
+    misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
+    seen = [seen_tokens(record) for record in records]
+    front = _FrontEnd(schedule, placement, work)
+    sessions: dict[str, int] = {}
+    rows: list[tuple[float, float, bool, int, int]] = []
+    counts: list[Floats] = []
+    begun_ms: float | None = None
+    begun_tokens, held_up_ms = 0, -math.inf
+    waiting: list[CapturedStep] = []
+    for step, following in zip_longest(schedule.timeline, schedule.timeline[1:]):
+        if step.opener is not None:
+            begun_ms, begun_tokens, waiting = step.start_ms, 0, []
+        elif not step.continues and not waiting:
+            begun_ms = None
+        waiting.append(step)
+        reads = [(seen[place][token], token) for place, token in step.sampling if 0 <= token < len(seen[place])]
+        reads = [(time_ms, token) for time_ms, token in reads if time_ms == time_ms]  # noqa: PLR0124 - not NaN
+        if not reads:
+            continue
+        end_ms = median(time_ms for time_ms, _ in reads)
+        if end_ms < held_up_ms:  # by the first tokens before it, and read with them: no moment of its own
+            waiting = [] if begun_ms is None else waiting
+            continue
+        first_tokens = front.first_tokens(step)
+        if begun_ms is not None and end_ms > begun_ms and not any(one.largest in misplaced for one in waiting):
+            largest = records[max(waiting, key=lambda one: one.row[1]).largest]
+            session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
+            counts.append(front.counts(waiting, begun_ms, end_ms))
+            goes_on = following is not None and following.opener is None
+            counts[-1][_DELIVERED] = front.delays(goes_on=goes_on) * first_tokens - begun_tokens
+            rows.append((begun_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
+        begun_ms = end_ms if any(token for _, token in reads) else None
+        begun_tokens = first_tokens
+        held_up_ms = end_ms + _TOGETHER_MS if first_tokens else -math.inf
+        waiting = []
+    return _assemble(rows, counts)
+
+
+class _FrontEnd:
+    """Adds the front end's terms to the steps'."""
+
+    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, work: Work) -> None:
+        self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
+        shared = placement == "shared_core"
+        self._reception = Reception(self._arrivals, schedule.timeline, work) if shared else None
+
+    def first_tokens(self, step: CapturedStep) -> int:
+        """Prompt tokens of the requests whose first token is one of ``step``'s."""
+        return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
+
+    def delays(self, *, goes_on: bool) -> int:
+        """How many times its own length a delivery delays what is seen: on a shared core twice, if the engine goes on.
+        Either way the next moment seen comes once as much sooner: what ended late began the stretch to it, and half of
+        that the engine had the core."""
+        return 2 if self._reception is not None and goes_on else 1
+
+    def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> Floats:
+        """What ``steps``, one after another, are made of: of the front end's work, that on the request whose arrival
+        opens them; on a shared core, all that was done meanwhile."""
+        total = np.zeros(len(TERMS))
+        total[: len(STEP_TERMS)] = np.sum([step.row[: len(STEP_TERMS)] for step in steps], axis=0)
+        opener = steps[0].opener
+        if self._reception is not None:
+            total[_RECEIVED] = self._reception.between(begun_ms, end_ms)
+        elif opener is not None:
+            total[_RECEIVED] = 1.0, self._arrivals[opener].prompt_tokens
+        return total
+
+
+def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Sequence[Floats]) -> Observations:
+    begun_ms, end_ms, opens, steps, session = (
+        (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0) for _ in range(5))
+    )
+    every = np.stack(counts) if counts else np.zeros((0, len(TERMS)))
+    return Observations(
+        start_ms=begun_ms,
+        seen_ms=end_ms - begun_ms,
+        counts=every,
+        is_prefill=every[:, 1] > 0.0,
+        opens=opens.astype(np.bool_),
+        steps=steps.astype(np.int64),
+        session=session.astype(np.int64),
+        capture=np.zeros(len(rows), dtype=np.int64),
+    )

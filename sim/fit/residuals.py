@@ -1,0 +1,149 @@
+"""What a fit leaves over of TTFT: the errors it is honest about, and where it is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.engine.timeline import Floats
+from sim.fit.observations import Bools, Ints
+from tracefile.records.schema import Record
+
+_LEAST_CELL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The TTFTs of a fit, with what may explain an error; all of shape (n,)."""
+
+    request: Ints
+    """Numbered over all captures."""
+    seen_ms: Floats
+    predicted_ms: Floats
+    censored: Bools
+    prompt_tokens: Floats
+    cached_tokens: Floats
+    concurrency: Floats
+
+    @property
+    def uncached_tokens(self) -> Floats:
+        """Prompt tokens that had to be computed."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def loss(self) -> float:
+        """Mean of min(|log(seen / predicted)|, 1); NaN: none was seen."""
+        known = ~self.censored
+        ratio = np.maximum(self.seen_ms[known], 1e-6) / np.maximum(self.predicted_ms[known], 1e-6)
+        return float(np.minimum(np.abs(np.log(ratio)), 1.0).mean()) if known.any() else float("nan")
+
+
+def requests_of(
+    records: Sequence[Record], cached_tokens: Sequence[int], predicted_ms: Sequence[float | None]
+) -> Requests:
+    """One row per TTFT that was predicted and that was seen, or that a client did not wait for."""
+    rows = [
+        (place, record.ttft_ms or record.e2e_ms or 0.0, predicted, record.ttft_ms is None)
+        for place, (record, predicted) in enumerate(zip(records, predicted_ms, strict=True))
+        if predicted is not None and (record.ttft_ms is not None or _left(record))
+    ]
+    places = [place for place, *_ in rows]
+    return Requests(
+        np.array(places, dtype=np.int64),
+        np.array([seen_ms for _, seen_ms, _, _ in rows]),
+        np.array([predicted for _, _, predicted, _ in rows]),
+        np.array([censored for *_, censored in rows], dtype=np.bool_),
+        np.array([float(records[place].prompt_tokens or 0) for place in places]),
+        np.array([float(cached_tokens[place]) for place in places]),
+        np.array([float(records[place].concurrency or 1) for place in places]),
+    )
+
+
+def _left(record: Record) -> bool:
+    """Whether its client gave up before a first token."""
+    return record.status not in {"ok", "error"} and record.e2e_ms is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """In-sample errors of a cohort's TTFT, before calibration, as fractions; negative: predicted too early."""
+
+    cohort: str
+    requests: int
+    p50: float
+    p90: float
+    p99: float
+    median_abs: float
+    """Median over requests of |predicted − seen| / seen."""
+    bias: float
+    """Median over requests of (predicted − seen) / seen."""
+
+
+def cohort_errors(requests: Requests) -> list[Errors]:
+    """All requests, cold ones (nothing cached), warm ones, and four sizes of prefill."""
+    uncached, cached = requests.uncached_tokens, requests.cached_tokens
+    cohorts = {"all": np.ones(len(cached), dtype=np.bool_), "cold": cached == 0, "warm": cached > 0}
+    for low, high in ((0, 256), (256, 1024), (1024, 4096), (4096, 1 << 62)):
+        name = f"uncached {low}–{high - 1}" if high < 1 << 62 else f"uncached ≥ {low}"
+        cohorts[name] = (uncached >= low) & (uncached < high)
+    found = [_errors(name, requests, rows & ~requests.censored) for name, rows in cohorts.items()]
+    return [errors for errors in found if errors is not None]
+
+
+def _errors(name: str, requests: Requests, rows: Bools) -> Errors | None:
+    if rows.sum() < _LEAST_CELL:
+        return None
+    seen, predicted = requests.seen_ms[rows], requests.predicted_ms[rows]
+    p50, p90, p99 = (
+        round(float(np.quantile(predicted, level) / np.quantile(seen, level) - 1.0), 4) for level in (0.5, 0.9, 0.99)
+    )
+    relative = predicted / seen - 1.0
+    median_abs, bias = round(float(np.median(np.abs(relative))), 4), round(float(np.median(relative)), 4)
+    return Errors(name, int(rows.sum()), p50, p90, p99, median_abs, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The TTFT error in one bin of one explanation."""
+
+    axis: str
+    low: float
+    high: float
+    requests: int
+    bias: float
+    """Median of (predicted − seen) / seen."""
+    bias_ms: float
+    """Median of predicted − seen, ms."""
+    median_abs: float
+
+
+def locate_misfit(requests: Requests, bins: int = 5) -> list[Misfit]:
+    """Errors along prompt length, uncached tokens, depth (cached tokens) and concurrency, in bins of equal count."""
+    axes = {
+        "prompt tokens": requests.prompt_tokens,
+        "uncached tokens": requests.uncached_tokens,
+        "depth (cached)": requests.cached_tokens,
+        "concurrency": requests.concurrency,
+    }
+    known = ~requests.censored
+    found = []
+    for axis, values in axes.items():
+        edges = np.unique(np.quantile(values[known], np.linspace(0.0, 1.0, bins + 1)))
+        places = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
+        for number in range(max(len(edges) - 1, 1)):
+            rows = known & (places == number)
+            if rows.any():
+                difference = requests.predicted_ms[rows] - requests.seen_ms[rows]
+                relative = difference / requests.seen_ms[rows]
+                found.append(
+                    Misfit(
+                        axis,
+                        float(values[rows].min()),
+                        float(values[rows].max()),
+                        int(rows.sum()),
+                        float(np.median(relative)),
+                        float(np.median(difference)),
+                        float(np.median(np.abs(relative))),
+                    )
+                )
+    return found

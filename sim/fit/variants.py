@@ -1,0 +1,189 @@
+"""Shapes of engine to try on captures: what no regression can solve for, only compare.
+
+How a capture's time is made up depends on the scheduling that is assumed (its schedule is reconstructed for each) and
+on the front end's place; the parameters of each variant are then a regression's. What is compared is how far off the
+stretches of time are that were seen, and how far off the TTFTs of a run of its own would have been.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sim.engine.engine import Engine
+from sim.engine.timeline import Floats
+from sim.fit.capturedschedule import Reconstruction, reconstruct
+from sim.fit.factual import factual_pool
+from sim.fit.observations import Observations, observe
+from sim.fit.reception import Work
+from sim.fit.regression import Solution, solve
+from sim.fit.residuals import Requests, requests_of
+from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
+from sim.latency.modelfile import make_model
+from sim.latency.terms import DEFAULT_TERMS, FRONTEND_TERMS, STEP_TERMS, TERMS
+from sim.vllm.config import EngineConfig
+from sim.workload.workload import Arrival
+from tracefile.records.schema import Record
+
+ROUNDS = 4
+"""Of asking when the front end worked: the last two differ by a per cent or so."""
+CachedSource = Literal["factual", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A trace ready to be looked at under any variant."""
+
+    records: list[Record]
+    """Those that were planned; parallel to ``arrivals``."""
+    arrivals: list[Arrival]
+    cached_tokens: list[int]
+    """Per record: as reported; where it is not, as the pool's rules have it."""
+    agreement: float | None
+    """Share of the reported cached tokens that are the rules' own; None: none were reported beside hashes."""
+    factual: bool = True
+    """Each request hits its ``cached_tokens``. False: what the pool holds at the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A shape of engine."""
+
+    config: EngineConfig
+    placement: FrontendPlacement
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        scheduling = "async" if self.config.async_scheduling else "sync"
+        return f"{scheduling} scheduling, {self.placement} front end"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The parameters of one variant and what they leave over."""
+
+    variant: Variant
+    terms: tuple[str, ...]
+    parameters: Floats
+    """In the order of ``TERMS``."""
+    seen: Observations
+    solution: Solution
+    misfits: int
+    """Requests whose first token comes out in another step than it was seen in."""
+    forecast: Requests
+    """TTFTs of a run of its own, without noise."""
+    loss: float
+    """Mean |log(seen / predicted)| (at most 1 each) of prefills, of decodes and of the forecast's TTFTs, averaged."""
+
+    @property
+    def free(self) -> list[int]:
+        """Columns of the terms that were solved for."""
+        return columns_of(self.terms)
+
+
+def columns_of(terms: Sequence[str]) -> list[int]:
+    """Places of these terms among ``TERMS``."""
+    return [column for column, term in enumerate(TERMS) if term.name in terms]
+
+
+def prepare_capture(
+    records: list[Record], arrivals: list[Arrival], config: EngineConfig, source: CachedSource
+) -> Capture:
+    """Settle each record's cached tokens: as reported, or by the pool's rules in the reconstructed schedule."""
+    ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
+    reported = [record.cached_tokens if source == "factual" else None for record in records]
+    agree = [
+        record.cached_tokens == own
+        for record, own in zip(records, ruled, strict=True)
+        if record.cached_tokens is not None and record.block_hashes is not None
+    ]
+    cached = [own if said is None else said for own, said in zip(ruled, reported, strict=True)]
+    agreement = round(sum(agree) / len(agree), 4) if agree else None
+    return Capture(records, arrivals, cached, agreement, factual=source == "factual")
+
+
+def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
+    """What the engine did when, if it was one of ``config``."""
+    if not capture.factual:
+        return reconstruct(capture.arrivals, config)
+    arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
+    return reconstruct(
+        arrivals, config, lambda: factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)[1]
+    )
+
+
+def fit_variant(
+    captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
+) -> Fit:
+    """Solve for the parameters and see what they would have predicted."""
+    seen, solution = _look(captures, schedules, variant, terms)
+    requests = forecast(captures, solution.parameters, variant)
+    misfits = sum(schedule.misfits for schedule in schedules)
+    losses = [*group_losses(seen, solution.parameters), requests.loss]
+    return Fit(variant, terms, solution.parameters, seen, solution, misfits, requests, float(np.nanmean(losses)))
+
+
+def _look(
+    captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
+) -> tuple[Observations, Solution]:
+    """The stretches and their solution. On a shared core, when the front end worked on what depends on how long it
+    took, so this is asked as often as it takes for both to agree nearly."""
+    work: Work = (0.0, 0.0)
+    for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
+        seen = Observations.join(
+            [
+                observe(capture.records, schedule, variant.placement, work)
+                for capture, schedule in zip(captures, schedules, strict=True)
+            ]
+        )
+        solution = solve(seen, columns_of(terms))
+        _, frontend = split(solution.parameters, variant.placement)
+        work = (frontend.f0_ms, frontend.f1_ms_per_prompt_token)
+    return seen, solution
+
+
+def forecast(captures: Sequence[Capture], parameters: Floats, variant: Variant) -> Requests:
+    """What a run at the recorded arrivals, without noise, would have predicted."""
+    step, frontend = split(parameters, variant.placement)
+    model = make_model(step, frontend, variant.config)
+    predicted_ms: list[float | None] = []
+    for capture in captures:
+        arrivals, pool = capture.arrivals, None
+        if capture.factual:
+            arrivals, pool = factual_pool(arrivals, variant.config.block_size, capture.cached_tokens)
+        simulation = Engine(arrivals, variant.config, model, pool=pool).run()
+        predicted_ms += [flight.ttft_ms for flight in simulation.flights]
+    records = [record for capture in captures for record in capture.records]
+    cached = [tokens for capture in captures for tokens in capture.cached_tokens]
+    return requests_of(records, cached, predicted_ms)
+
+
+def split(parameters: Floats, placement: FrontendPlacement) -> tuple[StepModel, FrontendModel]:
+    """The two models of a vector in the order of ``TERMS``."""
+    values = {term.name: float(value) for term, value in zip(TERMS, parameters, strict=True)}
+    step = StepModel(**{term.name: values[term.name] for term in STEP_TERMS})
+    return step, FrontendModel(placement=placement, **{term.name: values[term.name] for term in FRONTEND_TERMS})
+
+
+def group_losses(seen: Observations, parameters: Floats) -> tuple[float, float]:
+    """Mean over prefills and over decodes of min(|log(seen / predicted)|, 1); NaN for a group of none."""
+    predicted_ms = np.maximum(seen.counts @ parameters, 1e-6)
+    error = np.minimum(np.abs(np.log(seen.seen_ms / predicted_ms)), 1.0)
+    prefills, decodes = (
+        float(error[group].mean()) if group.any() else float("nan") for group in (seen.is_prefill, ~seen.is_prefill)
+    )
+    return prefills, decodes
+
+
+def choose(fits: Sequence[Fit]) -> Fit:
+    """The first whose loss is within a hundredth of the least: they come simplest first."""
+    least = min(fit.loss for fit in fits)
+    return next(fit for fit in fits if fit.loss <= 1.01 * least)
+
+
+def default_terms(extra: Sequence[str]) -> tuple[str, ...]:
+    """The default ones and those asked for, in the order of ``TERMS``."""
+    wanted = {*DEFAULT_TERMS, *extra}
+    return tuple(term.name for term in TERMS if term.name in wanted)

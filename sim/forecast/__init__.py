@@ -1,0 +1,1 @@
+"""Forecasts: ensembles, validation, scenarios, search."""

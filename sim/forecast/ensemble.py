@@ -1,0 +1,165 @@
+"""Many forecasts of one load: what the fit leaves open and what is luck, as a spread.
+
+A member is a draw of the model's parameters times one speed for the whole run, and a seed of its own for the noise.
+The same members and seed under another cache, rate or setting meet the same luck, so that a change's effect is the
+difference member by member, in which what only luck decides mostly cancels.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri, stdtrit
+
+from sim.engine.compiled import FIRST_STEPS, build_world, run_world, with_model
+from sim.engine.timeline import Floats
+from sim.kernels import layout
+from sim.kernels.layout import World
+from sim.latency.modelfile import Model, Parameter
+from sim.vllm.config import EngineConfig
+from sim.workload.interning import Int64Array, chain_places
+from sim.workload.workload import Arrival
+
+CONFIDENCE = 0.90
+"""Share of members inside an interval, equal tails."""
+MOST_GAPS = 1 << 17
+"""Gaps kept of a member; of more, every n-th."""
+FEWEST_STEPS = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What became of each of n requests in each of m members. Arrays of shape (m, n) but for ``gaps_ms``, in the order
+    of the arrivals; times in ms, NaN: it never came to that."""
+
+    arrivals: Sequence[Arrival]
+    config: EngineConfig
+    outcome: npt.NDArray[np.int8]
+    """Place in ``layout.OUTCOMES``."""
+    arrival_ms: Floats
+    """A child's follows its parent's predicted end; NaN: its parent was never served."""
+    ttft_ms: Floats
+    e2e_ms: Floats
+    """Arrival to its end, however it ended."""
+    queue_ms: Floats
+    """In the scheduler's line before the first step that served it."""
+    output_tokens: Int64Array
+    cached_tokens: Int64Array
+    """At the first admission; −1: never admitted."""
+    preemptions: Int64Array
+    gaps_ms: tuple[Floats, ...]
+    """Per member: gaps between tokens of all requests, at most ``MOST_GAPS``, evenly thinned."""
+
+    @property
+    def members(self) -> int:
+        """Number of members, m."""
+        return len(self.ttft_ms)
+
+    @property
+    def tpot_ms(self) -> Floats:
+        """Mean gap between a request's tokens; NaN with fewer than two."""
+        gaps = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
+        return np.asarray((self.e2e_ms - self.ttft_ms) / gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The middle one of the members' values and where ``CONFIDENCE`` of them lie. Infinite: past what was seen."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def members(model: Model, count: int, seed: int) -> list[Model]:
+    """``count`` engines that the model's captures could have come from. Without draws and drift: the model itself.
+
+    Draws are taken in a random order, each once before any is taken again; speeds are the quantiles of Student's t (or
+    the normal ones, where drift is known) at the middles of ``count`` equal shares, in a random order: fewer members
+    then say as much as more independent ones.
+    """
+    random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
+    rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
+    order = np.resize(random.permutation(len(rows)), count)
+    shares = (random.permutation(count) + 0.5) / count
+    scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
+    speeds = np.exp(model.drift_log_sd * scores).tolist()
+    return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
+
+
+def forecast(
+    arrivals: Sequence[Arrival],
+    config: EngineConfig,
+    members: Sequence[Model],
+    *,
+    seed: int | None = 0,
+    done: Callable[[], object] = lambda: None,
+) -> Forecast:
+    """Run ``arrivals`` on every member, as many at once as there are cores. Deterministic: member i's luck depends on
+    ``seed`` and i alone. ``seed`` None: no luck, the noise's medians; ``done`` is called after each member."""
+    most_steps = sum(arrival.output_tokens for arrival in arrivals)
+    template = build_world(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
+
+    def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
+        luck = None if seed is None else _seed_of(seed, number)
+        return _seen(run_world(with_model(template, arrivals, members[number], luck)))
+
+    seen = []
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        try:
+            for one in threads.map(run_member, range(len(members))):
+                seen.append(one)
+                done()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+    gaps_ms = tuple(one.pop("gaps_ms") for one in seen)
+    columns = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
+    return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
+
+
+def interval(values: Floats) -> Interval:
+    """Over the members, whose values may be infinite; NaN ones are left out. Order statistics: between a number and an
+    infinity there is nothing to interpolate."""
+    kept = values[~np.isnan(values)]
+    if not len(kept):
+        return Interval(np.nan, np.nan, np.nan)
+    tail = (1.0 - CONFIDENCE) / 2
+    low, middle, high = np.quantile(kept, [tail, 0.5, 1.0 - tail], method="inverted_cdf").tolist()
+    return Interval(middle, low, high)
+
+
+def _seen(world: World) -> dict[str, npt.NDArray[Any]]:
+    """One member's part of every array of a ``Forecast``."""
+    flights, requests = world.flights, world.scheduler.requests[:-1]
+    failed = flights["outcome"] == layout.PARENT_FAILED
+    counts = np.maximum(flights["num_seen"] - 1, 0)
+    gaps = chain_places(flights["first_token"] + 1, counts)
+    return {
+        "outcome": flights["outcome"].astype(np.int8),
+        "arrival_ms": np.where(failed, np.nan, flights["arrival_ms"]),
+        "ttft_ms": flights["ttft_ms"].copy(),
+        "e2e_ms": flights["e2e_ms"].copy(),
+        "queue_ms": flights["admitted_ms"] - flights["entry_ms"],
+        "output_tokens": flights["num_seen"].copy(),
+        "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
+        "preemptions": requests["preemptions"].copy(),
+        "gaps_ms": world.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
+    }
+
+
+def _member(model: Model, values: Sequence[float], speed: float) -> Model:
+    parameters = {
+        name: Parameter(value=value * speed, unit=known.unit)
+        for (name, known), value in zip(model.parameters.items(), values, strict=True)
+    }
+    return msgspec.structs.replace(model, parameters=parameters, draws=[], drift_log_sd=0.0)
+
+
+def _seed_of(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number)).generate_state(1, np.uint64)[0])

@@ -1,0 +1,138 @@
+"""Whether an engine can keep up with a load: the step time that the load asks for, against what the engine can give.
+
+A step costs a constant, and something for each token and request in it. The second is the load's, whatever steps it is
+spread over; how much of the first comes with it depends on how full the steps are. So what the engine can do is
+measured at its fullest: the same requests, each handed over as soon as there is room for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.engine.compiled import build_world, run_world
+from sim.engine.timeline import Floats
+from sim.kernels.layout import World
+from sim.latency.modelfile import Model
+from sim.latency.terms import STEP_TERMS
+from sim.vllm.config import EngineConfig
+from sim.workload.workload import Arrival
+
+PER_STEP = ("t0_ms", "prefill_step_ms")
+"""Terms that a step costs whatever is in it; the others are the load's."""
+DECODE = ("per_decode_ms", "per_kv_token_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a load asks of an engine, per second of its arrivals. NaN: fewer than two arrivals that wait for nobody."""
+
+    prefill: float
+    """Seconds of step time for its uncached prompt tokens."""
+    decode: float
+    """Seconds of step time for its generated tokens."""
+    frontend: float
+    """Seconds of the front end, where that runs on the engine's core; else 0."""
+    yield_at_most: float
+    """Seconds of such work that the engine does in a second at its fullest; the rest goes into the steps' constants."""
+    in_flight_growth_per_s: float
+    """Slope of the number of requests in flight, over the arrivals that wait for nobody."""
+    in_flight_at_end: int
+    """Requests in flight when the last of these comes, itself not included."""
+
+    @property
+    def load(self) -> float:
+        """Share of what the engine can do; from 1 on it cannot keep up, however long it runs."""
+        return (self.prefill + self.decode + self.frontend) / self.yield_at_most
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the line would grow for as long as the load goes on."""
+        return bool(self.load >= 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PointRun:
+    """A run without noise at the model's own parameters, kept for its steps."""
+
+    world: World
+    counts: Floats
+    """Steps by term: how often each term of ``STEP_TERMS`` was counted; then the front end's two on a shared core."""
+    costs: Floats
+    """ms of each of these terms."""
+
+
+def run_point(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> PointRun:
+    """Run ``arrivals`` on the model itself."""
+    world = run_world(build_world(arrivals, config, model))
+    counts = world.timeline.rows[: int(world.clock["num_steps"][0])]
+    costs = [getattr(model.step, term.name) for term in STEP_TERMS]
+    costs += [model.frontend.f0_ms, model.frontend.f1_ms_per_prompt_token][: counts.shape[1] - len(costs)]
+    return PointRun(world, counts, np.array(costs))
+
+
+def demand_of(run: PointRun, arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> Demand:
+    """What ``arrivals``, which ``run`` is of, ask of the engine, and what it can give."""
+    roots_ms = np.array([one.arrival_ms for one in arrivals if one.parent is None and one.fate == "runs"])
+    span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
+    # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
+    per_s = (1.0 - 1.0 / len(roots_ms)) / span_s if span_s > 0.0 else np.nan
+    work_s = dict(zip(_names(run), run.counts.sum(axis=0) * run.costs / 1e3, strict=True))
+    decode = sum(work_s[name] for name in DECODE)
+    frontend = sum(time for name, time in work_s.items() if name.startswith("frontend"))
+    prefill = sum(time for name, time in work_s.items() if name not in PER_STEP) - decode - frontend
+    growth, at_end = _in_flight(run.world)
+    return Demand(
+        prefill=prefill * per_s,
+        decode=decode * per_s,
+        frontend=frontend * per_s,
+        yield_at_most=_yield_at_most(arrivals, config, model),
+        in_flight_growth_per_s=growth,
+        in_flight_at_end=at_end,
+    )
+
+
+def _names(run: PointRun) -> list[str]:
+    names = [term.name for term in STEP_TERMS]
+    return names + ["frontend requests", "frontend tokens"][: len(run.costs) - len(names)]
+
+
+def _yield_at_most(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> float:
+    """Work done per second of the time until the last request is admitted, when all stand in line at the beginning."""
+    run = run_point(_at_once(arrivals), config, model)
+    admitted_ms = run.world.flights["admitted_ms"]
+    ends_ms = run.world.timeline.ends_ms[: len(run.counts)]
+    until = int(np.searchsorted(ends_ms, np.nanmax(admitted_ms, initial=-np.inf), side="right"))
+    until = until or len(ends_ms)  # all fit into the first step
+    if not until:
+        return np.nan
+    of_load = np.array([name not in PER_STEP for name in _names(run)])
+    work_ms = float((run.counts[:until] * run.costs)[:, of_load].sum())
+    return work_ms / float(ends_ms[until - 1] - run.world.timeline.starts_ms[0]) if work_ms else 1.0
+
+
+def _at_once(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """All of them in line in the order they came, nobody waiting for another's end and nobody giving up."""
+    return [
+        replace(
+            arrival,
+            arrival_ms=0.0,
+            parent=None,
+            patience_ms=None,
+            output_tokens=min(arrival.output_tokens, max(arrival.record.output_tokens or 1, 1)),
+        )
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.arrival_ms)
+    ]
+
+
+def _in_flight(world: World) -> tuple[float, int]:
+    """How fast the number of requests in flight grows while requests come that wait for nobody, and what it gets to."""
+    ran = ~np.isnan(world.flights["e2e_ms"])
+    came_ms = np.sort(world.flights["arrival_ms"][ran])
+    ends_ms = np.sort((world.flights["arrival_ms"] + world.flights["e2e_ms"])[ran])
+    roots_ms = np.sort(world.flights["arrival_ms"][ran & (world.flights["parent"] < 0)])
+    if len(roots_ms) < 2 or roots_ms[-1] <= roots_ms[0]:
+        return np.nan, 0
+    before = np.searchsorted(came_ms, roots_ms, side="left") - np.searchsorted(ends_ms, roots_ms, side="right")
+    slope = np.polynomial.polynomial.polyfit((roots_ms - roots_ms[0]) / 1e3, before, 1)[1]
+    return float(slope), int(before[-1])

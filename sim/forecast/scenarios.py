@@ -1,0 +1,210 @@
+"""What might be different: the alternatives of a what-if, out of flags, and each as a load on an engine."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from sim.engine.run import linked_records
+from sim.latency.modelfile import Model, engine_with
+from sim.vllm.config import EngineConfig, FreeRule
+from sim.vllm.settings import refuse_other_attention
+from sim.workload.workload import Arrival, plan_arrivals
+from tracefile import InputError, Meta, Record, load_trace, trace_digest
+
+MOST_ALTERNATIVES = 200
+BASELINE = "as captured"
+_NUMBERS = {
+    "num_gpu_blocks": "--kv-blocks",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+}
+"""Settings that are numbers, and their flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One row of a what-if: what differs from the capture."""
+
+    settings: Mapping[str, Any]
+    """Engine settings."""
+    rate: float = 1.0
+    """The offered rate, as a multiple of the capture's."""
+    cold_prompts: bool = False
+    """Nothing is shared: every block is unique."""
+
+    @property
+    def name(self) -> str:
+        """What differs, in a few words."""
+        words = ["cold prompts"] if self.cold_prompts else []
+        words += [f"rate ×{self.rate:g}"] if self.rate != 1.0 else []
+        for setting, value in self.settings.items():
+            if setting == "enable_prefix_caching":
+                words.append("prefix caching on" if value else "prefix caching off")
+            else:
+                words.append(f"{_NUMBERS.get(setting, setting).strip('-').replace('_', '-')} {value}")
+        return ", ".join(words) or BASELINE
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A trace as it was, ready to be asked what else it could have been."""
+
+    path: Path
+    digest: str
+    meta: Meta
+    records: Sequence[Record]
+    engine: EngineConfig
+    """The engine's settings: those that the trace tells, else the model's."""
+    paced: bool
+    """Later turns wait for the answers before them; if not, every request comes at its recorded offset."""
+
+    @property
+    def cold(self) -> bool:
+        """Its prompts were made to share nothing, whatever hashes its records keep."""
+        return bool(self.meta.workload and self.meta.workload.cold_prompts)
+
+    @property
+    def tail_ms(self) -> float:
+        """From the last arrival to the capture's end."""
+        last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
+        return max(max((record.end_ms() or 0.0 for record in self.records), default=0.0) - last_ms, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An alternative, planned: what comes, when, and to which engine."""
+
+    alternative: Alternative
+    arrivals: list[Arrival]
+    engine: EngineConfig
+    horizon_ms: float
+    """Where the capture would have ended: as long after the last planned arrival as it did."""
+
+
+def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
+    """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
+    digest = trace_digest(path)
+    model.refuse_fit_traces(digest, path)
+    meta, records = load_trace(path)
+    refuse_other_attention(meta, path)
+    if not records:
+        raise InputError(f"{path}: no records; expected at least one request")
+    if paced is None:
+        paced = _was_paced(meta, records)
+    if paced:
+        records = linked_records(meta, records, path)
+    told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
+    return Captured(path, digest, meta, records, engine_with(model.engine, told), paced)
+
+
+def plan(captured: Captured, alternative: Alternative) -> Load:
+    """The capture's load under ``alternative``. Raises InputError naming what no engine could have."""
+    engine = engine_with(captured.engine, _same_memory(captured.engine, alternative.settings))
+    arrivals = plan_arrivals(
+        captured.meta,
+        captured.records,
+        engine.block_size,
+        path=str(captured.path),
+        cold_prompts=alternative.cold_prompts or captured.cold,
+        replay_sessions=captured.paced,
+        needs_hashes=engine.enable_prefix_caching,
+    )
+    arrivals = at_rate(arrivals, alternative.rate)
+    last_ms = max(arrival.arrival_ms for arrival in arrivals)
+    return Load(alternative, arrivals, engine, last_ms + captured.tail_ms)
+
+
+def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
+    """Offsets from the first arrival divided by ``rate``; think times stay: people do not think faster because more
+    of them come. A child's own offset does not count, it follows its parent."""
+    if rate == 1.0:
+        return list(arrivals)
+    first_ms = min(arrival.arrival_ms for arrival in arrivals)
+    return [replace(one, arrival_ms=first_ms + (one.arrival_ms - first_ms) / rate) for one in arrivals]
+
+
+def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
+    """Whether later turns waited for answers: where there are sessions, unless a replay sent all at recorded times."""
+    at_recorded_times = meta.workload is not None and meta.workload.pattern == "replay"
+    return not at_recorded_times and any(record.parent_id is not None for record in records)
+
+
+def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings``, and as many blocks of another size as the same memory holds, unless they say how many."""
+    size = settings.get("block_size")
+    if size is None or size < 1 or "num_gpu_blocks" in settings:
+        return dict(settings)
+    return {**settings, "num_gpu_blocks": engine.usable_blocks * engine.block_size // size + 1}
+
+
+def add_alternative_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what differs. Several values of one, separated by commas, are as many alternatives."""
+    different = parser.add_argument_group("what differs", "N,N,… are several alternatives; several flags: all together")
+    different.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
+    different.add_argument("--rate", metavar="X,…", help="times the captured rate; think times stay")
+    different.add_argument("--kv-blocks", metavar="N,…", help="KV blocks, the null block included")
+    different.add_argument("--max-num-seqs", metavar="N,…", help="requests running at once")
+    different.add_argument("--max-num-batched-tokens", metavar="N,…", help="tokens per step")
+    different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --kv-blocks")
+    different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_rules()}")
+    different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
+
+
+def alternatives_of(arguments: argparse.Namespace) -> list[Alternative]:
+    """Every combination of the values given. Raises InputError naming the flag that says something else."""
+    choices: dict[str, list[Any]] = {}
+    for setting, flag in _NUMBERS.items():
+        text = getattr(arguments, flag.strip("-").replace("-", "_"))
+        if text is not None:
+            choices[setting] = [_whole(flag, word) for word in _words(flag, text)]
+    if arguments.free_rule is not None:
+        choices["free_rule"] = [_rule(word) for word in _words("--free-rule", arguments.free_rule)]
+    if arguments.no_prefix_caching:
+        choices["enable_prefix_caching"] = [False]
+    rates = [1.0] if arguments.rate is None else [_rate(word) for word in _words("--rate", arguments.rate)]
+    found = [
+        Alternative(dict(zip(choices, values, strict=True)), rate, arguments.cold_prompts)
+        for rate in rates
+        for values in product(*choices.values())
+    ]
+    if len(found) > MOST_ALTERNATIVES:
+        raise InputError(f"{len(found)} alternatives, all combinations; expected at most {MOST_ALTERNATIVES}")
+    return [one for one in found if one.name != BASELINE]
+
+
+def _words(flag: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words) or len(set(words)) < len(words):
+        raise InputError(f"{flag}: {text!r}; expected different values separated by commas")
+    return words
+
+
+def _whole(flag: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise InputError(f"{flag}: {word!r}; expected a whole number, or several separated by commas") from None
+
+
+def _rate(word: str) -> float:
+    try:
+        rate = float(word)
+    except ValueError:
+        rate = 0.0
+    if not 0.0 < rate < float("inf"):
+        raise InputError(f"--rate: {word!r}; expected a number above 0, such as 2 or 0.5,1,2")
+    return rate
+
+
+def _rule(word: str) -> str:
+    if word not in get_args(FreeRule):
+        raise InputError(f"--free-rule: {word!r}; expected {_rules()}")
+    return word
+
+
+def _rules() -> str:
+    return " or ".join(get_args(FreeRule))

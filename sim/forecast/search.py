@@ -1,0 +1,279 @@
+"""``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from measure.cohorts import MAIN
+from report.pages.searchresults import Evaluated, Outcome, Quantity, Search
+from report.pages.searchterminal import describe
+from sim.forecast.bisection import Scale, bisect
+from sim.forecast.ensemble import Forecast, forecast, members
+from sim.forecast.extrapolation import extrapolations
+from sim.forecast.outlook import cohorts_of, hit_rates, ttft_quantiles
+from sim.forecast.saturation import demand_of, run_point
+from sim.forecast.scenarios import (
+    Alternative,
+    Captured,
+    Load,
+    add_alternative_flags,
+    alternatives_of,
+    plan,
+    read_captured,
+)
+from sim.forecast.whatif import add_forecast_flags, checked_members, say_if_not_compiled, span_of
+from sim.latency.modelfile import Model, load_model, model_digest
+from tracefile import InputError
+from tracefile.commandline.progress import counted
+
+RATES = (0.1, 10.0)
+"""Searched unless asked otherwise, as multiples of the captured rate."""
+_TARGET = re.compile(r"p(\d{1,2}(?:\.\d+)?)<=(\d+(?:\.\d+)?)(ms|s)?")
+_SETTING = {"kv-blocks": "num_gpu_blocks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What must hold of a forecast."""
+
+    text: str
+    percentile: float
+    limit_ms: float
+    cohort: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """What ``sim search`` was asked."""
+
+    trace: Path
+    model: Path
+    quantity: Quantity
+    target: Target
+    alternative: Alternative
+    """What else differs from the capture."""
+    between: tuple[float, float] | None = None
+    tolerance: float = 0.01
+    paced: bool | None = None
+    members: int = 32
+    seed: int = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sim search``."""
+    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
+    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--smallest", choices=["kv-blocks"], help="what to find the least of")
+    wanted.add_argument("--highest", choices=["rate"], help="what to find the most of")
+    parser.add_argument("--ttft", required=True, metavar="pN<=LIMIT", help="the target, such as p90<=500ms or p99<=2s")
+    parser.add_argument("--cohort", choices=MAIN, default=MAIN[0], help="whose TTFT (default all)")
+    parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
+    parser.add_argument("--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10")
+    parser.add_argument("--tolerance", type=float, default=0.01, help="relative; 0: to the block (default 0.01)")
+    add_alternative_flags(parser)
+    add_forecast_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and say what was found: 1 if nothing that was asked for holds."""
+    quantity: Quantity = arguments.smallest or arguments.highest
+    found = search(
+        SearchConfig(
+            trace=arguments.trace,
+            model=arguments.model,
+            quantity=quantity,
+            target=parse_target(arguments.ttft, arguments.cohort, arguments.confidence),
+            alternative=_only_one(alternatives_of(arguments), quantity),
+            between=None if arguments.between is None else _between(arguments.between, quantity),
+            tolerance=_checked_tolerance(arguments.tolerance, quantity),
+            paced=arguments.replay_sessions,
+            members=checked_members(arguments.members),
+            seed=arguments.seed,
+        )
+    )
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if arguments.json else describe(found))
+    if arguments.html is not None:
+        write_page(arguments.html, found)
+    return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]
+
+
+def search(config: SearchConfig) -> Search:
+    """Bisect over forecasts that all have the same members and the same luck."""
+    model = load_model(config.model)
+    captured = read_captured(config.trace, model, paced=config.paced)
+    places = cohorts_of(captured.records).get(config.target.cohort)
+    if places is None:
+        raise InputError(f"--cohort: {config.target.cohort}: the trace has no such requests; expected another cohort")
+    low, high = config.between or _widest(captured, config)
+    smallest = config.quantity == "kv-blocks"
+    scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
+    judge = _Judge(config, captured, model)
+    say_if_not_compiled()
+    outcome: Outcome = "interrupted"
+    answer: float | None = None
+    try:
+        answer = bisect(scale, judge.holds)
+        outcome = "none holds" if answer is None else "all hold" if answer == scale.hard else "found"
+    except KeyboardInterrupt:
+        print(f"sim search: interrupted; {len(judge.evaluated)} values are done", file=sys.stderr)
+    return Search(
+        trace=config.trace.name,
+        trace_digest=captured.digest,
+        model_digest=model_digest(model),
+        quantity=config.quantity,
+        target=config.target.text,
+        percentile=config.target.percentile,
+        limit_ms=config.target.limit_ms,
+        cohort=config.target.cohort,
+        confidence=config.target.confidence,
+        low=low,
+        high=high,
+        tolerance=config.tolerance,
+        alternative=config.alternative.name,
+        members=config.members,
+        seed=config.seed,
+        paced=captured.paced,
+        requests=len(places),
+        outcome=outcome,
+        answer=answer,
+        evaluated=sorted(judge.evaluated, key=lambda one: one.value),
+        notes=list(_notes(judge.evaluated, answer, scale, model)),
+    )
+
+
+class _Judge:
+    """Forecasts one value after another, and keeps what it saw."""
+
+    def __init__(self, config: SearchConfig, captured: Captured, model: Model) -> None:
+        self.evaluated: list[Evaluated] = []
+        self._config, self._captured, self._model = config, captured, model
+        self._members = members(model, config.members, config.seed)
+        self._places = cohorts_of(captured.records)[config.target.cohort]
+        self._done = counted(range(sys.maxsize), "forecasts")
+        as_captured = plan(captured, Alternative({}))
+        self._base = run_point(as_captured.arrivals, as_captured.engine, model), as_captured.engine
+
+    def holds(self, value: float) -> bool:
+        """Whether enough members keep the target at ``value``."""
+        load = plan(self._captured, _at(self._config, value))
+        found = forecast(
+            load.arrivals, load.engine, self._members, seed=self._config.seed, done=lambda: next(self._done)
+        )
+        one = self._evaluated(value, load, found)
+        self.evaluated.append(one)
+        return one.holds
+
+    def _evaluated(self, value: float, load: Load, found: Forecast) -> Evaluated:
+        target, (base, engine) = self._config.target, self._base
+        point = run_point(load.arrivals, load.engine, self._model)
+        demand = demand_of(point, load.arrivals, load.engine, self._model)
+        horizon_ms = load.horizon_ms if demand.is_saturated and not self._captured.paced else np.inf
+        level = np.array([target.percentile])
+        by_member = [ttft_quantiles(found, member, self._places, level, horizon_ms) for member in range(found.members)]
+        ttft_ms = np.array([float(one.values_ms[0]) for one in by_member])
+        exceeded_ms = float(np.median([one.so_far_ms[0] for one in by_member]))
+        share = float(np.mean(ttft_ms <= target.limit_ms))
+        return Evaluated(
+            value=value,
+            ttft=span_of(ttft_ms, exceeded_ms),
+            share=share,
+            holds=share >= target.confidence,
+            hit_rate=float(np.median(hit_rates(found))),
+            load=float(demand.load) if np.isfinite(demand.load) else None,
+            saturated=demand.is_saturated,
+            warnings=list(extrapolations(self._model, base, point, engine, load.engine)),
+        )
+
+
+def _at(config: SearchConfig, value: float) -> Alternative:
+    if config.quantity == "rate":
+        return replace(config.alternative, rate=value)
+    return replace(
+        config.alternative, settings={**config.alternative.settings, _SETTING[config.quantity]: round(value)}
+    )
+
+
+def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
+    """From the smallest pool that the longest request fits in to the one in which nothing is ever evicted."""
+    if config.quantity == "rate":
+        return RATES
+    load = plan(captured, config.alternative)
+    size = load.engine.block_size
+    held = [-(-(one.prompt_tokens + one.output_tokens - 1) // size) for one in load.arrivals if one.fate == "runs"]
+    keys = {key for one in load.arrivals for key in one.hashes}
+    least = max(held, default=1) + 1
+    return float(least), float(max(len(keys) + len(held) + 1, least))
+
+
+def _notes(evaluated: Sequence[Evaluated], answer: float | None, scale: Scale, model: Model) -> Iterator[str]:
+    if any(one.saturated for one in evaluated if one.value == answer):
+        yield "at the answer more is asked of the engine than it can do: it holds only for as long as the capture lasts"
+    in_order = {one.value: one.holds for one in evaluated}
+    values = scale.in_order(list(in_order))
+    failed = next((place for place, value in enumerate(values) if not in_order[value]), len(values))
+    beyond = [value for value in values[failed:] if in_order[value]]
+    if beyond:
+        said = ", ".join(f"{value:g}" for value in beyond)
+        yield f"not monotone: the target holds again at {said}, though not at {values[failed]:g}, which is easier"
+    if not model.draws:
+        yield "the model has no draws of its parameters (fit it again): the confidence is about noise and drift only"
+
+
+def parse_target(text: str, cohort: str, confidence: float) -> Target:
+    """``p90<=500ms``. Raises InputError naming what is wrong."""
+    found = _TARGET.fullmatch(text.replace(" ", ""))
+    if found is None or not 0.0 < float(found[1]) < 100.0 or float(found[2]) <= 0.0:
+        raise InputError(f"--ttft: {text!r}; expected a percentile and a limit, such as p90<=500ms or p99<=2s")
+    if not 0.0 < confidence <= 1.0:
+        raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
+    limit_ms = float(found[2]) * (1e3 if found[3] == "s" else 1.0)
+    return Target(text, float(found[1]) / 100.0, limit_ms, cohort, confidence)
+
+
+def _only_one(alternatives: Sequence[Alternative], quantity: Quantity) -> Alternative:
+    if len(alternatives) > 1:
+        raise InputError(f"{len(alternatives)} alternatives; expected one value of each flag, as {quantity} is varied")
+    one = alternatives[0] if alternatives else Alternative({})
+    if (quantity == "rate" and one.rate != 1.0) or _SETTING.get(quantity) in one.settings:
+        raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
+    return one
+
+
+def _between(text: str, quantity: Quantity) -> tuple[float, float]:
+    try:
+        low, high = (float(word) for word in text.split(","))
+    except ValueError:
+        low = high = 0.0
+    whole = low == round(low) and high == round(high)
+    if not 0.0 < low < high < float("inf") or (quantity == "kv-blocks" and (low < 2 or not whole)):
+        kind = "two whole numbers from 2 on" if quantity == "kv-blocks" else "two numbers above 0"
+        raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")
+    return low, high
+
+
+def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
+    least = 0.0 if quantity == "kv-blocks" else 1e-4
+    if not least <= tolerance < 1.0:
+        raise InputError(f"--tolerance: {tolerance:g}; expected a share from {least:g} to below 1")
+    return tolerance
+
+
+def write_page(path: Path, found: Search) -> None:
+    """Write the search as a page. Raises InputError if it cannot be written."""
+    from report.pages.searchpage import render_search  # noqa: PLC0415 - plotly, jinja: only who wants a page waits for them
+
+    try:
+        path.write_text(render_search(found), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--html: {path}: {error.strerror}; expected a writable path") from None
+    print(f"page: {path}", file=sys.stderr)

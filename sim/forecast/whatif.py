@@ -1,0 +1,228 @@
+"""``sim what-if``: what a captured load would have been on another cache, at another rate, under other settings."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from report.pages.whatifresults import DemandSaid, Measure, Row, Span, WhatIf
+from report.pages.whatifterminal import describe
+from sim.engine.compiled import is_compiled
+from sim.engine.timeline import Floats
+from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
+from sim.forecast.extrapolation import extrapolations, open_parameters
+from sim.forecast.outlook import Outlook, cohorts_of, look
+from sim.forecast.saturation import Demand
+from sim.forecast.scenarios import Alternative, Captured, add_alternative_flags, alternatives_of, plan, read_captured
+from sim.latency.modelfile import Model, load_model, model_digest
+from tracefile import InputError
+from tracefile.commandline.progress import counted
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfConfig:
+    """What ``sim what-if`` was asked."""
+
+    trace: Path
+    model: Path
+    alternatives: tuple[Alternative, ...]
+    paced: bool | None = None
+    """None: if the trace knows its sessions."""
+    members: int = 32
+    seed: int = 0
+    json: bool = False
+    page: Path | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``sim what-if``."""
+    parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
+    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    add_alternative_flags(parser)
+    add_forecast_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+
+
+def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that forecasts a load many times over."""
+    parser.add_argument(
+        "--replay-sessions",
+        action=argparse.BooleanOptionalAction,
+        help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
+        "former where the trace has sessions",
+    )
+    parser.add_argument("--members", type=int, default=32, metavar="N", help="forecasts of each load (default 32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Forecast the capture and each alternative, and say what differs."""
+    config = WhatIfConfig(
+        trace=arguments.trace,
+        model=arguments.model,
+        alternatives=tuple(alternatives_of(arguments)),
+        paced=arguments.replay_sessions,
+        members=checked_members(arguments.members),
+        seed=arguments.seed,
+        json=arguments.json,
+        page=arguments.html,
+    )
+    result, finished = forecast_alternatives(config)
+    if config.json:
+        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    else:
+        print(describe(result))
+    if config.page is not None:
+        write_page(config.page, result)
+    return 0 if finished else 130
+
+
+def forecast_alternatives(config: WhatIfConfig) -> tuple[WhatIf, bool]:
+    """The rows that were asked for, the capture's first; and whether all are there: Ctrl-C keeps what was done."""
+    model = load_model(config.model)
+    captured = read_captured(config.trace, model, paced=config.paced)
+    loads = [plan(captured, alternative) for alternative in (Alternative({}), *config.alternatives)]
+    say_if_not_compiled()
+    drawn = members(model, config.members, config.seed)
+    cohorts = cohorts_of(captured.records)
+    rows: list[Row] = []
+    finished = True
+    try:
+        base: Outlook | None = None
+        runs = counted(range(len(loads) * config.members), "forecasts")
+        for load in loads:
+            found = forecast(load.arrivals, load.engine, drawn, seed=config.seed, done=lambda: next(runs, None))
+            one = look(load, found, model, cohorts, paced=captured.paced)
+            base = base or one
+            rows.append(_row(one, base, model))
+    except KeyboardInterrupt:
+        finished = False
+        if not rows:
+            raise
+        print(f"sim what-if: interrupted; {len(rows)} of {len(loads)} rows are done", file=sys.stderr)
+    result = WhatIf(
+        trace=config.trace.name,
+        trace_digest=captured.digest,
+        model_digest=model_digest(model),
+        members=config.members,
+        seed=config.seed,
+        confidence=CONFIDENCE,
+        paced=captured.paced,
+        requests=len(captured.records),
+        cohorts={name: len(places) for name, places in cohorts.items()},
+        notes=list(_notes(captured, model, config.alternatives)),
+        rows=rows,
+    )
+    return result, finished
+
+
+def checked_members(members: int) -> int:
+    """``--members``. Raises InputError: with fewer than two nothing is known of a spread."""
+    if members < 2:
+        raise InputError(f"--members: {members}; expected 2 or more")
+    return members
+
+
+def say_if_not_compiled() -> None:
+    """The first forecast of an installation takes longer; a reader who waits should know why."""
+    if not is_compiled():
+        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
+
+
+def write_page(path: Path, result: WhatIf) -> None:
+    """Write the result as a page. Raises InputError if it cannot be written."""
+    from report.pages.whatifpage import render_what_if  # noqa: PLC0415 - plotly, jinja: only who wants a page waits for them
+
+    try:
+        path.write_text(render_what_if(result), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--html: {path}: {error.strerror}; expected a writable path") from None
+    print(f"page: {path}", file=sys.stderr)
+
+
+def _row(one: Outlook, base: Outlook, model: Model) -> Row:
+    alternative, is_base = one.load.alternative, one is base
+    return Row(
+        name=alternative.name,
+        settings=dict(alternative.settings),
+        rate=alternative.rate,
+        cold_prompts=alternative.cold_prompts,
+        num_gpu_blocks=one.load.engine.num_gpu_blocks,
+        measures={name: _measure(name, one, None if is_base else base) for name in one.values},
+        demand=_said(one.demand),
+        warnings=list(
+            open_parameters(model, one.run)
+            if is_base
+            else extrapolations(model, base.run, one.run, base.load.engine, one.load.engine)
+        ),
+        curves=one.curves,
+    )
+
+
+def _measure(name: str, one: Outlook, base: Outlook | None) -> Measure:
+    values, beyond = one.values[name], one.beyond.get(name)
+    if base is None:
+        return Measure(value=span_of(values, beyond))
+    before = base.values[name]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference, ratio = values - before, np.where(before > 0.0, values / before, np.nan)
+    middle = interval(before).middle
+    known = beyond is not None and np.isfinite(middle)
+    return Measure(
+        value=span_of(values, beyond),
+        difference=span_of(difference, (beyond or 0.0) - middle if known else None),
+        ratio=span_of(ratio, (beyond or 0.0) / middle if known and middle > 0.0 else None),
+    )
+
+
+def span_of(values: Floats, beyond: float | None) -> Span:
+    """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
+    found = interval(values)
+    return Span(
+        middle=_finite(found.middle),
+        low=_finite(found.low),
+        high=_finite(found.high),
+        beyond=beyond if found.middle == np.inf else None,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return round(float(value), 6) if np.isfinite(value) else None
+
+
+def _said(demand: Demand) -> DemandSaid:
+    return DemandSaid(
+        load=_finite(demand.load),
+        prefill=_finite(demand.prefill),
+        decode=_finite(demand.decode),
+        frontend=_finite(demand.frontend),
+        yield_at_most=_finite(demand.yield_at_most),
+        in_flight_growth_per_s=_finite(demand.in_flight_growth_per_s),
+        in_flight_at_end=demand.in_flight_at_end,
+        saturated=demand.is_saturated,
+    )
+
+
+def _notes(captured: Captured, model: Model, alternatives: Sequence[Alternative]) -> Iterator[str]:
+    rates = any(alternative.rate != 1.0 for alternative in alternatives)
+    if captured.paced:
+        yield "later turns wait for the answers before them, then think as long as recorded" + (
+            "; a rate multiplies the sessions that begin in a second" if rates else ""
+        )
+    else:
+        yield "open loop: every request comes at its recorded offset" + (
+            ", divided by the rate: think times between turns shrink with it" if rates else ""
+        )
+    if not model.draws:
+        yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
+    if any(record.status not in ("ok", "error") for record in captured.records):
+        yield "clients that gave up give up after as long a wait here"
+    if captured.engine != model.engine:
+        own, fitted = asdict(captured.engine), asdict(model.engine)
+        said = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in own if own[name] != fitted[name]]
+        yield f"settings as the capture tells them: {', '.join(said)}"

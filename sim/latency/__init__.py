@@ -1,0 +1,1 @@
+"""The latency model: terms of a step, front end, noise, model.json."""

@@ -1,0 +1,184 @@
+"""What the step model does not explain, as the fit found it: factors on steps and on the front end, drawn by counter.
+
+A step's duration is its predicted one times a factor whose distribution depends on how long the step is: a hiccup of a
+few milliseconds is much to a step of twelve and nothing to one of four hundred. Whoever shares a step shares its luck;
+who waits behind it waits as much longer. So TTFT and gaps are joint by construction, and queues draw nothing of their
+own. Part of a step's luck is the machine's mood, which lasts: its correlation with what it was t ms ago is
+exp(−t / ``mood_ms``). A request draws once, a factor on the front end's time for it.
+
+A draw depends on the seed and on the step's number, or the request's id, and on nothing else. Normals and logs are read
+off tables, between whose entries they are interpolated; what remains is compiled from the same lines that Python runs,
+so that both engines give the same bits.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tracefile.records.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Numbers = Sequence[float] | Floats
+
+LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+"""Probabilities at which quantiles are kept. Beyond the outermost the noise is flat: no tail is made up."""
+
+NORMALS = 1 << 12
+"""Intervals of the table of normals, which ends at probabilities of a quarter of one."""
+WIDEST, PER_NORMAL = 5, 128
+"""The table of steps' logs goes from minus to plus so many standard deviations, with so many intervals to each."""
+_LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
+_STEPS = b"\0steps"
+"""What the steps' stream is named by, where a request's is by its id."""
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Distributions of log(observed / predicted). Raises InputError if its tables do not fit together."""
+
+    levels: tuple[float, ...] = LEVELS
+    """Probabilities, ascending: the columns of the tables."""
+    step_ms: tuple[float, ...] = (1.0,)
+    """Predicted durations of a step, ascending, ms: the rows of ``step_log_ratio``, interpolated in their log."""
+    step_log_ratio: tuple[tuple[float, ...], ...] = ((0.0,) * len(LEVELS),)
+    """Per row and level: log(observed duration of a step / predicted)."""
+    mood_share: float = 0.0
+    """Share of the variance of a step's luck that lasts, 0 to 1."""
+    mood_ms: float = 1.0
+    """How long it lasts: the time in which its correlation falls to 1/e."""
+    frontend_log_ratio: tuple[float, ...] = (0.0,) * len(LEVELS)
+    """Per level: log(observed time in the front end / predicted)."""
+
+    def __post_init__(self) -> None:
+        width = len(self.levels)
+        if not all(len(row) == width for row in (*self.step_log_ratio, self.frontend_log_ratio)):
+            raise InputError(f"noise: a table's row has another length than the {width} levels")
+        if len(self.step_log_ratio) != len(self.step_ms) or not self.step_ms:
+            raise InputError("noise: step_log_ratio needs a row for each of step_ms")
+        if any(b <= a for a, b in pairwise(self.levels)) or any(b <= a for a, b in pairwise(self.step_ms)):
+            raise InputError("noise: levels and step_ms must ascend")
+        if not self.step_ms[0] > 0.0:
+            raise InputError(f"noise: step_ms: {self.step_ms[0]}; expected more than 0")
+        if not (0.0 <= self.mood_share <= 1.0 and self.mood_ms > 0.0):
+            raise InputError(f"noise: mood of share {self.mood_share} and {self.mood_ms} ms; expected 0 to 1, and > 0")
+
+    def step_knots(self) -> Floats:
+        """log(ms) of the steps' rows."""
+        return np.asarray(np.log(np.asarray(self.step_ms)))
+
+    def step_table(self) -> Floats:
+        """log(observed / predicted) per knot at normals from −``WIDEST`` to ``WIDEST``; no rows: every factor is 1."""
+        if not any(any(row) for row in self.step_log_ratio):
+            return np.empty((0, 0))
+        at = np.arange(-WIDEST * PER_NORMAL, WIDEST * PER_NORMAL + 1) / PER_NORMAL
+        u = [_NORMAL.cdf(z) for z in at.tolist()]
+        return np.stack([np.interp(u, self.levels, row) for row in self.step_log_ratio])
+
+    def frontend_factors(self, seed: int | None, request_ids: Sequence[str]) -> Floats:
+        """What to multiply the front end's time with, per request; ``seed`` None: the median. Shape (n,)."""
+        if seed is None or not any(self.frontend_log_ratio):
+            return np.full(len(request_ids), self._frontend_factor(0.5))
+        return np.array([self._frontend_factor(uniform(stream(seed, name.encode()), 0)) for name in request_ids])
+
+    def _frontend_factor(self, u: float) -> float:
+        return math.exp(float(np.interp(u, self.levels, self.frontend_log_ratio)))
+
+
+class StepLuck:
+    """The factors of one run's steps, drawn one after another. ``seed`` None: medians, no draws."""
+
+    __slots__ = ("_key", "_knots", "_mood", "_mood_at_ms", "_mood_ms", "_normals", "_number", "_table", "_weights")
+
+    def __init__(self, noise: Noise, seed: int | None) -> None:
+        self._knots: list[float] = noise.step_knots().tolist()
+        self._table: list[list[float]] = noise.step_table().tolist()
+        self._key = None if seed is None else stream(seed, _STEPS)
+        self._weights = weights(noise)
+        self._mood_ms = noise.mood_ms
+        self._normals: list[float] = normals_table().tolist()
+        self._number, self._mood, self._mood_at_ms = 0, 0.0, -math.inf
+
+    def factor(self, start_ms: float, step_ms: float) -> float:
+        """Observed / predicted of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
+        if not self._table:
+            return 1.0
+        return math.exp(step_log(self._knots, self._table, self._normal(start_ms), step_ms))
+
+    def _normal(self, start_ms: float) -> float:
+        if self._key is None:
+            return 0.0
+        own = at(self._normals, uniform(self._key, 2 * self._number) * NORMALS)
+        fresh = at(self._normals, uniform(self._key, 2 * self._number + 1) * NORMALS)
+        kept = math.exp(-(start_ms - self._mood_at_ms) / self._mood_ms)
+        self._mood = kept * self._mood + math.sqrt(1.0 - kept * kept) * fresh
+        self._mood_at_ms = start_ms
+        self._number += 1
+        return self._weights[0] * self._mood + self._weights[1] * own
+
+
+def step_log(knots: Numbers, table: Sequence[Sequence[float]] | Floats, normal: float, step_ms: float) -> float:
+    """log(observed / predicted) of a step of ``step_ms`` at a ``normal``. Compiled too, so plain."""
+    place = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
+    below = int(place)
+    share = place - below
+    upper = 0
+    at_ms = math.log(max(step_ms, 1e-9))
+    while upper < len(knots) and knots[upper] <= at_ms:
+        upper += 1
+    first = table[min(upper, len(knots) - 1)]
+    value = first[below] + share * (first[below + 1] - first[below])
+    if 0 < upper < len(knots):
+        row = table[upper - 1]
+        lower = row[below] + share * (row[below + 1] - row[below])
+        weight = (at_ms - knots[upper - 1]) / (knots[upper] - knots[upper - 1])
+        value = lower + weight * (value - lower)
+    return float(value)
+
+
+def weights(noise: Noise) -> tuple[float, float]:
+    """Of the mood, and of what a step has alone."""
+    return math.sqrt(noise.mood_share), math.sqrt(1.0 - noise.mood_share)
+
+
+def at(table: Numbers, place: float) -> float:
+    """``table`` at ``place`` from 0 to below its last entry's, linearly between entries. Compiled too, so plain."""
+    below = int(place)
+    low = table[below]
+    return float(low + (place - below) * (table[below + 1] - low))
+
+
+def stream(seed: int, name: bytes) -> int:
+    """Key of the stream of draws that a name has under a seed."""
+    return xxhash.xxh3_64_intdigest(name, seed=seed & _MASK)
+
+
+def steps_stream(seed: int) -> int:
+    """Key of the steps' draws."""
+    return stream(seed, _STEPS)
+
+
+def uniform(key: int, counter: int) -> float:
+    """A number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
+    mixed = (key + (counter + 1) * _GOLDEN) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    mixed ^= mixed >> 31
+    return (mixed >> 11) * 2.0**-53
+
+
+_NORMAL = NormalDist()
+
+
+@cache
+def normals_table() -> Floats:
+    """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
+    least = 0.25 / NORMALS
+    return np.array([_NORMAL.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(NORMALS + 1)])

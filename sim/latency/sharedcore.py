@@ -1,0 +1,82 @@
+"""A front end on the engine's own core: whoever has work gets half of it while the other has work too.
+
+The front end takes requests one at a time. What it does while a step runs makes the step longer by as much, and is
+counted in that step's row; what it does while the engine is idle gets a row of its own. So every moment between an
+arrival and its first token is in some row, and the parameters stay linear.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from sim.latency.terms import STEP_TERMS, StepRow
+
+_NOTHING: StepRow = (0.0,) * len(STEP_TERMS)
+_DONE_MS = 1e-9  # what rounding may leave of a job
+
+
+@dataclass(slots=True)
+class Job:
+    """One request in the front end's hands."""
+
+    place: int
+    prompt_tokens: int
+    work_ms: float
+    left_ms: float
+
+
+class SharedCore:
+    """The front end's queue, and how its work and the engine's stretch each other."""
+
+    __slots__ = ("_done", "_jobs")
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._done: list[tuple[float, int]] = []
+
+    def accept(self, place: int, prompt_tokens: int, work_ms: float) -> None:
+        """A request has arrived."""
+        self._jobs.append(Job(place, prompt_tokens, work_ms, work_ms))
+
+    def take_done(self) -> list[tuple[float, int]]:
+        """When and which requests were handed over since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any request is in the front end's hands."""
+        return bool(self._jobs)
+
+    def run_beside(self, start_ms: float, step_ms: float, until_ms: float) -> tuple[float, float, tuple[float, float]]:
+        """Run from ``start_ms`` until ``step_ms`` of the engine's work are done, or until ``until_ms``.
+
+        Returns the time reached, the engine's work that is left, and what the front end did, as a row's last terms.
+        """
+        now_ms, left_ms = start_ms, step_ms
+        requests = tokens = 0.0
+        while left_ms > 0.0 and now_ms < until_ms:
+            if not self._jobs:
+                span_ms = min(left_ms, until_ms - now_ms)
+                now_ms, left_ms = now_ms + span_ms, left_ms - span_ms
+                continue
+            span_ms = min(2.0 * left_ms, 2.0 * self._jobs[0].left_ms, until_ms - now_ms)
+            now_ms += span_ms
+            left_ms = max(left_ms - span_ms / 2.0, 0.0)
+            share, prompt_tokens = self._work(span_ms / 2.0, now_ms)
+            requests, tokens = requests + share, tokens + share * prompt_tokens
+        return now_ms, left_ms, (requests, tokens)
+
+    def run_alone(self, start_ms: float, until_ms: float) -> tuple[float, StepRow]:
+        """Run while the engine is idle, to the end of the current job or to ``until_ms``; time reached, and the row."""
+        end_ms = min(start_ms + self._jobs[0].left_ms, until_ms)
+        share, prompt_tokens = self._work(end_ms - start_ms, end_ms)
+        return end_ms, (*_NOTHING, share, share * prompt_tokens)
+
+    def _work(self, span_ms: float, now_ms: float) -> tuple[float, int]:
+        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all; its share, and its tokens."""
+        job = self._jobs[0]
+        job.left_ms -= span_ms
+        if job.left_ms <= _DONE_MS:
+            self._jobs.popleft()
+            self._done.append((now_ms, job.place))
+        return (span_ms / job.work_ms if job.work_ms > 0.0 else 1.0), job.prompt_tokens

@@ -1,0 +1,116 @@
+"""How an API words an answer: what every one of them is given, and what it must be able to say."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from sim.serving.engine.service import Service
+from sim.serving.requests.answer import FinishReason
+from sim.serving.requests.errors import ApiError
+from sim.serving.requests.fields import Asked
+from sim.serving.requests.generation import Generation
+from sim.serving.requests.vocabulary import Vocabulary
+
+
+class Usage(NamedTuple):
+    """Token counts of a request, over its prompts and choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    """None: not to be told (in the middle of a stream)."""
+
+    def fields(self) -> dict[str, Any]:
+        """The ``usage`` object of OpenAI's completions and chats."""
+        counts: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return counts
+
+
+class Delta(NamedTuple):
+    """What one choice gained since its client was last told: tokens ``start`` to ``stop`` of its answer."""
+
+    generation: Generation
+    start: int
+    stop: int
+    finish_reason: FinishReason | None
+    """With the last one; else None."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids gained."""
+        return self.generation.answer.token_ids[self.start : self.stop]
+
+    def text(self, vocabulary: Vocabulary) -> str:
+        """The text gained; the token that ends an answer is counted and not spoken."""
+        token_ids = self.token_ids
+        return vocabulary.decode(token_ids[:-1] if self.finish_reason == "stop" else token_ids)
+
+    def arguments(self, vocabulary: Vocabulary) -> str:
+        """The piece gained of the arguments of the call that the answer is."""
+        answer = self.generation.answer
+        assert answer.call is not None
+        spoken = self.stop - 1 if self.finish_reason == "stop" else self.stop
+        return answer.call.fragment(vocabulary, answer.token_ids, self.start, spoken)
+
+    @property
+    def names_tool(self) -> bool:
+        """Whether the tool's name is complete with these tokens, and was not before."""
+        call = self.generation.answer.call
+        return call is not None and self.start < call.name_tokens <= self.stop
+
+
+class Voice(Protocol):
+    """Words one response. Streamed parts are complete server-sent events; an empty one is not written."""
+
+    def opening(self) -> bytes:
+        """What is said before there is a token."""
+        ...
+
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        """What ``delta`` would say of each of these alone, tokens in the middle of a text, worded ahead and at once.
+
+        Nothing: a response of this kind words each as it comes.
+        """
+        ...
+
+    def delta(self, delta: Delta, usage: Usage | None) -> bytes:
+        """What is said of a choice's new tokens, the latest usage with it where the client wants it all along."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """What is said when every choice has ended."""
+        ...
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
+        """The response in one piece; a delta for each choice, holding all of it."""
+        ...
+
+
+class Api(Protocol):
+    """One generating endpoint's language."""
+
+    id_prefix: str
+
+    def read(self, service: Service, body: bytes) -> Asked:
+        """A request's body. Raises ApiError."""
+        ...
+
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
+        """Who words the response to ``asked``."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """An error's JSON."""
+        ...
+
+
+def named_event(kind: str, fields: dict[str, Any]) -> bytes:
+    """A server-sent event with its type beside it, as the Messages and Responses APIs have them."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))

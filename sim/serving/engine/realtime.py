@@ -1,0 +1,263 @@
+"""An engine that keeps the model's time on a real clock: the simulator's scheduler and pool behind a server.
+
+The loop is ``sim.engine.engine``'s. Its clock is virtual and absolute: a step begins where the last one ended, or at an
+arrival if the engine was idle, and lasts as long as the model says; the real clock is only waited for. A late wake-up
+therefore delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a
+time with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
+
+As fast as it goes (``speed`` None) the order of everything is that of virtual time, and no time is waited for. The
+clock shows the end of the last step; a request arrives at the time it shows when the request has been read, and while
+there is nothing to compute it stands still, or goes to the next request that the front end is busy with.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from sim.latency.clocks import FrontendClock
+from sim.latency.modelfile import Model
+from sim.latency.noise import StepLuck
+from sim.serving.engine.alarm import Alarm
+from sim.serving.engine.enginecounters import EngineCounters
+from sim.serving.requests.generation import Generation
+from sim.vllm.scheduler import Scheduler, Step
+
+TOLD_AT_ONCE = 32
+"""Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
+
+
+class RealTimeEngine:
+    """``speed``: virtual seconds per real one; None: as fast as it goes. ``noise_seed`` None: the noise's medians.
+
+    All methods belong to the event loop that ``run`` runs on.
+    """
+
+    def __init__(self, model: Model, *, speed: float | None = 1.0, noise_seed: int | None = None) -> None:
+        self.scheduler = Scheduler(model.engine)
+        self.counters = EngineCounters()
+        self.now_ms = 0.0
+        self._model = model
+        self._step_model = model.step
+        self._luck = StepLuck(model.noise, noise_seed)
+        self._noise_seed = noise_seed
+        self._composes_ahead = model.engine.async_scheduling
+        self._composed: Step | None = None
+        self._generations: dict[int, Generation] = {}
+        self._arrivals: list[tuple[float, int]] = []
+        self._aborts: list[Generation] = []
+        self._frontend = FrontendClock(model.frontend)
+        self._next_index = 0
+        self._ns_per_ms = None if speed is None else 1e6 / speed
+        self._epoch_ns = perf_counter_ns()
+        self._alarm: Alarm | None = None
+        self._idle = False
+        self._unsettled: Step | None = None
+        self._told: list[Generation] = []
+        self.on_step: Callable[[float], None] | None = None
+        """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
+
+    async def run(self) -> None:
+        """Step for ever; cancel it to stop."""
+        self._alarm = Alarm()
+        try:
+            while True:
+                self._take_in()
+                step = self._composed or self._compose(at_rest=True)
+                if step is None:
+                    await self._wait_for_arrival()
+                    continue
+                self._composed = self._compose(at_rest=False) if self._composes_ahead else None
+                end_ms = self.now_ms + self._duration_ms(step)
+                await self._sleep_until(end_ms)
+                self.now_ms = end_ms
+                await self._tell(step)
+                self.settle()
+        finally:
+            self._alarm.close()
+            self.abort_all()
+
+    def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
+        """Let a request arrive, now or at an earlier ``arrival_ms`` of the engine's clock.
+
+        It reaches the scheduler after the front end's time and ``extra_ms``, counted from its arrival: what the server
+        really took to read it is part of that time, not added to it.
+        """
+        request = generation.request
+        request.index = self._next_index
+        self._next_index += 1
+        arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
+        generation.arrival_ms = arrival_ms
+        self._generations[request.index] = generation
+        work_ms = self._model.frontend.work_ms(request.prompt_tokens)
+        work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
+        entry_ms = self._frontend.entry_ms(arrival_ms, work_ms) + extra_ms
+        heapq.heappush(self._arrivals, (entry_ms, request.index))
+        self._wake()
+
+    def abort(self, generation: Generation) -> None:
+        """Forget a request, its client being gone: at once if it has not entered, else between two steps."""
+        if generation.outcome is None:
+            self._aborts.append(generation)
+            self._wake()
+
+    def abort_all(self) -> None:
+        """End everything: the server is going down."""
+        self.settle()
+        for generation in list(self._generations.values()):
+            self._abort(generation)
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while a request holds blocks."""
+        self.settle()
+        return self.scheduler.pool.reset_prefix_cache()
+
+    def clock_ms(self) -> float:
+        """Now on the engine's clock; at ``speed`` None that is the end of the last step."""
+        return self.time_ms(perf_counter_ns())
+
+    def time_ms(self, at_ns: int) -> float:
+        """What the engine's clock showed at a moment of ``perf_counter_ns``; at ``speed`` None, what it shows now."""
+        return self.now_ms if self._ns_per_ms is None else (at_ns - self._epoch_ns) / self._ns_per_ms
+
+    def moment_ns(self, virtual_ms: float) -> int:
+        """When on the clock of ``perf_counter_ns`` the engine's clock shows ``virtual_ms``; needs a speed."""
+        assert self._ns_per_ms is not None
+        return self._epoch_ns + round(virtual_ms * self._ns_per_ms)
+
+    def delivery_ms(self, prompt_tokens: int) -> float:
+        """What the front end takes to send a first token, in real time; as fast as it goes, none."""
+        delivery_ms = self._model.frontend.delivery_ms(prompt_tokens)
+        return 0.0 if self._ns_per_ms is None else delivery_ms * self._ns_per_ms / 1e6
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that arrived and do not run."""
+        return len(self._generations) - len(self.scheduler.running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the usable blocks that are held."""
+        pool = self.scheduler.pool
+        return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
+
+    def _take_in(self) -> None:
+        """What happened outside by now: requests whose client is gone, then those that the front end is done with."""
+        for generation in self._aborts:
+            self._abort(generation)
+        self._aborts.clear()
+        while self._arrivals and self._arrivals[0][0] <= self.now_ms:
+            _, index = heapq.heappop(self._arrivals)
+            arrived = self._generations.get(index)
+            if arrived is not None:  # or else its client left meanwhile
+                arrived.entered = True
+                arrived.request.arrival_ms = arrived.arrival_ms
+                self.scheduler.add(arrived.request)
+
+    def _compose(self, *, at_rest: bool) -> Step | None:
+        if not self.scheduler.has_work:
+            return None
+        step = self.scheduler.schedule_at_rest() if at_rest else self.scheduler.schedule()
+        self.counters.preemptions += len(step.preempted)
+        return step if step.scheduled else None
+
+    def _duration_ms(self, step: Step) -> float:
+        """As the model says, with the step's luck: requests in one step are slow together."""
+        duration_ms = self._step_model.step_ms(step)
+        return duration_ms * self._luck.factor(self.now_ms, duration_ms)
+
+    async def _sleep_until(self, virtual_ms: float) -> None:
+        assert self._alarm is not None
+        if self._ns_per_ms is not None:
+            await self._alarm.sleep_until(self.moment_ns(virtual_ms))
+
+    async def _wait_for_arrival(self) -> None:
+        """Idle: move the clock to the next entry, or sleep until something comes."""
+        assert self._alarm is not None
+        self._idle = True
+        if not self._arrivals:
+            if not self._aborts:
+                await self._alarm.sleep()
+        else:
+            entry_ms = self._arrivals[0][0]
+            await self._sleep_until(entry_ms)
+            # Woken early, it was by a new arrival or an abort: the next entry may be another one.
+            if self._ns_per_ms is None or self.clock_ms() >= entry_ms:
+                self.now_ms = max(self.now_ms, entry_ms)
+        self._idle = False
+
+    def _wake(self) -> None:
+        if self._idle and self._alarm is not None:
+            self._alarm.wake()
+
+    async def _tell(self, step: Step) -> None:
+        """The step is over: whoever it sampled a token for is told."""
+        if self._ns_per_ms is not None:
+            self.counters.lateness_s.add(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
+        if self.on_step is not None:
+            self.on_step(self.now_ms)
+        generations = self._generations
+        sampled = [
+            generations[request.index]
+            for request, _, _, samples in step.scheduled
+            if samples and request.state != "finished"
+        ]
+        # Those whose first token it is go first: the step's order would have them wait for all that decode.
+        beginning = [generation for generation in sampled if not generation.delivered]
+        if beginning:
+            sampled = beginning + [generation for generation in sampled if generation.delivered]
+        for first in range(0, len(sampled) or 1, TOLD_AT_ONCE):
+            self._give_tokens(sampled[first : first + TOLD_AT_ONCE])
+            if first + TOLD_AT_ONCE >= len(sampled):
+                self._unsettled = step
+            await asyncio.sleep(0)
+
+    def _give_tokens(self, generations: list[Generation]) -> None:
+        """A token each has come; the one that an answer ends with ends it."""
+        told = self._told
+        for generation in generations:
+            if generation.outcome is None:
+                generation.delivered += 1
+                if generation.delivered == generation.request.output_tokens:
+                    generation.outcome = "finished"
+                told.append(generation)
+                generation.on_progress(generation)
+
+    def settle(self) -> None:
+        """Do the books of a step that has been told; whoever reads them in the meantime calls this first."""
+        step, self._unsettled = self._unsettled, None
+        if step is None:
+            return
+        told, self._told = self._told, []
+        self.scheduler.finish_step(step)
+        self.counters.count_step(told, self.now_ms)
+        for generation in told:
+            if generation.outcome == "finished":
+                del self._generations[generation.request.index]
+                self.counters.count_finished(generation, self.now_ms)
+
+    def _abort(self, generation: Generation) -> None:
+        if generation.outcome is not None:
+            return
+        generation.outcome = "aborted"
+        del self._generations[generation.request.index]
+        self.counters.finished["abort"] += 1
+        if generation.entered:
+            self.scheduler.abort(generation.request)
+        generation.on_progress(generation)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, scheduler and pool agree."""
+        self.settle()
+        self.scheduler.check_integrity()
+        for index, generation in self._generations.items():
+            assert generation.request.index == index
+            assert generation.outcome is None, f"{generation.request.request_id} ended and is kept"
+            assert generation.delivered == generation.request.num_generated
+        held = {request.index for request in (*self.scheduler.running, *self.scheduler.waiting)}
+        assert held == {index for index, generation in self._generations.items() if generation.entered}

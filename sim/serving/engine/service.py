@@ -1,0 +1,118 @@
+"""What a request is to the engine: its model checked, its answer drawn, its blocks hashed."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from sim.serving.engine.faults import Faults
+from sim.serving.engine.fleet import Fleet
+from sim.serving.requests.answer import AnswerLimits, draw_answer
+from sim.serving.requests.errors import ApiError
+from sim.serving.requests.fields import Asked, GenerationFields
+from sim.serving.requests.generation import Generation
+from sim.serving.requests.spelling import Spelling
+from sim.serving.requests.tools import Tool
+from sim.serving.requests.vocabulary import Vocabulary
+from sim.vllm.request import Request
+from tracefile import BlockHasher, HashKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What every endpoint shares."""
+
+    fleet: Fleet
+    vocabulary: Vocabulary
+    spelling: Spelling
+    model_name: str
+    max_model_len: int
+    version: str
+    seed: int
+    median_answer_tokens: float
+    tool_share: float
+    """Share of the answers that may call a tool and need not, and do."""
+    faults: Faults
+    hash_key: HashKey
+    """Of this process alone: block keys never leave it."""
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError unless it is the served model, or none was named."""
+        if name is not None and name != self.model_name:
+            raise ApiError(f"The model `{name}` does not exist.", status=404, kind="NotFoundError", param="model")
+
+    def plan(self, asked: Asked, on_progress: Callable[[Generation], None]) -> list[Generation]:
+        """A generation for each choice of each prompt, nothing submitted yet. Raises ApiError for what cannot be."""
+        fields, max_tokens = asked.fields, asked.max_tokens
+        choices = 1 if fields.n is None else fields.n
+        if choices < 1 or (max_tokens is not None and max_tokens < 1):
+            raise ApiError(f"n and max_tokens must be at least 1, got {fields.n} and {max_tokens}")
+        if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
+            raise ApiError(f"min_tokens ({fields.min_tokens}) must not exceed max_tokens ({max_tokens})")
+        if fields.stream_options is not None and not fields.stream:
+            raise ApiError("stream_options: only with stream = true", param="stream_options")
+        planned = []
+        for prompt in asked.prompts:
+            limits = self._limits(fields, len(prompt), max_tokens)
+            prompt_ids = np.array(prompt, dtype="<u4")
+            planned += [self._generation(asked, prompt_ids, limits, choice, on_progress) for choice in range(choices)]
+        for place, generation in enumerate(planned):
+            generation.place = place
+        return planned
+
+    def route(self, asked: Asked, generations: list[Generation], session: str | None) -> int:
+        """Which engine gets a request: one for all its prompts and choices."""
+        blocks = generations[0].request.hashes[: len(asked.prompts[0]) // self.fleet.block_size]
+        return self.fleet.route(session or asked.fields.user, blocks)
+
+    def _limits(self, fields: GenerationFields, prompt_tokens: int, max_tokens: int | None) -> AnswerLimits:
+        room = self.max_model_len - prompt_tokens
+        if room < 1:
+            raise ApiError(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt has "
+                f"{prompt_tokens} tokens, which leaves no room for an answer.",
+                param="prompt",
+            )
+        return AnswerLimits(
+            max_tokens=room if max_tokens is None else min(max_tokens, room),
+            min_tokens=fields.min_tokens or 0,
+            ignore_eos=bool(fields.ignore_eos),
+            median_tokens=self.median_answer_tokens,
+        )
+
+    def _generation(
+        self,
+        asked: Asked,
+        prompt_ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
+        limits: AnswerLimits,
+        choice: int,
+        on_progress: Callable[[Generation], None],
+    ) -> Generation:
+        fields, prompt = asked.fields, prompt_ids.tobytes()
+        seed = self.seed if fields.seed is None else self.seed ^ (fields.seed + 1)
+        answer = draw_answer(
+            prompt, self.vocabulary, limits, seed, choice, tool=self._tool(asked, prompt, seed + choice)
+        )
+        # The last token's KV is never computed, so it fills no block.
+        computed = np.concatenate([prompt_ids, np.array(answer.token_ids[:-1], dtype="<u4")])
+        hasher = BlockHasher(self.hash_key, block_size=self.fleet.block_size, cache_salt=fields.cache_salt)
+        request = Request(
+            request_id=secrets.token_hex(8),
+            prompt_tokens=len(prompt_ids),
+            output_tokens=len(answer.token_ids),
+            hashes=[int(key) for key in hasher.hash_blocks(computed)],
+            max_tokens=limits.max_tokens,
+            priority=fields.priority or 0,
+        )
+        return Generation(request, answer, on_progress)
+
+    def _tool(self, asked: Asked, prompt: bytes, seed: int) -> Tool | None:
+        """The tool that an answer calls: a function of prompt and seed, like the answer."""
+        if asked.tool_choice == "none":
+            return None
+        drawn = xxhash.xxh3_64_intdigest(prompt, seed=(seed + 1) & 0xFFFFFFFFFFFFFFFF)
+        if asked.tool_choice == "auto" and drawn / 2.0**64 >= self.tool_share:
+            return None
+        return asked.tools[drawn % len(asked.tools)]

@@ -1,0 +1,1 @@
+"""Requests and outputs of ``sim serve``: fields, vocabulary, tools, tokens."""

@@ -1,0 +1,94 @@
+"""What the embedded engine answers: noise, but the same noise for the same prompt, seed and choice.
+
+Drawn by counter, all at once: an answer is known when its request arrives, so its blocks' hashes are too.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from sim.serving.requests.toolcall import ToolCall, draw_call
+from sim.serving.requests.tools import Tool
+from sim.serving.requests.vocabulary import Vocabulary
+
+FinishReason = Literal["stop", "length"]
+LENGTH_SPREAD = 0.8
+"""Standard deviation of a free answer's log length."""
+_LENGTH, _FIRST_TOKEN = 0, 16
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NORMAL = NormalDist()  # SciPy's takes a third of the server's start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLimits:
+    """How long an answer may or must be, in tokens."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    """No end before that many."""
+    ignore_eos: bool = False
+    """No end before ``max_tokens``."""
+    median_tokens: float = 200.0
+    """Median length of an answer that ends when it likes (log-normal)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The whole answer to one prompt."""
+
+    token_ids: list[int]
+    """The end token included, if it came to that."""
+    finish_reason: FinishReason
+    call: ToolCall | None = None
+    """The call of a tool that the tokens spell, if they do."""
+
+
+def draw_answer(
+    prompt: bytes, vocabulary: Vocabulary, limits: AnswerLimits, seed: int, choice: int, *, tool: Tool | None = None
+) -> Answer:
+    """The answer to a ``prompt`` (ids as little-endian u32): a function of all its arguments and nothing else.
+
+    With a ``tool``, the answer calls it: as long as the call is, filled up with blanks where it must be longer.
+    """
+    stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
+    if tool is not None:
+        return _call_answer(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
+    natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
+    ends = not limits.ignore_eos and natural <= limits.max_tokens
+    length = min(natural, limits.max_tokens)
+    places = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.answer_ids))
+    token_ids: list[int] = vocabulary.answer_ids[places].tolist()
+    if ends:
+        token_ids[-1] = vocabulary.end_id
+    return Answer(token_ids, "stop" if ends else "length")
+
+
+def _call_answer(call: ToolCall, vocabulary: Vocabulary, limits: AnswerLimits) -> Answer:
+    blank = vocabulary.encode(" ")[0]
+    least = limits.max_tokens if limits.ignore_eos else limits.min_tokens
+    token_ids = call.token_ids + [blank] * (least - len(call.token_ids))
+    if limits.ignore_eos or len(token_ids) >= limits.max_tokens:
+        return Answer(token_ids[: limits.max_tokens], "length", call)
+    return Answer([*token_ids, vocabulary.end_id], "stop", call)
+
+
+def _stream_seed(seed: int, choice: int) -> int:
+    return (seed * 0x9E3779B97F4A7C15 + choice) & 0xFFFFFFFFFFFFFFFF
+
+
+def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
+    uniform = (int(random_u64(stream, _LENGTH, 1)[0] >> np.uint64(12)) + 0.5) * 2.0**-52
+    length = round(limits.median_tokens * math.exp(LENGTH_SPREAD * _NORMAL.inv_cdf(uniform)))
+    return max(length, limits.min_tokens + 1, 2)
+
+
+def random_u64(stream: np.uint64, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Numbers ``first`` and on of a stream: splitmix64 of the counter; shape (count,)."""
+    mixed = stream + (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

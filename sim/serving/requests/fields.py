@@ -1,0 +1,162 @@
+"""What requests have in common, whichever API they are of: fields, messages, tools; decoded, or refused by name.
+
+Unknown fields are ignored, as vLLM does.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from sim.serving.requests.errors import ApiError
+from sim.serving.requests.tools import Tool
+from sim.serving.requests.vocabulary import Message, Vocabulary
+
+Shape = TypeVar("Shape")
+ToolChoice = Literal["none", "auto", "required"]
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells beside its chunks."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer depends on, under the names of OpenAI's completions; other APIs' fields are turned into these."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = 0
+    ignore_eos: bool | None = False
+    n: int | None = 1
+    seed: int | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    cache_salt: str | None = None
+    priority: int | None = 0
+    user: str | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message's content; only text is understood."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as sent."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[Any] | None = None
+
+    def joined(self) -> Message:
+        """The message with its parts as one text. Raises ApiError for a part that is not text."""
+        if isinstance(self.content, list):
+            for part in self.content:
+                if part.text is None:
+                    raise ApiError(f"a content part of type {part.type!r}: this engine reads text", param="messages")
+            text = "".join(part.text or "" for part in self.content)
+        else:
+            text = self.content or ""
+        return Message(role=self.role, text=text, tool_calls=tuple(self.tool_calls or ()))
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of ``/tokenize``: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool | None = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def decode_body(body: bytes, shape: type[Shape]) -> Shape:
+    """The request in a body. Raises ApiError that names the field."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        raise ApiError(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+
+
+def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
+    """The prompts as ids, from any of the four shapes. Raises ApiError for any other, or none."""
+    data = bytes(raw)
+    inner = data.lstrip()[1:].lstrip()[:1] if data[:1] == b"[" else b""
+    try:
+        if data[:1] == b'"':
+            prompts = [vocabulary.encode(msgspec.json.decode(data, type=str))]
+        elif inner == b'"':
+            prompts = [vocabulary.encode(text) for text in msgspec.json.decode(data, type=list[str])]
+        elif inner == b"[":
+            prompts = msgspec.json.decode(data, type=list[list[int]])
+        else:
+            prompts = [msgspec.json.decode(data, type=list[int])]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError("prompt: expected a text, a list of token ids, or a list of either", param="prompt") from None
+    if not prompts or not all(prompts):
+        raise ApiError("prompt: must not be empty", param="prompt")
+    for prompt in prompts:
+        check_ids(prompt, vocabulary.size, "prompt")
+    return prompts
+
+
+def check_ids(token_ids: Sequence[int], size: int, param: str) -> None:
+    """Raise ApiError for an id that is not in the vocabulary."""
+    if token_ids and (max(token_ids) >= size or min(token_ids) < 0):
+        raise ApiError(f"{param}: a token id is out of vocabulary; expected 0 … {size - 1}", param=param)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asks for, in every API's terms."""
+
+    fields: GenerationFields
+    prompts: list[list[int]]
+    max_tokens: int | None
+    """None: as many as fit."""
+    tools: tuple[Tool, ...] = ()
+    """Those that the answer may call."""
+    tool_choice: ToolChoice = "none"
+    top_logprobs: int | None = None
+    """Alternatives to tell of for each token; None: no logprobs."""
+
+
+def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that may be called, and whether one must be; ``choice``: none, auto, required or a tool's name.
+
+    Raises ApiError for a name that no tool has, or if one must be called and there is none.
+    """
+    offered = tuple(tools)
+    if choice in (None, "auto", "none", "required"):
+        if choice == "required" and not offered:
+            raise ApiError("tool_choice: required, but there are no tools", param="tool_choice")
+        return offered, "none" if choice == "none" or not offered else "required" if choice == "required" else "auto"
+    for tool in offered:
+        if tool.name == choice:
+            return (Tool(tool.name, tool.parameters, is_named=True),), "required"
+    raise ApiError(f"tool_choice: no tool is named {choice!r}", param="tool_choice")
+
+
+def check_top_logprobs(count: int | None) -> int | None:
+    """Raise ApiError for more alternatives than vLLM would tell of."""
+    if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise ApiError(f"logprobs: {count}; expected 0 … {MAX_TOP_LOGPROBS}", param="logprobs")
+    return count

@@ -1,0 +1,162 @@
+"""Text to token ids and back, without a model: an alphabet of short pieces that round-trips exactly.
+
+A chat client sends the answer back as text. That it hits the blocks the answer filled, the text must come back as the
+very ids that were generated, which real tokenizers do not promise. Here text is cut from the left into runs of at most
+three letters, a space before them included, or three digits; what is left is UTF-8 bytes. English takes about two
+tokens a word. Answers are made of pieces with a space and three letters, whose text can be cut in one way only.
+
+    0 … 255       single bytes
+    256 … 511     special tokens, spelled <|name|> or <|number|>
+    512 …         pieces; the ids above the last piece are spelled <|number|>
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from string import ascii_letters, ascii_lowercase, digits
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+VOCABULARY_SIZE = 131_072
+FIRST_SPECIAL, FIRST_PIECE = 256, 512
+SPECIALS = ("end", "system", "user", "assistant", "tool", "developer", "tools", "calls", "message")
+CACHED_TEXTS = 4096
+"""Texts whose ids are kept: a chat sends its past again with every turn."""
+
+_PIECES = re.compile(r"<\|[a-z0-9]+\|>| ?[A-Za-z][a-z]{0,2}|[0-9]{1,3}|.", re.DOTALL)
+_CONSONANTS, _VOWELS = "bcdfghjklmnprstvz", "aeiou"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One chat message, its content parts joined to one text."""
+
+    role: str
+    text: str
+    tool_calls: tuple[Any, ...] = ()
+    """As OpenAI's chats have them: ``{"function": {"name", "arguments"}}``."""
+
+
+class Vocabulary(Protocol):
+    """What the server needs of a vocabulary. Two are real: ``PieceVocabulary`` and
+    ``sim.serving.requests.tokenizer``'s."""
+
+    size: int
+    """Ids are 0 … size − 1."""
+    end_id: int
+    """Ends an answer; also what the chat template closes a message with, where it is ours."""
+    answer_ids: npt.NDArray[np.uint32]
+    """The ids that answers are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, each below ``size``."""
+        ...
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
+        """The ids of a conversation; ``answer``: ending where the assistant's next message begins."""
+        ...
+
+    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
+        """The ids that a call of a tool is generated as: up to its arguments, the arguments, what closes the call."""
+        ...
+
+
+class PieceVocabulary:
+    """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and answers survive the way back."""
+
+    def __init__(self) -> None:
+        self.size = VOCABULARY_SIZE
+        self.end_id = FIRST_SPECIAL
+        self._special = {name: FIRST_SPECIAL + place for place, name in enumerate(SPECIALS)}
+        self._encode_cached = lru_cache(CACHED_TEXTS)(self._encode)
+        # All tables are made here: the first request is timed like any other.
+        self._spelling = self._spell_all()
+        self._id_of = self._invert_spelling()
+        words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
+        self.answer_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
+
+    def _spell_all(self) -> list[bytes]:
+        spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
+        spelled += [f"<|{name}|>".encode() for name in SPECIALS]
+        spelled += [f"<|{number}|>".encode() for number in range(len(spelled), FIRST_PIECE)]
+        spelled += [piece.encode() for piece in _pieces()]
+        return spelled + [f"<|{number}|>".encode() for number in range(len(spelled), self.size)]
+
+    def _invert_spelling(self) -> dict[str, int]:
+        ascii_bytes = {chr(byte): byte for byte in range(128)}
+        later = {
+            spelled.decode(): FIRST_SPECIAL + place for place, spelled in enumerate(self._spelling[FIRST_SPECIAL:])
+        }
+        return ascii_bytes | later
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        return list(self._encode_cached(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        id_of = self._id_of
+        token_ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            token_id = id_of.get(piece)
+            if token_id is not None:
+                token_ids.append(token_id)
+            else:
+                token_ids.extend(piece.encode())
+        return tuple(token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD. Raises IndexError for an id beyond ``size``."""
+        spelling = self._spelling
+        return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
+
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
+        """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour."""
+        special = self._special
+        token_ids: list[int] = []
+        if tools:
+            token_ids += [special["tools"], *self._encode_cached(_json_text(tools)), self.end_id]
+        for message in messages:
+            token_ids.append(special.get(message.role, special["message"]))
+            token_ids += self._encode_cached(message.text)
+            for call in message.tool_calls:
+                before, arguments, _ = self.spell_call(*_called(call))
+                token_ids += [*before, *arguments]
+            token_ids.append(self.end_id)
+        if answer:
+            token_ids.append(special["assistant"])
+        return token_ids
+
+    def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
+        """``<|calls|>``, the name, ``<|message|>``, the arguments; nothing closes it but the end of the message."""
+        special = self._special
+        return [special["calls"], *self._encode_cached(name), special["message"]], self.encode(arguments), []
+
+
+def _pieces() -> Iterator[str]:
+    """Every piece longer than a byte, in the order of its id."""
+    tails = ["", *ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]
+    for space in ("", " "):
+        for head, tail in product(ascii_letters, tails):
+            if space or tail:
+                yield space + head + tail
+    for length in (2, 3):
+        yield from map("".join, product(digits, repeat=length))
+
+
+def _called(call: Any) -> tuple[str, str]:
+    """Name and arguments of a call as a client sent it back."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return "", _json_text(call)
+    return str(function.get("name", "")), str(function.get("arguments", ""))
+
+
+def _json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

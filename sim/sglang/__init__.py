@@ -1,0 +1,1 @@
+"""The rules of SGLang's radix cache."""

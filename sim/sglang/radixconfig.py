@@ -1,0 +1,73 @@
+"""The settings of SGLang's radix cache, and their flags."""
+
+import argparse
+from dataclasses import dataclass
+
+from tracefile.records.errors import InputError
+
+DEFAULT_CHUNK = 8192
+"""SGLang's own on GPUs of 80 GB and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadixConfig:
+    """What decides what SGLang's cache holds, under its names. Raises InputError."""
+
+    max_total_num_tokens: int | None = None
+    """Tokens of KV that the pool has room for. None: endless, or as many blocks as are asked for."""
+    page_size: int = 1
+    """Tokens that are allocated, looked up and cached together."""
+    chunked_prefill_size: int | None = DEFAULT_CHUNK
+    """Most prompt tokens computed at once; what is computed is cached then. None: the whole prompt."""
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1:
+            raise InputError(f"--page-size: {self.page_size}; expected a positive number of tokens")
+        chunk = self.chunked_prefill_size
+        if chunk is not None and (chunk < 1 or chunk % self.page_size):
+            raise InputError(
+                f"--chunked-prefill-size: {chunk}; expected a multiple of the page size ({self.page_size}), or -1"
+            )
+        if self.max_total_num_tokens is not None and self.max_total_num_tokens < 1:
+            raise InputError(f"--kv-tokens: {self.max_total_num_tokens}; expected a positive number of tokens")
+
+
+def add_radix_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say whose cache it is, and SGLang's settings under SGLang's names."""
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "sglang"),
+        default="vllm",
+        help="whose cache: vLLM's block pool or SGLang's radix tree",
+    )
+    sglang = parser.add_argument_group("SGLang", "with --engine sglang")
+    sglang.add_argument(
+        "--kv-tokens", type=int, metavar="N", help="usable tokens (max_total_num_tokens), instead of --blocks"
+    )
+    sglang.add_argument(
+        "--page-size", type=int, metavar="P", help="tokens in a page (default 1), a divisor or multiple of the blocks'"
+    )
+    sglang.add_argument(
+        "--chunked-prefill-size", type=int, metavar="C", help=f"tokens in a prefill (default {DEFAULT_CHUNK}), -1: all"
+    )
+
+
+def radix_config(arguments: argparse.Namespace) -> RadixConfig | None:
+    """SGLang's settings as they were given; None: the cache is vLLM's. Raises InputError."""
+    given = {
+        "max_total_num_tokens": arguments.kv_tokens,
+        "page_size": arguments.page_size,
+        "chunked_prefill_size": arguments.chunked_prefill_size,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if arguments.engine == "vllm":
+        if given:
+            raise InputError("--kv-tokens, --page-size, --chunked-prefill-size: SGLang's; expected --engine sglang")
+        return None
+    if arguments.object_lru or arguments.free_rule != "vllm":
+        raise InputError("--object-lru, --free-rule: expected without --engine sglang, which has neither")
+    if arguments.kv_tokens is not None and arguments.blocks != "inf":
+        raise InputError("--kv-tokens, --blocks: both say how large the cache is; expected one of them")
+    if given.get("chunked_prefill_size") == -1:
+        given["chunked_prefill_size"] = None
+    return RadixConfig(**given)

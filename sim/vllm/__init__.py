@@ -1,0 +1,1 @@
+"""The rules of vLLM V1, to be read: settings, request, block pool, scheduler."""

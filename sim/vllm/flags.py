@@ -1,0 +1,51 @@
+"""Engine settings on the command line: flags that overrule those of a model or a trace."""
+
+import argparse
+from typing import Any, get_args
+
+from sim.vllm.config import FreeRule, SchedulingPolicy
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags under vLLM's names; one that is not given leaves the setting as it is."""
+    settings = parser.add_argument_group("engine settings", "where they differ from the known ones")
+    add, either = settings.add_argument, argparse.BooleanOptionalAction
+    add("--kv-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
+    add("--block-size", type=int, metavar="TOKENS", help="tokens in a block")
+    add("--max-num-seqs", type=int, metavar="N", help="requests running at once")
+    add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens in a step")
+    add("--max-model-len", type=int, metavar="TOKENS", help="longest prompt plus output")
+    add(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="TOKENS",
+        help="most tokens of one request in a step while there are others; 0: no such limit",
+    )
+    add(
+        "--chunked-prefill",
+        dest="enable_chunked_prefill",
+        action=either,
+        help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
+    )
+    add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="who is served next")
+    add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
+    add("--async-scheduling", action=either, help="compose a step while the one before it runs")
+    add("--free-rule", choices=get_args(FreeRule), help="where a freed block goes (append_all: older vLLM)")
+
+
+def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given."""
+    names = (
+        "num_gpu_blocks",
+        "block_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "long_prefill_token_threshold",
+        "enable_chunked_prefill",
+        "scheduling_policy",
+        "enable_prefix_caching",
+        "async_scheduling",
+        "free_rule",
+    )
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}

@@ -1,0 +1,345 @@
+"""vLLM V1's scheduler, step by step: running requests first, then waiting ones as the policy has them in line.
+
+``schedule`` composes a step and counts its tokens as computed; ``finish_step`` hands out what the step sampled. A
+synchronous engine alternates the two. An asynchronous one (vLLM's default) composes the next step while one runs:
+schedule, schedule, finish, schedule, finish …; a decoding request is then scheduled on a placeholder for the token that
+the step in flight is about to sample. Both orders go through the same code here, as the placeholders are 0 otherwise.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sim.vllm.config import EngineConfig
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Request
+
+
+class Scheduled(NamedTuple):
+    """A request's share of a step."""
+
+    request: Request
+    num_tokens: int
+    """Tokens computed in this step."""
+    depth: int
+    """Tokens whose KV was there before, in tokens."""
+    samples: bool
+    """Whether the step samples a token for it: not while prompt tokens remain."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One composed step: who computes how much, and who had to give way."""
+
+    scheduled: list[Scheduled] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    """Those of ``scheduled`` that came from the queue, first or again."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens computed in this step; 0: nothing to run."""
+        return sum(share.num_tokens for share in self.scheduled)
+
+
+@dataclass(slots=True)
+class PrefixStats:
+    """Prefix-cache counters over admissions; vLLM's ``prefix_cache_queries`` and ``prefix_cache_hits``, in tokens.
+
+    An admission after a preemption is counted apart, as vLLM does: its hits are mostly on the request's own blocks.
+    """
+
+    requests: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    preempted_requests: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+
+    def record(self, request: Request, hit_tokens: int) -> None:
+        """Count one admission of ``request``."""
+        if request.preemptions == 0:
+            self.requests += 1
+            self.query_tokens += request.num_tokens
+            self.hit_tokens += hit_tokens
+        else:
+            self.preempted_requests += 1
+            self.preempted_query_tokens += request.num_tokens
+            self.preempted_hit_tokens += hit_tokens
+
+
+class Scheduler:
+    """Requests waiting and running on one pool. The rules are numbered as in docs/simulator.md."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_gpu_blocks, config.block_size, config.free_rule, config.enable_prefix_caching)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.stats = PrefixStats()
+        self._max_tokens = config.longest_request
+        self._by_priority = config.scheduling_policy == "priority"
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def accepts(self, request: Request) -> bool:
+        """Whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
+        blocks = -(-(request.last_token - 1) // self.config.block_size)
+        return request.last_token <= self._max_tokens and blocks <= self.config.usable_blocks
+
+    def add(self, request: Request) -> None:
+        """Queue ``request``. Raises ValueError for one that ``accepts`` refuses: it would block the queue for ever."""
+        if not self.accepts(request):
+            raise ValueError(f"request {request.request_id}: {request.last_token} tokens do not fit this engine")
+        if len(request.hashes) < (request.last_token - 1) // self.config.block_size:
+            raise ValueError(f"request {request.request_id}: its chain of {len(request.hashes)} keys is too short")
+        request.max_tokens = min(request.max_tokens, self._max_tokens - request.prompt_tokens)
+        self._queue(request, at_front=False)
+
+    def schedule(self) -> Step:
+        """Compose the next step; its tokens count as computed from now on."""
+        step = Step()
+        most = self.most_per_request()
+        self._schedule_running(step, most)
+        if not step.preempted:
+            self._admit_waiting(step, most)
+        return step
+
+    def schedule_at_rest(self) -> Step:
+        """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
+        there is nothing to wait for. Those who gave way, in ``preempted``, are all of them."""
+        preempted: list[Request] = []
+        while True:
+            step = self.schedule()
+            preempted += step.preempted
+            if step.scheduled or not step.preempted:
+                step.preempted = preempted
+                return step
+
+    def finish_step(self, step: Step) -> list[Request]:
+        """Hand out the tokens that ``step`` sampled; return the requests that this finished, their blocks freed."""
+        finished = []
+        for request, _, _, samples in step.scheduled:
+            request.steps_in_flight -= 1
+            stale = request.stale_steps > 0
+            if stale:
+                request.stale_steps -= 1
+            if samples and request.state != "finished":
+                request.num_tokens += 1
+                if not stale:
+                    request.placeholders -= 1
+                    self._publish(request, request.num_computed - request.placeholders)
+                if request.num_tokens == request.prompt_tokens + request.output_tokens:
+                    self._retire(request)
+                    finished.append(request)
+        if finished:
+            self._drop_finished(finished)
+        return finished
+
+    def abort(self, request: Request) -> None:
+        """Take ``request`` out, its blocks freed at once, whatever it was doing. A finished one stays as it is."""
+        if request.state == "finished":
+            return
+        if request.state == "running":
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._retire(request)
+
+    def most_per_request(self) -> int:
+        """Most tokens of one request in this step: a long prefill leaves room for others, if there are any."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold > 0 and len(self.running) + len(self.waiting) > 1:
+            return threshold
+        return self.config.max_num_batched_tokens
+
+    def _schedule_running(self, step: Step, most: int) -> None:
+        """Rule 12's first half: every running request in order gets what it lacks.
+
+        Most are decodes within a block, which concern the pool neither for room nor for a newly full block.
+        """
+        running, budget = self.running, self.config.max_num_batched_tokens
+        position = 0
+        while position < len(running) and budget > 0:
+            request = running[position]
+            position += 1
+            tokens = self.lacking(request)
+            if tokens == 0:
+                continue
+            if tokens > 1:
+                tokens = min(tokens, most, budget)
+            end = request.num_computed + tokens
+            within_block = end <= request.room_tokens and end < request.next_full
+            if not within_block:
+                preempted = len(step.preempted)
+                if not self._make_room(request, end, step):
+                    break
+                if self._by_priority and len(step.preempted) > preempted:
+                    # Whoever gave way may have stood before it, and have had a share of this step.
+                    position = running.index(request) + 1
+                    budget = self.config.max_num_batched_tokens - step.total_tokens
+            self._launch(request, tokens, step)
+            budget -= tokens
+
+    def _admit_waiting(self, step: Step, most: int) -> None:
+        """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
+        waiting, running, pool = self.waiting, self.running, self.pool
+        block_size, chunks = self.config.block_size, self.config.enable_chunked_prefill
+        budget = self.config.max_num_batched_tokens - step.total_tokens
+        skipped: list[Request] = []
+        while waiting and budget > 0 and len(running) < self.config.max_num_seqs:
+            request = waiting[0]
+            if request.stale_steps > 0:
+                # A token of before its preemption is still to come; the next in line may go first.
+                skipped.append(waiting.popleft())
+                continue
+            hits = pool.lookup(request.hashes, (request.num_tokens - 1) // block_size)
+            tokens = min(request.num_tokens - len(hits) * block_size, most)
+            if not chunks and tokens > budget:
+                break
+            tokens = min(tokens, budget)
+            if self._need(request.num_tokens, hits) > pool.num_free:
+                break
+            waiting.popleft()
+            running.append(request)
+            self._adopt(request, hits)
+            extended = self._extend(request, request.num_computed + tokens)
+            assert extended, "a prompt that fits found no block"
+            step.admitted.append(request)
+            self._launch(request, tokens, step)
+            budget -= tokens
+        for request in reversed(skipped):
+            self._queue(request, at_front=True)
+
+    def lacking(self, request: Request) -> int:
+        """Tokens that are known or about to be sampled, and not computed.
+
+        0 where the last token is already on its way: an asynchronous engine schedules no step for nothing.
+        """
+        placeholders, computed = request.placeholders, request.num_computed
+        if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
+            return 0
+        return request.num_tokens + placeholders - computed
+
+    def _make_room(self, request: Request, end: int, step: Step) -> bool:
+        """Rule 13: preempt the last of those running, or of the least priority, until tokens up to ``end`` have blocks;
+        False if that took the request itself."""
+        while not self._extend(request, end):
+            last = len(self.running) - 1
+            if self._by_priority:
+                last = max(range(last + 1), key=lambda place: self.running[place].rank[:2])
+                self._withdraw(self.running[last], step)
+            victim = self.running.pop(last)
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _withdraw(self, request: Request, step: Step) -> None:
+        """Take back a share of ``step``, if it has one."""
+        shares = [share for share in step.scheduled if share.request is not request]
+        request.steps_in_flight -= len(step.scheduled) - len(shares)
+        step.scheduled = shares
+
+    def _queue(self, request: Request, *, at_front: bool) -> None:
+        """Let a request wait: at one end of the line, or where its priority puts it."""
+        if self._by_priority:
+            insort(self.waiting, request, key=lambda one: one.rank)
+        elif at_front:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+
+    def _need(self, num_tokens: int, hits: list[int]) -> int:
+        """Rule 8 for a request that holds nothing: free blocks that admitting it would use up."""
+        blocks = -(-num_tokens // self.config.block_size)
+        return blocks - len(hits) + self.pool.count_idle(hits)
+
+    def _adopt(self, request: Request, hits: list[int]) -> None:
+        """Give an admitted request the blocks it hit."""
+        self.pool.hold(hits)
+        hit_tokens = len(hits) * self.config.block_size
+        if self.pool.enable_prefix_caching:
+            self.stats.record(request, hit_tokens)
+        if request.cached_tokens is None:
+            request.cached_tokens = hit_tokens
+        request.state = "running"
+        request.blocks = hits
+        request.num_computed = request.room_tokens = hit_tokens
+        self._count_hashed(request, len(hits))
+
+    def _extend(self, request: Request, end: int) -> bool:
+        """Give ``request`` blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
+        lacking = -(-end // self.config.block_size) - len(request.blocks)
+        if lacking > 0:
+            if lacking > self.pool.num_free:
+                return False
+            request.blocks += self.pool.take(lacking)
+            request.room_tokens += lacking * self.config.block_size
+        self._publish(request, min(end, request.num_tokens))
+        return True
+
+    def _publish(self, request: Request, end: int) -> None:
+        """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
+        if end >= request.next_full:
+            full, hashed = end // self.config.block_size, request.num_hashed
+            self.pool.insert(request.blocks[hashed:full], request.hashes[hashed:full])
+            self._count_hashed(request, full)
+
+    def _count_hashed(self, request: Request, blocks: int) -> None:
+        request.num_hashed = blocks
+        request.next_full = (blocks + 1) * self.config.block_size
+
+    def _launch(self, request: Request, tokens: int, step: Step) -> None:
+        depth = request.num_computed
+        request.num_computed = computed = depth + tokens
+        samples = computed >= request.num_tokens + request.placeholders
+        if samples:
+            request.placeholders += 1
+        request.steps_in_flight += 1
+        step.scheduled.append(Scheduled(request, tokens, depth, samples))
+
+    def _preempt(self, request: Request) -> None:
+        """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
+        self._give_back(request)
+        request.state = "waiting"
+        request.stale_steps = request.steps_in_flight
+        request.preemptions += 1
+        self._queue(request, at_front=True)
+
+    def _retire(self, request: Request) -> None:
+        self._give_back(request)
+        request.state = "finished"
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.room_tokens = request.num_computed = request.placeholders = 0
+        self._count_hashed(request, 0)
+
+    def _drop_finished(self, finished: list[Request]) -> None:
+        self.running = [request for request in self.running if request.state != "finished"]
+        # A preempted request ends here if its last token came from a step scheduled before its preemption.
+        for request in finished:
+            if request.preemptions and request in self.waiting:
+                self.waiting.remove(request)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, their blocks and the pool agree."""
+        assert len(self.running) <= self.config.max_num_seqs
+        for request in self.waiting:
+            assert request.state == "waiting", f"{request.request_id} waits as {request.state}"
+            assert not request.blocks, f"{request.request_id} waits and holds blocks"
+            assert request.num_computed == 0, f"{request.request_id} waits and has computed tokens"
+        for request in self.running:
+            assert request.state == "running", f"{request.request_id} runs as {request.state}"
+            held = -(-request.num_computed // self.config.block_size)
+            assert len(request.blocks) == held, f"{request.request_id} holds {len(request.blocks)} of {held} blocks"
+            assert request.num_hashed <= request.num_computed // self.config.block_size
+            assert request.num_computed <= request.num_tokens + request.placeholders
+        self.pool.check_integrity(request.blocks for request in self.running)

@@ -1,0 +1,84 @@
+"""An engine's settings out of traces' headers and flags: learnt, given or assumed, and which of these."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sim.vllm.config import EngineConfig
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
+
+FLAGS = {"num_gpu_blocks": "--kv-blocks"}
+_ASSUMED = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What could be settled."""
+
+    config: EngineConfig
+    assumed: dict[str, Any]
+    """Settings that neither a trace nor a flag tells, with the values taken."""
+    scheduling_known: bool
+    """Whether it is known if the engine composes a step ahead."""
+
+
+def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
+    """Settings of the engine behind the traces ``metas`` (by path). Raises InputError where they disagree or lack."""
+    learnt: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    for path, meta in metas.items():
+        refuse_other_attention(meta, path)
+        told = {} if meta.engine is None else msgspec.structs.asdict(meta.engine)
+        for name in EngineConfig.__dataclass_fields__:
+            value = told.get(name)
+            if value is None or overrides.get(name) is not None:
+                continue
+            if learnt.setdefault(name, value) != value:
+                raise InputError(
+                    f"{path}: meta.engine.{name}: {value}, but {learnt[name]} in {source[name]}; expected traces of "
+                    f"one engine, or {_flag(name)}"
+                )
+            source.setdefault(name, path)
+    settings = {**learnt, **{name: value for name, value in overrides.items() if value is not None}}
+    settings.setdefault("block_size", _trace_block_size(metas))
+    for name in ("block_size", "num_gpu_blocks"):
+        if settings.get(name) is None:
+            raise InputError(f"{next(iter(metas))}: meta.engine.{name}: not recorded; expected {_flag(name)}")
+    assumed = {name: value for name, value in _ASSUMED.items() if name not in settings}
+    scheduling_known = "async_scheduling" in settings
+    settings.setdefault("async_scheduling", False)
+    return Settings(EngineConfig(**{**assumed, **settings}), assumed, scheduling_known)
+
+
+def refuse_other_attention(meta: Meta, path: object) -> None:
+    """Raise InputError if the engine's header says that its cache is not of full attention alone.
+
+    A sliding window frees a request's oldest blocks while it runs, and several cache groups (hybrid models) hit by
+    rules of their own: docs/simulator.md has neither.
+    """
+    told = {} if meta.engine is None else meta.engine.extra
+    if told.get("sliding_window"):
+        raise InputError(
+            f"{path}: meta.engine.sliding_window: {told['sliding_window']}; expected an engine of full attention"
+        )
+    groups = told.get("kv_cache_groups")
+    if isinstance(groups, int) and groups > 1:
+        raise InputError(f"{path}: meta.engine.kv_cache_groups: {groups}; expected one, an engine of full attention")
+
+
+def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:
+    sizes = {meta.block_size for meta in metas.values()}
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _flag(name: str) -> str:
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
+
+
+def model_name(metas: Sequence[Meta]) -> str | None:
+    """The served model's name, if the traces that say one agree."""
+    names = {meta.model for meta in metas if meta.model is not None}
+    return names.pop() if len(names) == 1 else None

@@ -1,0 +1,169 @@
+"""A trace's prompts as flat arrays of block numbers, for the passes over all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.workload.arrivals import require_times
+from sim.workload.batchplan import hashed_batches, known_prompt_blocks, leading_keys
+from sim.workload.chain import Chains, hashed_records
+from sim.workload.groups import Grouping, Groups, namer_of
+from sim.workload.interning import chain_places, intern_chains, lay_out_chains
+from tracefile.files.reading import TraceReader, open_trace
+from tracefile.records.batches import Batch, Hashes
+from tracefile.records.schema import Record
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Requests one after another, each with its full prompt blocks, root to leaf."""
+
+    blocks: Int64Array
+    """Dense numbers 0 … distinct − 1; a block whose hash is not known has one of its own."""
+    starts: Int64Array
+    """Where each request's blocks start in ``blocks``; one more entry than requests."""
+    limits: Int64Array
+    """How many leading blocks each request may hit."""
+    distinct: int
+    block_size: int
+    prompt_tokens: Int64Array
+    arrival_ms: npt.NDArray[np.float64]
+    """NaN: not recorded."""
+    groups: Groups | None = None
+
+    @property
+    def input_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return int(self.prompt_tokens.sum())
+
+    @property
+    def request_of(self) -> Int64Array:
+        """Beside ``blocks``: whose each is."""
+        return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
+
+    @property
+    def may_hit(self) -> npt.NDArray[np.bool_]:
+        """Beside ``blocks``: whether it is short of its prompt's last token."""
+        lengths = np.diff(self.starts)
+        return np.arange(len(self.blocks)) < np.repeat(self.starts[:-1] + self.limits, lengths)
+
+
+def read_accesses(trace: Path, block_size: int | None = None, *, by_arrival: bool = False) -> Accesses:
+    """Read a trace's prompts, in file order or by arrival.
+
+    Raises InputError for a trace without hashes, or times where they are needed, or a block size it cannot be read at.
+    """
+    with open_trace(trace) as reader:
+        (columns,) = _read_columns(reader, [Chains(reader.meta, block_size)])
+    return columns.accesses(columns.by_arrival(trace) if by_arrival else None)
+
+
+def read_block_sizes(
+    trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None
+) -> list[Accesses]:
+    """The same in file order at each of several block sizes, from one reading of the file: of its columns, if it has
+    them and records need not be asked for their group."""
+    with open_trace(trace) as reader:
+        chains = [Chains(reader.meta, size) for size in block_sizes]
+        if grouping is None:
+            return [columns.accesses() for columns in _read_columns(reader, chains)]
+        readings = [_Reading(one, Groups(namer_of(grouping))) for one in chains]
+        for record in hashed_records(reader):
+            for reading in readings:
+                reading.add(record)
+    return [reading.accesses() for reading in readings]
+
+
+def _read_columns(reader: TraceReader, chains: Sequence[Chains]) -> "list[_Columns]":
+    columns = [_Columns(one) for one in chains]
+    for batch, hashes in hashed_batches(reader):
+        for column in columns:
+            column.add(batch, hashes)
+    return columns
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Prompts of a trace, batch by batch: what ``_Reading`` collects record by record."""
+
+    chains: Chains
+    names: list[str] = field(default_factory=list)
+    arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    prompt_tokens: list[Int64Array] = field(default_factory=list)
+    known: list[Int64Array] = field(default_factory=list)
+    hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Known keys, request after request."""
+
+    def add(self, batch: Batch, hashes: Hashes) -> None:
+        tokens = batch.numbers("prompt_tokens")
+        asked = np.flatnonzero(tokens > 0)
+        known = np.minimum(known_prompt_blocks(batch, hashes, self.chains), tokens // self.chains.block_size)[asked]
+        self.hashes.append(leading_keys(hashes, hashes.starts[asked], known, self.chains.factor))
+        self.known.append(known)
+        self.prompt_tokens.append(tokens[asked])
+        self.arrival_ms.append(batch.times("arrival_ms")[asked])
+        words = batch.words("request_id")
+        self.names += [words[place] or "" for place in asked.tolist()]
+
+    def by_arrival(self, trace: Path) -> Int64Array:
+        """Places in the order of arrivals. Raises InputError naming one without a time."""
+        arrival_ms = np.concatenate(self.arrival_ms)
+        require_times(trace, self.names, arrival_ms)
+        return np.argsort(arrival_ms, kind="stable")
+
+    def accesses(self, order: Int64Array | None = None) -> Accesses:
+        known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
+        hashes, arrival_ms = np.concatenate(self.hashes), np.concatenate(self.arrival_ms)
+        if order is not None:
+            hashes = hashes[chain_places((np.cumsum(known) - known)[order], known[order])]
+            known, tokens, arrival_ms = known[order], tokens[order], arrival_ms[order]
+        block_size = self.chains.block_size
+        blocks = tokens // block_size
+        ends = np.cumsum(blocks)
+        interned = lay_out_chains(hashes, known, blocks, ends - blocks, int(blocks.sum()))
+        return Accesses(
+            blocks=interned.keys.astype(np.int64),
+            starts=np.concatenate([[0], ends]),
+            limits=(tokens - 1) // block_size,
+            distinct=interned.distinct,
+            block_size=block_size,
+            prompt_tokens=tokens,
+            arrival_ms=arrival_ms,
+        )
+
+
+@dataclass(slots=True)
+class _Reading:
+    chains: Chains
+    groups: Groups
+    prompts: list[list[int]] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    arrival_ms: list[float] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        keys = self.chains.prompt(record)
+        self.prompts.append(keys)
+        self.prompt_tokens.append(record.prompt_tokens or 0)
+        self.arrival_ms.append(float("nan") if record.arrival_ms is None else record.arrival_ms)
+        self.groups.add(record, keys)
+
+    def accesses(self) -> Accesses:
+        starts = np.cumsum([0, *map(len, self.prompts)])
+        interned = intern_chains(self.prompts, starts[:-1], int(starts[-1]))
+        tokens = np.array(self.prompt_tokens, np.int64)
+        block_size = self.chains.block_size
+        return Accesses(
+            blocks=interned.keys.astype(np.int64),
+            starts=starts.astype(np.int64),
+            limits=(tokens - 1) // block_size,
+            distinct=interned.distinct,
+            block_size=block_size,
+            prompt_tokens=tokens,
+            arrival_ms=np.array(self.arrival_ms),
+            groups=self.groups,
+        )

@@ -1,0 +1,130 @@
+"""A trace's requests in the order in which they can arrive, though files have them in the order in which they ended.
+
+The order is read off the trace's times and parents alone. Then the trace is read again, and each request held back
+until all that come before it have been read: memory follows the requests in flight, but for some numbers of each.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.workload.arrivals import NOBODY, Arrivals, Floats, require_times
+from sim.workload.interning import Int64Array
+from tracefile.records.batches import Batch
+
+PART = 1 << 15
+"""Requests that are handed over at once."""
+
+
+class Order(NamedTuple):
+    """Who comes when, by place in the file; numbers are places in the new order."""
+
+    numbers: Int64Array
+    due_ms: Floats
+    """By number, never falling: no earlier can it arrive."""
+    parents: Int64Array
+    """Number of the request whose end it waits for; NOBODY: none."""
+    last_children: Int64Array
+    """Number of the last that waits for its end; NOBODY: nobody does."""
+    think_ms: Floats
+    """From its parent's end to its arrival; NaN: it waits for none."""
+
+
+class Part(NamedTuple):
+    """Requests that come next, and when those after them do."""
+
+    arrivals: Arrivals
+    until_ms: float
+    """No other arrives before; infinity: there are no others."""
+
+
+def by_arrival(times_ms: Floats) -> Order:
+    """Nobody waits for anybody; those of one time come as the file has them."""
+    nobody = np.full(len(times_ms), NOBODY)
+    return _ordered(times_ms, np.zeros(len(times_ms), np.int64), nobody, np.full(len(times_ms), np.nan))
+
+
+def by_session(batches: Iterable[Batch], path: Path) -> Order:
+    """A turn comes its think time after its parent's end: no sooner than the session's first arrival and all think
+    times since. One that came before its parent's end did not wait for it."""
+    ids: list[str | None] = []
+    parent_ids: list[str | None] = []
+    times: list[tuple[Floats, Floats, Floats]] = [(np.empty(0), np.empty(0), np.empty(0))]
+    for batch in batches:
+        ids += batch.words("request_id")
+        parent_ids += batch.words("parent_id")
+        times.append((batch.times("arrival_ms"), batch.times("e2e_ms"), batch.times("think_ms")))
+    arrival_ms, e2e_ms, think_ms = (np.concatenate(columns) for columns in zip(*times, strict=True))
+    require_times(path, ids, arrival_ms)
+    places = {name: place for place, name in enumerate(ids)}
+    parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
+    think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)
+    parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
+    think_ms[parents == NOBODY] = np.nan
+    return _ordered(*_due(arrival_ms, parents, think_ms), parents, think_ms)
+
+
+def _due(arrival_ms: Floats, parents: Int64Array, think_ms: Floats) -> tuple[Floats, Int64Array]:
+    """When each can arrive, and how many come before it in its line; infinity: it waits for itself in the end."""
+    due_ms = np.where(parents == NOBODY, arrival_ms, np.inf)
+    depths = np.zeros(len(parents), np.int64)
+    waiting, depth = np.flatnonzero(parents != NOBODY), 0
+    while len(waiting):
+        depth += 1
+        is_next = due_ms[parents[waiting]] < np.inf
+        if not is_next.any():
+            break
+        some = waiting[is_next]
+        due_ms[some], depths[some] = due_ms[parents[some]] + think_ms[some], depth
+        waiting = waiting[~is_next]
+    return due_ms, depths
+
+
+def _ordered(due_ms: Floats, depths: Int64Array, parents: Int64Array, think_ms: Floats) -> Order:
+    order = np.lexsort((depths, due_ms))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.arange(len(order))
+    waits = parents != NOBODY
+    numbered, last = np.where(waits, numbers[parents], NOBODY), np.full(len(order), NOBODY)
+    np.maximum.at(last, parents[waits], numbers[waits])
+    return Order(numbers, due_ms[order], numbered, last, think_ms)
+
+
+def in_parts(batches: Iterable[Arrivals], order: Order) -> Iterator[Part]:
+    """The arrivals of ``batches`` in ``order``, about ``PART`` at a time."""
+    to_come = np.append(np.minimum.accumulate(order.numbers[::-1])[::-1], len(order.numbers))
+    due_ms = np.append(order.due_ms, np.inf)
+    some: list[Arrivals] = []
+    read = held = handed_over = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            some.append(_placed(batch, order, read))
+            read += len(batch)
+            # Half as many as are held back, so that putting them in order costs each request but a few moves.
+            if sum(map(len, some)) < held + max(PART, held // 2):
+                continue
+        if not some:
+            return
+        waiting = some[0].followed_by(*some[1:])
+        places = np.argsort(waiting.numbers)
+        ready = int(np.searchsorted(waiting.numbers[places], to_come[read]))
+        part, some = waiting.take(places[:ready]), [waiting.take(places[ready:])]
+        held = len(waiting) - ready
+        handed_over += ready
+        if ready:
+            yield Part(part, float(due_ms[handed_over]))
+
+
+def _placed(batch: Arrivals, order: Order, first: int) -> Arrivals:
+    here = slice(first, first + len(batch))
+    return replace(
+        batch,
+        numbers=order.numbers[here],
+        parents=order.parents[here],
+        last_children=order.last_children[here],
+        think_ms=order.think_ms[here],
+    )

@@ -1,0 +1,115 @@
+"""A record's blocks as the engine would see them: one key for every block that gets full, prompt then output.
+
+A recorded hash is its own key. A block whose content the trace does not know (an output without token ids, a prompt
+beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted like any other, and nothing hits it.
+"""
+
+import sys
+from collections.abc import Iterator
+
+from tracefile.files.reading import TraceReader
+from tracefile.hashing.downsampling import downsample
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
+
+FIRST_PRIVATE = -(2**63) - 1
+"""Keys of our own go down from here: below every 64-bit hash, signed ones of other tools included."""
+
+
+class Chains:
+    """Turns records of one trace into chains at ``block_size``, an engine's; None: the trace's own.
+
+    Raises InputError, naming both sizes, unless the engine's is a multiple of the trace's. A trace without hashes
+    gives only private chains, and then needs ``block_size``.
+    """
+
+    def __init__(self, meta: Meta, block_size: int | None = None) -> None:
+        fine = meta.block_size
+        if fine is None and block_size is None:
+            raise InputError("meta.block_size: the trace has no block hashes; expected a trace with them")
+        self.block_size = block_size or fine or 0
+        self.fine_block_size = fine or self.block_size
+        if self.block_size % self.fine_block_size:
+            raise InputError(
+                f"block size {self.block_size}: not a multiple of the trace's {self.fine_block_size}; "
+                f"expected {self.fine_block_size}, {2 * self.fine_block_size}, …"
+            )
+        self.factor = self.block_size // self.fine_block_size
+        self._next_private = FIRST_PRIVATE
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether the engine's blocks are the trace's."""
+        return self.factor == 1
+
+    def private(self, count: int) -> list[int]:
+        """``count`` keys that nothing else has."""
+        first = self._next_private
+        self._next_private = first - max(count, 0)
+        return list(range(first, self._next_private, -1))
+
+    def prompt(self, record: Record) -> list[int]:
+        """Keys of the prompt's full blocks: ``prompt_tokens // block_size`` of them."""
+        full = _length(record.prompt_tokens) // self.block_size
+        known = self._known(record)[0][:full]
+        return known + self.private(full - len(known))
+
+    def whole(self, record: Record) -> list[int]:
+        """Keys of every block full at the end, ``(prompt + output - 1) // block_size``: the last token has no KV."""
+        known = self.known(record)
+        return known + self.private(self.full_blocks(record) - len(known))
+
+    def known(self, record: Record) -> list[int]:
+        """Those of ``whole`` that the trace knows; the rest, after them, are private."""
+        known, output = self._known(record)
+        if output and len(known) == _length(record.prompt_tokens) // self.block_size:
+            known = known + output
+        return known[: self.full_blocks(record)]
+
+    def full_blocks(self, record: Record) -> int:
+        """Blocks that are full when the record's request ends."""
+        return tokens_computed(record) // self.block_size
+
+    def _known(self, record: Record) -> tuple[list[int], list[int]]:
+        """The prompt's keys as far as they are true, and the output's, at the engine's size."""
+        if self.factor > 1:
+            record = downsample(record, self.fine_block_size, self.factor)
+        prompt: list[int] = list(record.block_hashes or ())
+        output: list[int] = list(record.output_block_hashes or ())
+        true = record.hashable_blocks
+        return (prompt, output) if true is None or true >= len(prompt) else (prompt[:true], [])
+
+
+def tokens_computed(record: Record) -> int:
+    """Tokens of ``record`` whose KV is computed: all but the last one generated."""
+    return _length(record.prompt_tokens) + max(_length(record.output_tokens) - 1, 0)
+
+
+def is_private(key: int) -> bool:
+    """Whether ``key`` is one of our own, which nothing ever hits."""
+    return key <= FIRST_PRIVATE
+
+
+def hashed_records(reader: TraceReader) -> Iterator[Record]:
+    """Records with a known prompt length, as they come; at the end the reader's warnings go to stderr.
+
+    Raises InputError, at the end too, if no record had hashes.
+    """
+    hashed = False
+    for record in reader:
+        hashed = hashed or record.block_hashes is not None
+        if record.prompt_tokens:
+            yield record
+    end_reading(reader, hashed=hashed)
+
+
+def end_reading(reader: TraceReader, *, hashed: bool) -> None:
+    """Tell the warnings of a trace that was read whole. Raises InputError if none of it was ``hashed``."""
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not hashed:
+        raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
+
+
+def _length(tokens: int | None) -> int:
+    return tokens or 0

@@ -1,0 +1,132 @@
+"""Whose traffic a request is: groups by leading blocks, by session or by tenant, for tables of who uses a cache."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.workload.chain import is_private
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record
+
+By = Literal["prefix", "session", "tenant"]
+"""``prefix``: the hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the record's
+session. ``tenant``: what one field of the record says: a trace knows no tenants, so the user says which field does."""
+Int64Array = npt.NDArray[np.int64]
+Namer = Callable[[Record, Sequence[int]], str]
+"""A record and its prompt's keys to the name of its group."""
+
+UNKNOWN = "unknown"
+TENANT_FIELDS = ("model", "lora", "endpoint", "upstream", "session_id", "priority")
+"""Fields that a tenant can be told by as they are; ``headers.NAME`` and ``extra.NAME`` are the others."""
+_FIELDS = f"{', '.join(TENANT_FIELDS)}, headers.NAME or extra.NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """How to group, and how many groups to tell apart in a result."""
+
+    by: By
+    tenant_field: str = "model"
+    prefix_blocks: int = 1
+    most: int = 10
+    """The groups with the most prompt tokens; the others are one."""
+
+    def __post_init__(self) -> None:
+        kind, dot, name = self.tenant_field.partition(".")
+        if self.tenant_field not in TENANT_FIELDS and not (kind in ("headers", "extra") and dot and name):
+            raise InputError(f"--tenant-field: {self.tenant_field!r}; expected {_FIELDS}")
+        for flag, value in (("--prefix-blocks", self.prefix_blocks), ("--groups", self.most)):
+            if value < 1:
+                raise InputError(f"{flag}: {value}; expected 1 or more")
+
+
+@dataclass(slots=True)
+class Groups:
+    """The groups of a trace's requests, numbered as they first come."""
+
+    namer: Namer
+    of_request: list[int] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, record: Record, keys: Sequence[int]) -> None:
+        """The next request."""
+        self.of_request.append(self._numbers.setdefault(self.namer(record, keys), len(self._numbers)))
+
+    def largest(self, tokens: Int64Array, most: int) -> tuple[list[str], Int64Array]:
+        """Names of the ``most`` groups with the most of the requests' ``tokens``, the rest as one after them, and each
+        request's place among these."""
+        found = np.array(self.of_request, np.int64)
+        order = np.argsort(-np.bincount(found, tokens, len(self._numbers)), kind="stable")
+        names = list(self._numbers)
+        shown = [names[number] for number in order[:most]]
+        if len(names) > most:
+            shown.append(f"{len(names) - most:,} others")
+        place = np.empty(len(names), np.int64)
+        place[order] = np.minimum(np.arange(len(names)), most)
+        return shown, place[found]
+
+
+def namer_of(grouping: Grouping) -> Namer:
+    """How ``grouping`` names a record's group."""
+    if grouping.by == "prefix":
+        return _by_prefix(grouping.prefix_blocks)
+    return _by_session if grouping.by == "session" else _by_field(grouping.tenant_field)
+
+
+def add_group_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say how to group."""
+    parser.add_argument("--by", choices=get_args(By), help="tell groups of requests apart")
+    parser.add_argument(
+        "--tenant-field",
+        default="model",
+        metavar="FIELD",
+        help=f"what tells tenants apart: {_FIELDS} (default model)",
+    )
+    parser.add_argument(
+        "--prefix-blocks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="blocks of a prefix (default 1)",
+    )
+    parser.add_argument("--groups", type=int, default=10, metavar="N", help="show the N largest groups (default 10)")
+
+
+def grouping_of(arguments: argparse.Namespace) -> Grouping | None:
+    """The grouping that the flags ask for. Raises InputError."""
+    if arguments.by is None:
+        return None
+    return Grouping(
+        by=arguments.by,
+        tenant_field=arguments.tenant_field,
+        prefix_blocks=arguments.prefix_blocks,
+        most=arguments.groups,
+    )
+
+
+def _by_prefix(blocks: int) -> Namer:
+    def name(record: Record, keys: Sequence[int]) -> str:
+        if not keys:
+            return "shorter than a block"
+        key = keys[min(blocks, len(keys)) - 1]
+        return UNKNOWN if is_private(key) else str(key)
+
+    return name
+
+
+def _by_session(record: Record, keys: Sequence[int]) -> str:
+    return record.session_id or UNKNOWN
+
+
+def _by_field(tenant_field: str) -> Namer:
+    kind, dot, key = tenant_field.partition(".")
+
+    def name(record: Record, keys: Sequence[int]) -> str:
+        value = (getattr(record, kind) or {}).get(key) if dot else getattr(record, kind)
+        return UNKNOWN if value is None else str(value)
+
+    return name

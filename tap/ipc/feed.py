@@ -1,0 +1,188 @@
+"""What the tap's processes push to the admin process: once a second their numbers, now and then what records say.
+
+Nobody waits for the admin process. A frame that its socket does not take at once is kept, up to a bound; beyond it
+frames are given up and counted. Numbers are totals since their process started, so a lost frame costs a second.
+"""
+
+import contextlib
+import socket
+import time
+from collections import deque
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from measure.histogram import HistogramCounts
+from tap.ipc.exchange import Progress
+from tracefile.records.schema import BlockHash, Status
+
+PUSH_INTERVAL_S: Final = 1.0
+RECONNECT_S: Final = 1.0
+BACKLOG_BYTES: Final = 4 << 20
+SEND_BUFFER_BYTES: Final = 1 << 20
+SEND_FRAMES: Final = 32
+
+
+class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """One worker's numbers since it started. An empty histogram may come without buckets."""
+
+    worker: int
+    """Its number, the same after a restart."""
+    pid: int
+    in_flight: int = 0
+    """Recorded requests that have not ended."""
+    connections: int = 0
+    """Open client connections."""
+    relayed: int = 0
+    """Requests passed on, recorded or not."""
+    bytes_in: int = 0
+    """Of request bodies; those of recorded requests count when they end."""
+    bytes_out: int = 0
+    """Of response bodies, likewise."""
+    queue_bytes: int = 0
+    """Copies in flight and frames that the recorder has not taken."""
+    queue_limit_bytes: int = 0
+    loop_delay_s: float = 0.0
+    """How late the event loop was at worst since the last push."""
+    response_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds spent on a response's head; of a sample. Buckets: ``OVERHEAD_S``, here and below."""
+    chunk: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds from a read of a response body to its being written to the client; of a sample."""
+
+
+class RequestCount(msgspec.Struct, array_like=True, frozen=True):
+    """How many records have this endpoint, outcome and upstream."""
+
+    endpoint: str
+    status: Status
+    http_status: int
+    """0: no response came."""
+    upstream: str
+    count: int
+
+
+class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
+    """The recorder's numbers. ``progress`` goes on across restarts, the rest is since this process started."""
+
+    pid: int
+    progress: Progress
+    writing: bool = True
+    """The last flush reached the files."""
+    feed_skipped: int = 0
+    """Records that were not pushed because the admin process had not kept up."""
+    requests: list[RequestCount] = []
+    ttft: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds to the first token. Buckets: ``WAIT_S``."""
+    gaps: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds between reads that carry tokens. Buckets: ``GAP_S``."""
+    request_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
+    """Seconds from a request's head to its being written upstream, connecting included. Buckets: ``OVERHEAD_S``."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class SeenRecord(msgspec.Struct, array_like=True, frozen=True):
+    """Of one record, what the live page is made of: no ids of requests, sessions or clients."""
+
+    status: Status
+    stream: bool | None
+    turn: int | None
+    ttft_ms: float | None
+    e2e_ms: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    block_hashes: list[BlockHash] | None
+
+
+class RecordFeed(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Records in the order they were written."""
+
+    records: list[SeenRecord]
+
+
+class FeedSender:
+    """Frames to the admin process's socket, from an event loop's callbacks or from a plain loop: it never blocks.
+
+    It needs no loop of its own: connecting to a unix socket and a send that may be refused both return at once, and
+    what was refused goes out with the next frame or flush.
+    """
+
+    __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at", "skipped")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._outbox: deque[bytes] = deque()
+        self._first_sent = 0
+        """Bytes of the first frame that the socket has taken."""
+        self._held_bytes = 0
+        self._tried_at = float("-inf")
+        self.skipped = 0
+        """Frames given up."""
+
+    @property
+    def keeping_up(self) -> bool:
+        """Whether the other side is there and takes what it gets; asked before a frame that is dear to make."""
+        if self._socket is None:
+            self._connect()
+        return self._socket is not None and self._held_bytes < BACKLOG_BYTES // 2
+
+    def offer(self, frame: bytes) -> bool:
+        """Send a frame, or keep it for the next time; false if it was given up."""
+        if self._socket is None:
+            self._connect()
+        if self._socket is None or self._held_bytes + len(frame) > BACKLOG_BYTES:
+            self.skipped += 1
+            return False
+        self._outbox.append(frame)
+        self._held_bytes += len(frame)
+        self.flush()
+        return self._socket is not None
+
+    def flush(self) -> None:
+        """Send what was kept, as far as the socket takes it."""
+        if self._socket is None:
+            return
+        try:
+            while self._outbox:
+                first = memoryview(self._outbox[0])[self._first_sent :]
+                self._sent(self._socket.sendmsg([first, *islice(self._outbox, 1, SEND_FRAMES)]))
+        except BlockingIOError:
+            return
+        except OSError:  # the admin process is gone; the next one wants whole frames, and numbers of then
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection; what the other side has not taken is given up."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self.skipped += len(self._outbox)
+        self._outbox.clear()
+        self._first_sent = self._held_bytes = 0
+
+    def _sent(self, taken: int) -> None:
+        """Let go of the frames that the socket has taken whole."""
+        self._held_bytes -= taken
+        taken += self._first_sent
+        while self._outbox and taken >= len(self._outbox[0]):
+            taken -= len(self._outbox.popleft())
+        self._first_sent = taken
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now - self._tried_at < RECONNECT_S:
+            return
+        self._tried_at = now
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(self._path)
+        except OSError:  # not there yet, gone, or its queue of connections is full
+            sock.close()
+            return
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._socket = sock

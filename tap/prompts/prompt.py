@@ -1,0 +1,199 @@
+"""Which token ids a request's prompt is, by the best source there is, and their block hashes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tap.ipc.exchange import RecorderSetup
+from tap.prompts.byteblocks import BYTES_PER_TOKEN, ByteBlocks
+from tap.prompts.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
+from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
+from tap.prompts.promptform import ChatPrompt, IdsPrompt, PromptForm, TextPrompt, prompt_form
+from tap.prompts.shape import RequestShape
+from tap.prompts.tokenizer import Tokenizer, load_tokenizer
+from tracefile.hashing.blockhash import BlockHasher, HashKey
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource
+
+
+class HashedPrompt(NamedTuple):
+    """A prompt's chain, or why there is none."""
+
+    hashes: list[BlockHash] | None = None
+    source: HashSource | None = None
+    token_count: int | None = None
+    """By our own count, before any look at the engine's. Null: not known, or estimated from it."""
+    token_estimate: int | None = None
+    """Where nobody counted: a quarter of the text's bytes."""
+    token_ids: Sequence[int] | None = None
+    """Held while the record is made, for the chain over the output."""
+    solved: bool = False
+    """The count was made to be the engine's, and checks nothing."""
+    unhashed: str | None = None
+    """The reason for no hashes; it holds no content."""
+
+
+class ChainStart(NamedTuple):
+    """What a chain begins with beside the key: two requests share blocks only if all three are equal."""
+
+    model: str
+    lora: str | None
+    cache_salt: str | None
+
+
+class PromptHasher:
+    """Hashes prompts for one trace. Without a ``tokenizer`` and ``byte_blocks`` (text as bytes): id prompts only."""
+
+    def __init__(
+        self,
+        key: HashKey,
+        algorithm: HashAlgorithm,
+        block_size: int,
+        *,
+        tokenizer: Tokenizer | None = None,
+        byte_blocks: ByteBlocks | None = None,
+        answers: bool = True,
+        turn_to: Callable[[str], None] | None = None,
+    ) -> None:
+        """``turn_to``: whom to tell which engine served the request whose prompt comes next. Null: nobody."""
+        self.block_size = block_size
+        self._tokenizer = tokenizer
+        self._byte_blocks = byte_blocks
+        self._media_sizes = MediaSizes()
+        self._answers = answers
+        """Whether answers are tokenized too, where the engine did not send their ids."""
+        self._turn_to = turn_to
+
+        @lru_cache(maxsize=256)
+        def hasher(start: ChainStart) -> BlockHasher:
+            return BlockHasher(
+                key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
+            )
+
+        self._hasher = hasher
+
+    def served_by(self, upstream: str) -> None:
+        """The next prompt's request was served by this engine; empty: by none, and whoever is asked stays."""
+        if self._turn_to is not None and upstream:
+            self._turn_to(upstream)
+
+    def hash_prompt(
+        self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None, usage_tokens: int | None
+    ) -> HashedPrompt:
+        """The chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
+
+        ``usage_tokens``: the engine's count, null if it reported none; it scales byte blocks and tells media's lengths.
+        """
+        try:
+            form = prompt_form(shape)
+        except UntokenizableError as error:
+            # Where the request does not tell its prompt, the engine may have said it; but of a batch only the first.
+            if engine_ids is None or error.reason == "batch":
+                return HashedPrompt(unhashed=error.reason)
+            return self._of_ids(start, engine_ids, "engine")
+        try:
+            holders = media_messages(form.body) if isinstance(form, ChatPrompt) else []
+            if isinstance(form, ChatPrompt) and holders:
+                return self._with_media(start, form, holders, usage_tokens)
+            if engine_ids is not None:
+                return self._of_ids(start, engine_ids, "engine")
+            return self._of_form(start, form, usage_tokens)
+        except UntokenizableError as error:
+            return HashedPrompt(unhashed=error.reason)
+
+    def output_hashes(
+        self, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]
+    ) -> list[BlockHash] | None:
+        """The chain over the full blocks that hold an output token whose KV was computed: all but the last one."""
+        if prompt.token_ids is None or prompt.hashes is None or not output_ids:
+            return None
+        ids = prompt.token_ids[len(prompt.hashes) * self.block_size :]
+        previous = prompt.hashes[-1] if prompt.hashes else None
+        return self._hasher(start).extend(previous, [*ids, *output_ids[:-1]])
+
+    def output_ids(self, text: str) -> Sequence[int] | None:
+        """The ids a text would have if it were tokenized afresh; null where nobody does that."""
+        if self._tokenizer is None or not self._answers:
+            return None
+        return self._tokenizer.encode_text(text, add_special_tokens=False)
+
+    def _of_form(self, start: ChainStart, form: PromptForm, usage_tokens: int | None) -> HashedPrompt:
+        if isinstance(form, IdsPrompt):
+            return self._of_ids(start, form.ids, "engine")
+        if self._tokenizer is not None:
+            return self._of_ids(start, _tokenize(self._tokenizer, form), "tokenizer")
+        if self._byte_blocks is not None:
+            return self._of_bytes(self._byte_blocks, start, _text(form), usage_tokens)
+        raise UntokenizableError("text_without_tokenizer")
+
+    def _of_ids(self, start: ChainStart, ids: Sequence[int], source: HashSource) -> HashedPrompt:
+        return HashedPrompt(
+            hashes=self._hasher(start).hash_blocks(ids), source=source, token_count=len(ids), token_ids=ids
+        )
+
+    def _of_bytes(self, blocks: ByteBlocks, start: ChainStart, text: str, usage_tokens: int | None) -> HashedPrompt:
+        data = text.encode("utf-8", "surrogatepass")
+        estimate = len(data) // BYTES_PER_TOKEN if usage_tokens is None else None
+        tokens = usage_tokens if estimate is None else estimate
+        hashes = blocks.hash_blocks(self._hasher(start), start, data, tokens or 0)
+        return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
+
+    def _with_media(
+        self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
+    ) -> HashedPrompt:
+        """The chain over media of known length, else as far as it is known: the engine's ids are the same for all."""
+        if self._tokenizer is not None:
+            found = ids_with_media(self._tokenizer, self._media_sizes, form.body, holders, usage_tokens)
+            made = self._of_ids(start, found.ids, "tokenizer")
+            return made._replace(solved=found.solved) if found.whole else HashedPrompt(made.hashes, made.source)
+        if self._byte_blocks is None:
+            raise UntokenizableError("multimodal")
+        text = _text(ChatPrompt(messages_before(form.body, holders[0]))) if holders[0] else ""
+        return HashedPrompt(self._of_bytes(self._byte_blocks, start, text, None).hashes, "bytes")
+
+
+def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
+    """The hasher that a recorder's setup asks for; raises InputError."""
+    tokenizer: Tokenizer | None = None
+    turn_to: Callable[[str], None] | None = None
+    if setup.tokenizer == "engine":
+        if setup.engine_url is None:
+            raise InputError("--tokenizer engine: no upstream to ask; expected one")
+        # Imported here: the HTTP client is a third of the recorder's start, and no other source needs it.
+        from tap.prompts.enginetokenizer import EngineTokenizer  # noqa: PLC0415
+
+        tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect)
+        turn_to = engine.turn_to
+    elif setup.tokenizer not in ("ids", "bytes"):
+        tokenizer = load_tokenizer(setup.tokenizer)
+    return PromptHasher(
+        key,
+        setup.algorithm,
+        setup.block_size,
+        tokenizer=tokenizer,
+        byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
+        # An engine that serves has better to do than to tokenize what it said itself; it can be asked for the ids.
+        answers=setup.tokenizer != "engine",
+        turn_to=turn_to,
+    )
+
+
+def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[int]:
+    if isinstance(form, TextPrompt):
+        return tokenizer.encode_text(form.text, add_special_tokens=form.add_special_tokens)
+    try:
+        return tokenizer.encode_chat(form.body)
+    except UntokenizableError as error:
+        if form.otherwise is None or error.reason != "template_failed":
+            raise
+        return tokenizer.encode_chat(form.otherwise)
+
+
+def _text(form: TextPrompt | ChatPrompt) -> str:
+    """A prompt as one text that the next turn's begins with."""
+    return form.text if isinstance(form, TextPrompt) else chat_text(form.body)
+
+
+def chat_text(body: Mapping[str, Any]) -> str:
+    """A chat as one text that the next turn's begins with."""
+    return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

@@ -1,0 +1,125 @@
+"""A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tap.ipc.exchange import Endpoint
+
+MAX_NAME_CHARS = 200
+"""A longer model or adapter name is no name: it could be anything, a prompt even, and is not recorded."""
+
+LIMITS = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""What an endpoint calls the most tokens of an answer, the name that goes first first. Others: ``max_tokens``."""
+
+SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
+"""Fields of a body that may name its conversation."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+class UnreadableBodyError(Exception):
+    """The request body is not a JSON object."""
+
+
+class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded fields of a request, and (never recorded) the body they were read from."""
+
+    endpoint: Endpoint
+    body: dict[str, Any]
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    priority: int | None = None
+    tools: int | None = None
+    """How many were offered. Null: none."""
+    n: int | None = None
+    """Null: one."""
+    cache_salt: str | None = None
+
+
+def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
+    """The shape of a request with this JSON body; a field of the wrong type reads as absent.
+
+    Raises UnreadableBodyError. The engine judges the request, not the tap: nothing else is an error here.
+    """
+    try:
+        fields = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnreadableBodyError from None
+    if not isinstance(fields, dict):
+        raise UnreadableBodyError
+    tools = fields.get("tools")
+    choices = _integer(fields, "n")
+    return RequestShape(
+        endpoint=endpoint,
+        body=fields,
+        model=short_name(fields.get("model")),
+        stream=fields.get("stream") is True,
+        max_tokens=_limit(endpoint, fields),
+        priority=_integer(fields, "priority"),
+        tools=len(tools) if isinstance(tools, list) and tools else None,
+        n=None if choices == 1 else choices,
+        cache_salt=_text(fields, "cache_salt"),
+    )
+
+
+def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> str | None:
+    """What the client called the conversation, by the first name that is there (header names in lower case)."""
+    if headers.get("x-session-id"):
+        return headers["x-session-id"]
+    if shape is not None and not SESSION_FIELDS.isdisjoint(shape.body):
+        for value in _session_names(shape.body):
+            if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+                return str(value)
+    return headers.get("x-dynamo-session-id") or None
+
+
+def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
+    """What a body may call its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
+    metadata, conversation = body.get("metadata"), body.get("conversation")
+    if isinstance(conversation, dict):
+        conversation = conversation.get("id")
+    names = (body.get("session_id"), conversation, body.get("user"))
+    if not isinstance(metadata, dict):
+        return names
+    return (*names, metadata.get("session_id"), metadata.get("user_id"))
+
+
+def short_name(value: object) -> str | None:
+    """``value`` if it is a name of a sane length."""
+    return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS else None
+
+
+def token_ids(value: object) -> Sequence[int] | None:
+    """``value`` as token ids if it is a non-empty list of them (u32)."""
+    if not isinstance(value, list) or not value:
+        return None
+    try:
+        return array("I", value)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
+    """The most tokens that the answer may have, by the first name that is there."""
+    for name in LIMITS.get(endpoint, ("max_tokens",)):
+        limit = _integer(fields, name)
+        if limit is not None:
+            return limit
+    return None
+
+
+def _integer(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    return value if type(value) is int and abs(value) < 1 << 53 else None
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return value if isinstance(value, str) and value else None

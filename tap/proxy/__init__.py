@@ -1,0 +1,1 @@
+"""The data plane: a worker relays requests and keeps side copies."""

@@ -1,0 +1,49 @@
+"""Which API a request speaks, by its path: what is recorded, and under what name.
+
+Four endpoints answer with tokens and are read in full; every other POST to ``/v1/…`` is recorded by its shape. A
+gateway's own prefix is let go. Of a path only plain words are kept, since others may be ids: a cancelled response is
+``/v1/responses/*/cancel``.
+"""
+
+import re
+from functools import lru_cache
+
+from tap.ipc.exchange import Endpoint
+from wire.answer import GENERATING
+
+_GENERATING = (
+    (b"/chat/completions", "/v1/chat/completions"),
+    (b"/completions", "/v1/completions"),
+    (b"/v1/responses", "/v1/responses"),
+    (b"/v1/messages", "/v1/messages"),
+)
+_UNRECORDED = frozenset(
+    {"tokenize", "detokenize", "count_tokens", "load_lora_adapter", "unload_lora_adapter", "files", "uploads"}
+)
+"""Words of paths that ask for no inference: counting, administration, storage."""
+_WORD = re.compile(r"[a-z][a-z_-]{0,31}")
+MAX_WORDS = 5
+SHAPE_BYTES = 1 << 20
+"""Copied at most of a body on an endpoint that generates nothing: audio and batches are large, and tell little."""
+
+
+def recorded_endpoint(target: bytes) -> Endpoint | None:
+    """The endpoint of a POST to this target; null: none that is recorded."""
+    return _endpoint_of(target.partition(b"?")[0])
+
+
+@lru_cache(maxsize=256)
+def _endpoint_of(path: bytes) -> Endpoint | None:
+    for ending, endpoint in _GENERATING:
+        if path.endswith(ending):
+            return endpoint
+    _, version, rest = path.rpartition(b"/v1/")
+    words = [word if _WORD.fullmatch(word) else "*" for word in rest.decode("latin-1").strip("/").split("/")]
+    if not version or len(words) > MAX_WORDS or words == ["*"] or _UNRECORDED.intersection(words):
+        return None
+    return "/v1/" + "/".join(words)
+
+
+def copied_bytes(endpoint: Endpoint, limit: int) -> int:
+    """How much of a body is copied at most, where ``limit`` is for those that generate."""
+    return limit if endpoint in GENERATING else min(limit, SHAPE_BYTES)

@@ -1,0 +1,326 @@
+"""A relay that asks the engine for more than the client did, and takes that out of the answer again.
+
+The request waits for its last byte, since what it asks for can stand anywhere in it; the recorder's copy is made of it
+as it comes, and bounds the wait. The response passes read by read. A whole JSON answer is held until it is complete,
+because its Content-Length stands before it. The recorder gets every byte as the engine sent it.
+
+Chosen when the tap is told to inject, and then for requests that can be injected into; all others have the plain relay.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tap.ipc.exchange import Dialect, Endpoint, Injection
+from tap.proxy.endpoint import recorded_endpoint
+from tap.proxy.injection import INJECTABLE, can_inject, inject
+from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
+from tap.proxy.responsefilter import ResponseFilter
+from tap.proxy.sidecopy import CopyBudget
+from tap.proxy.upstreams import Upstreams
+from wire.connection import ResponseHead
+from wire.errors import LossKind
+from wire.head import Header, header_values
+from wire.requesthead import RequestHead
+from wire.server import ClientConnection
+
+OK = 200
+SIGNED = frozenset(
+    {b"content-md5", b"digest", b"content-digest", b"repr-digest", b"x-amz-content-sha256", b"signature"}
+)
+"""Headers that vouch for the body's bytes: it must stay as it is."""
+
+
+@dataclass(slots=True)
+class HeldResponse:
+    """A response that is kept until it is complete."""
+
+    head: ResponseHead
+    headers: list[Header]
+    """Those that the client gets."""
+    is_stream: bool
+    """Events, all of them at once: not one JSON text."""
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """What has come of it."""
+        return b"".join(self.pieces)
+
+
+class InjectingRelays(Relays):
+    """Relays that inject where they can."""
+
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        link: RecorderLink,
+        budget: CopyBudget,
+        max_body_bytes: int,
+        keep_headers: Sequence[str] = (),
+        *,
+        wanted: frozenset[Injection],
+        dialect: Dialect,
+    ) -> None:
+        super().__init__(upstreams, link, budget, max_body_bytes, keep_headers)
+        self.wanted, self.dialect = wanted, dialect
+        self.passed_by: Counter[str] = Counter()
+        """Requests that were not looked into, and responses that could not be, by reason."""
+
+    def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
+        """An injecting relay for a request that can be injected into, as far as its head tells."""
+        if head.method == b"POST":
+            endpoint = recorded_endpoint(head.target)
+            if (
+                endpoint is not None
+                and endpoint in INJECTABLE
+                and not wants_websocket(head)
+                and self._may_look_into(head)
+            ):
+                kind = InjectingRelay if self.relayed % TIMED_EVERY else TimedInjectingRelay
+                relay = kind(self, head, client, endpoint)
+                relay.begin()
+                return relay
+        return super().new_relay(head, client)
+
+    def _may_look_into(self, head: RequestHead) -> bool:
+        reason = self._reason_to_pass_by(head)
+        if reason is not None:
+            self.count_passed_by(reason)
+        return reason is None
+
+    def count_passed_by(self, reason: str) -> None:
+        """Count a request or a response that is let be."""
+        self.passed_by[reason] += 1
+        self.link.count_not_injected()
+
+    def _reason_to_pass_by(self, head: RequestHead) -> str | None:
+        """Why the body of a request is none of ours to change; null: it may be looked into."""
+        names = head.names
+        lengths = head.values(b"content-length")
+        if b"content-encoding" in names:
+            return "request_encoded"
+        if b"expect" in names:
+            return "request_waits_for_continue"  # the engine's word, which comes only after a head
+        if not SIGNED.isdisjoint(names):
+            return "request_signed"
+        if lengths and int(lengths[0]) > self.max_body_bytes:
+            return "request_larger_than_the_copy"
+        return None
+
+
+def new_relays(
+    upstreams: Upstreams,
+    link: RecorderLink,
+    budget: CopyBudget,
+    max_body_bytes: int,
+    keep_headers: Sequence[str] = (),
+    *,
+    wanted: Iterable[Injection],
+    dialect: Dialect,
+) -> Relays:
+    """Plain relays, or injecting ones if there is anything that this kind of engine can be asked for."""
+    askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))
+    if not askable:
+        return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
+    return InjectingRelays(upstreams, link, budget, max_body_bytes, keep_headers, wanted=askable, dialect=dialect)
+
+
+class InjectingRelay(Relay):
+    """One request that is looked into, and its response."""
+
+    __slots__ = ("_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
+
+    _relays: InjectingRelays
+
+    def __init__(
+        self, relays: InjectingRelays, head: RequestHead, client: ClientConnection, endpoint: Endpoint
+    ) -> None:
+        super().__init__(relays, head, client)
+        self._endpoint = endpoint
+        self._raws: list[bytes] | None = []
+        """The request's reads while it waits for its end. Null: it is on its way."""
+        self._pieces: list[bytes] = []
+        """The same without chunk framing."""
+        self._size = 0
+        self._filter: ResponseFilter | None = None
+        """Null: the response passes as it comes."""
+        self._held: HeldResponse | None = None
+        self._reframes = False
+        """The response's chunks are ours: one for each read that leaves something."""
+
+    def begin(self) -> None:
+        """Begin the copy; the head waits with the body, whose length it tells."""
+        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
+
+    # The request, from the client.
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        """One read of the body: kept until the body is complete, or too large to be copied."""
+        if self._raws is None:
+            super().request_body(raw, data)
+            return
+        self._raws.append(raw)
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._copy is not None:
+            self._copy.request_body(data)
+        if self._size > self._relays.max_body_bytes:
+            self._pass_by("request_larger_than_the_copy", self._raws)
+        elif self._copy is not None and self._copy.dropped is not None:
+            self._pass_by("copies_full", self._raws)
+
+    def request_end(self) -> None:
+        """The request is complete: ask for what is wanted."""
+        super().request_end()
+        if self._raws is None or self._ended:
+            return
+        body = b"".join(self._pieces)
+        asking, added = inject(body, self._endpoint, self._relays.dialect, self._relays.wanted)
+        if not added:
+            self._send(self._raws)
+            return
+        self._filter = ResponseFilter(added, self._relays.dialect)
+        if self._copy is not None:
+            self._copy.add_injected(sorted(added))
+        self._head = with_length(self._head, len(asking))
+        self._send([asking])
+
+    def _pass_by(self, reason: str, raws: list[bytes]) -> None:
+        """Let the request go on as it came."""
+        self._relays.count_passed_by(reason)
+        self._send(raws)
+
+    def _send(self, raws: list[bytes]) -> None:
+        self._unsent, self._raws = list(raws), None
+        self._pieces.clear()
+        self._send_to(self._picked)
+
+    # The response, from the upstream.
+
+    def response_head(self, head: ResponseHead) -> None:
+        """A head: on to the client, unless it is that of a whole answer, whose length will change."""
+        if head.informational or self._filter is None:
+            super().response_head(head)
+            return
+        is_stream = is_event_stream(head)
+        if head.status == OK and is_encoded(head):
+            self._relays.count_passed_by("response_encoded")
+            self._filter = None
+        elif head.status != OK or not (is_stream or (is_json(head) and self._filter.filters_whole)):
+            self._filter = None
+        if self._filter is None:
+            super().response_head(head)
+            return
+        if is_stream and not header_values(head.headers, b"content-length"):
+            super().response_head(head)
+        else:
+            self._held = HeldResponse(head, self._response_headers(head), is_stream)
+            if self._copy is not None:
+                self._copy.response_head(head.status, head.headers, head.names)
+        self._reframes = bool(header_values(head.headers, b"transfer-encoding")) and not self._dechunk
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """One read of the body: what is left of it goes on at once, and all of it into the copy."""
+        if self._filter is None:
+            super().response_body(at_ns, raw, data)
+            return
+        if self._held is not None:
+            self._hold(self._held, self._filter, data)
+        else:
+            self._write_body(self._filter.feed(data))
+            self._flush_response_start()  # of a read that leaves nothing, the head goes on alone
+        if self._copy is not None:
+            self._copy.response_body(at_ns, data)
+
+    def response_end(self) -> None:
+        """The response is complete."""
+        if self._filter is not None:
+            if self._held is not None:
+                self._write_whole(self._held, self._filter)
+            else:
+                self._write_body(self._filter.finish())
+            if self._reframes:
+                self._flush_response_start(b"0\r\n\r\n")
+        super().response_end()
+
+    def response_lost(self, kind: LossKind) -> None:
+        """The upstream died: the client gets the events that had come whole, or a whole answer's head, and no end."""
+        if self._held is not None:
+            self._client.write(client_head(self._held.head, self._held.headers))
+        super().response_lost(kind)
+
+    def _hold(self, held: HeldResponse, response_filter: ResponseFilter, data: bytes) -> None:
+        """Keep a read of a whole answer; one too large to be kept goes on with what was added to it."""
+        held.pieces.append(data)
+        held.size += len(data)
+        if held.size > self._relays.max_body_bytes:
+            self._relays.count_passed_by("response_larger_than_the_copy")
+            self._held = None
+            response_filter.let_pass()
+            self._client.write(client_head(held.head, held.headers))
+            self._write_body(held.body)
+
+    def _write_whole(self, held: HeldResponse, response_filter: ResponseFilter) -> None:
+        """Write a whole answer with the length that it now has."""
+        if held.is_stream:
+            body = response_filter.feed(held.body) + response_filter.finish()
+        else:
+            body = response_filter.whole(held.body)
+        headers = [
+            (name, b"%d" % len(body) if name.lower() == b"content-length" else value) for name, value in held.headers
+        ]
+        self._client.write(client_head(held.head, headers))
+        self._write_body(body)
+
+    def _write_body(self, data: bytes) -> None:
+        """Write a piece of the body, one chunk of it where the upstream's comes in chunks."""
+        if data:
+            self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
+
+
+class TimedInjectingRelay(TimedRelay, InjectingRelay):
+    """One in ``TIMED_EVERY`` of these too."""
+
+    __slots__ = ()
+
+
+def with_length(head: RequestHead, length: int) -> RequestHead:
+    """The head of the same request with a body of this length, to be answered without a content coding.
+
+    What is compressed cannot be cut. Engines do not compress; a gateway between might.
+    """
+    headers: list[Header] = []
+    for name, value in head.headers:
+        lower = name.lower()
+        if lower == b"accept-encoding":
+            headers.append((name, b"identity"))
+        elif lower not in (b"content-length", b"transfer-encoding", b"trailer"):
+            headers.append((name, value))
+    headers.append((b"Content-Length", b"%d" % length))
+    return msgspec.structs.replace(head, headers=headers, names=[name.lower() for name, _ in headers])
+
+
+def is_event_stream(head: ResponseHead) -> bool:
+    """Whether a response's body is server-sent events."""
+    return _has_type(head, b"text/event-stream")
+
+
+def is_json(head: ResponseHead) -> bool:
+    """Whether a response's body is one JSON text."""
+    return _has_type(head, b"application/json")
+
+
+def is_encoded(head: ResponseHead) -> bool:
+    """Whether a response's body has a content coding: it can only pass as it is."""
+    codings = header_values(head.headers, b"content-encoding")
+    return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
+
+
+def _has_type(head: ResponseHead, media_type: bytes) -> bool:
+    types = header_values(head.headers, b"content-type")
+    return len(types) == 1 and types[0].partition(b";")[0].strip().lower() == media_type

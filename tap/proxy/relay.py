@@ -1,0 +1,355 @@
+"""The relay of one request: client's bytes to the upstream, the upstream's to the client, and a side copy of both.
+
+Everything here runs inside a socket's read callback. What it writes on are the raw bytes of the read, chunk framing and
+all, so the client gets the upstream's chunk boundaries at the upstream's pace. Nothing is retried: an upstream lost
+after the request was sent is a response cut short for the client, as it would have been without the tap.
+"""
+
+import asyncio
+import re
+import socket
+import struct
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from tap.ipc.exchange import KEPT_REQUEST_HEADERS
+from tap.proxy.endpoint import copied_bytes, recorded_endpoint
+from tap.proxy.overhead import Overhead
+from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.proxy.upstreams import Upstream, Upstreams
+from tracefile.records.schema import Status
+from wire.connection import ResponseHead, ServerConnection
+from wire.errors import LossKind
+from wire.head import Header, connection_options, end_to_end, serialise_head
+from wire.pool import ConnectError
+from wire.server import ClientConnection, RequestHead
+from wire.url import Origin
+
+TIMED_EVERY = 64
+"""One request in so many has its response timed in the tap."""
+
+
+class Relays:
+    """All relays of one worker: where their requests go, and what is kept of them."""
+
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        link: RecorderLink,
+        budget: CopyBudget,
+        max_body_bytes: int,
+        keep_headers: Sequence[str] = (),
+    ) -> None:
+        self.upstreams, self.link, self.budget = upstreams, link, budget
+        self.max_body_bytes = max_body_bytes
+        self.in_flight = 0
+        """Requests that will be recorded and have not ended."""
+        self.ending = False
+        """The tap is cutting what is left."""
+        self.relayed = 0
+        """Requests so far, recorded or not."""
+        self.bytes_in = self.bytes_out = 0
+        """Of request and response bodies; those of recorded requests count when they end."""
+        self.overhead = Overhead()
+        self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
+
+    def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
+        """The handler of a request whose head has come."""
+        relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
+        if head.method == b"CONNECT" or wants_websocket(head):
+            client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
+        else:
+            relay.begin()
+        return relay
+
+    def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
+        """The side copy of a request that is to be recorded; null for any other."""
+        endpoint = recorded_endpoint(base_path + head.target) if head.method == b"POST" else None
+        if endpoint is None:
+            return None
+        self.in_flight += 1
+        return SideCopy(
+            self.budget,
+            copied_bytes(endpoint, self.max_body_bytes),
+            endpoint=endpoint,
+            arrival_ns=head.at_ns,
+            concurrency=self.link.begin(),
+            headers=head.headers,
+            names=head.names,
+            kept_headers=self._kept_headers,
+        )
+
+
+class Relay:
+    """One request and its response: the client connection's handler and the upstream connection's sink."""
+
+    __slots__ = (
+        "_client",
+        "_connecting",
+        "_copy",
+        "_dechunk",
+        "_ended",
+        "_head",
+        "_keep_client",
+        "_picked",
+        "_relays",
+        "_request_complete",
+        "_response_paused",
+        "_response_start",
+        "_self_delimited",
+        "_server",
+        "_unsent",
+    )
+
+    def __init__(self, relays: Relays, head: RequestHead, client: ClientConnection) -> None:
+        self._relays, self._head, self._client = relays, head, client
+        relays.relayed += 1
+        self._picked = relays.upstreams.pick(head)
+        self._server: ServerConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._copy: SideCopy | None = None
+        self._unsent: list[bytes] = []
+        """Of the request: what came before there was a connection, or is written with what follows in the same read."""
+        self._response_start = b""
+        """The response's head, while more of the same read is to be written with it."""
+        self._request_complete = False
+        self._response_paused = False
+        self._dechunk = False
+        self._self_delimited = True
+        """The client can tell a cut response from a whole one without help."""
+        self._keep_client = True
+        self._ended = False
+
+    def begin(self) -> None:
+        """Send the head to the upstream, with as much of the body as came with it: a write costs more than a copy."""
+        self._copy = self._relays.new_copy(self._head, self._picked.base_path)
+        if not self._client.more_to_come:
+            self._send_to(self._picked)
+
+    def _send_to(self, upstream: Upstream) -> None:
+        """Begin the exchange on a kept connection if there is one, else on a new one."""
+        server = upstream.pool.take_idle()
+        if server is not None:
+            self._start(upstream, server)
+        else:
+            self._client.pause_reading()
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(upstream))
+
+    async def _connect(self, picked: Upstream) -> None:
+        try:
+            upstream, server = await self._relays.upstreams.connect(self._head, picked)
+        except ConnectError as error:
+            self._connecting = None
+            self._end("error", error.kind)
+            self._client.refuse(502, f"tap cannot reach the upstream ({error.kind})")
+            return
+        self._connecting = None
+        self._start(upstream, server)
+
+    def _start(self, upstream: Upstream, server: ServerConnection) -> None:
+        self._server = server
+        self._client.resume_reading()
+        if self._response_paused:
+            server.pause_reading()
+        request = upstream_head(self._head, upstream.origin)
+        if self._unsent:
+            request += b"".join(self._unsent)
+            self._unsent.clear()
+        server.start(request, self, head_only=self._head.method == b"HEAD")
+        if self._copy is not None:
+            self._copy.sent_to(upstream.name, perf_counter_ns())
+
+    # The request, from the client.
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        """One read of the body: on to the upstream as it is."""
+        if self._server is not None:
+            self._server.write(raw)
+        elif not self._ended:
+            self._unsent.append(raw)
+            if self._connecting is None:
+                self._send_to(self._picked)
+        if self._copy is not None:
+            self._copy.request_body(data)
+        else:
+            self._relays.bytes_in += len(data)
+
+    def request_end(self) -> None:
+        """The request is complete."""
+        self._request_complete = True
+
+    def client_gone(self) -> None:
+        """Nobody waits for the response: the upstream is to stop working on it, now."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._server is not None:
+            self._server.abort()
+        self._end("client_abort", "tap_ended" if self._relays.ending else None)
+
+    def pause_response(self) -> None:
+        """The client is slow: stop reading from the upstream, so that memory stays bounded."""
+        self._response_paused = True
+        if self._server is not None:
+            self._server.pause_reading()
+
+    def resume_response(self) -> None:
+        """The client has caught up."""
+        self._response_paused = False
+        if self._server is not None:
+            self._server.resume_reading()
+
+    # The response, from the upstream.
+
+    def response_head(self, head: ResponseHead) -> None:
+        """A head: on to the client without what concerned the upstream's connection only."""
+        if head.informational:
+            if self._head.version == "1.1":
+                self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
+            return
+        if self._copy is not None:
+            self._copy.response_head(head.status, head.headers, head.names)
+        request = self._head
+        if head.passes and request.version == "1.1" and request.keep_alive and not self._client.closing:
+            start = head.raw
+        else:
+            start = client_head(head, self._response_headers(head))
+        if head.more:
+            self._response_start = start
+        else:
+            self._client.write(start)
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """One read of the body: on to the client as it is, and into the copy with its time."""
+        if self._response_start:
+            self._flush_response_start(data if self._dechunk else raw)
+        else:
+            self._client.write(data if self._dechunk else raw)
+        if self._copy is not None:
+            self._copy.response_body(at_ns, data)
+        else:
+            self._relays.bytes_out += len(data)
+
+    def response_end(self) -> None:
+        """The response is complete."""
+        self._flush_response_start()
+        server, self._server = self._server, None
+        if server is not None and not self._request_complete:
+            server.abort()  # the rest of this request would be read as the next one
+        self._end("ok", None)
+        self._client.finish(keep_alive=self._keep_client)
+
+    def response_lost(self, kind: LossKind) -> None:
+        """The upstream died: the client gets what had come, and never a clean end."""
+        self._flush_response_start()
+        self._server = None
+        self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
+        if self._self_delimited:
+            self._client.finish(keep_alive=False)
+        else:
+            reset(self._client)
+
+    def pause_request(self) -> None:
+        """The upstream is slow: stop reading the client's body."""
+        self._client.pause_reading()
+
+    def resume_request(self) -> None:
+        """The upstream has caught up."""
+        self._client.resume_reading()
+
+    def _flush_response_start(self, body: bytes = b"") -> None:
+        """Write the head that waits, if one does, and the body's first bytes in one."""
+        start, self._response_start = self._response_start, b""
+        if start or body:
+            self._client.write(start + body)
+
+    def _response_headers(self, head: ResponseHead) -> list[Header]:
+        """End-to-end headers, and what this hop has to say of its own connection."""
+        headers = end_to_end(head.headers, head.names)
+        old_client = self._head.version != "1.1"
+        if old_client and b"transfer-encoding" in head.names:
+            self._dechunk = True
+            headers = [header for header in headers if header[0].lower() != b"transfer-encoding"]
+        closes = (head.until_close and self._head.method != b"HEAD") or self._dechunk
+        self._self_delimited = not closes
+        self._keep_client = not closes
+        if closes or self._client.closing or not self._head.keep_alive:
+            headers.append((b"Connection", b"close"))
+        elif old_client:
+            headers.append((b"Connection", b"keep-alive"))
+        return headers
+
+    def _end(self, outcome: Status, error_kind: str | None) -> None:
+        """Give the copy to the recorder, once."""
+        if self._ended:
+            return
+        self._ended = True
+        self._unsent.clear()
+        if self._copy is not None:
+            copy, relays = self._copy, self._relays
+            self._copy = None
+            relays.in_flight -= 1
+            relays.bytes_in += copy.request_bytes
+            relays.bytes_out += copy.response_bytes
+            relays.link.submit(copy, perf_counter_ns(), outcome, error_kind)
+
+
+class TimedRelay(Relay):
+    """One relay in ``TIMED_EVERY``, which notes what the tap's own work on its response took."""
+
+    __slots__ = ()
+
+    def response_head(self, head: ResponseHead) -> None:
+        """As any other, timed."""
+        began_ns = perf_counter_ns()
+        super().response_head(head)
+        self._relays.overhead.response_head(perf_counter_ns() - began_ns)
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        """As any other, timed from when the read was."""
+        super().response_body(at_ns, raw, data)
+        self._relays.overhead.chunk(perf_counter_ns() - at_ns)
+
+
+def upstream_head(head: RequestHead, origin: Origin) -> bytes:
+    """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
+    headers, host = head.headers.copy(), (b"Host", origin.host_header)
+    if b"host" in head.names:
+        at = head.names.index(b"host")
+        headers[at] = (headers[at][0], host[1])
+    headers = end_to_end(headers, head.names)
+    if b"host" not in head.names:
+        headers.insert(0, host)
+    target = head.target if head.target.startswith(b"/") else origin_form(head.target)
+    if origin.base_path and target != b"*":
+        target = origin.base_path.encode() + target
+    return serialise_head(b"%b %b HTTP/1.1" % (head.method, target), headers)
+
+
+def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
+    """The response's head as the client gets it."""
+    return serialise_head(b"HTTP/1.1 %d %b" % (head.status, head.reason), headers)
+
+
+def origin_form(target: bytes) -> bytes:
+    """Path and query of a target; of an absolute one (``GET http://host/path``), what follows its host."""
+    if target.startswith(b"/") or b"://" not in target:
+        return target
+    _, _, rest = target.partition(b"://")
+    path = rest[len(re.split(rb"[/?]", rest, maxsplit=1)[0]) :]
+    return path if path.startswith(b"/") else b"/" + path
+
+
+def reset(client: ClientConnection) -> None:
+    """Cut a connection by a reset: where only its end ends the response, an orderly one would look like the whole."""
+    if client.transport is not None:
+        sock = client.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.abort()
+
+
+def wants_websocket(head: RequestHead) -> bool:
+    """Whether the request is a WebSocket handshake; other upgrades are offers, and are not passed on."""
+    if b"upgrade" not in head.names or b"upgrade" not in connection_options(head.headers):
+        return False
+    return any(b"websocket" in value.lower() for value in head.values(b"upgrade"))

@@ -1,0 +1,219 @@
+"""What was asked for beside the client's own request, taken out of the response again: bytes cut, none written anew.
+
+A stream passes event by event: the usage event goes, token ids go out of the events that carry them, and an event that
+is there for its ids alone goes too. vLLM writes ``null`` where nobody asked for ids, so that is what it leaves; SGLang
+leaves the members out. What is no JSON, or not as it should be, passes as it is.
+"""
+
+import re
+
+import msgspec
+
+from tap.ipc.exchange import Dialect, Injection
+from tap.proxy.eventcuts import LATE_LF, EventCutter, data_span
+from tap.proxy.jsonspans import (
+    Edit,
+    Member,
+    Span,
+    UnlocatableError,
+    apply_edits,
+    array_items,
+    object_members,
+    without_members,
+)
+
+MAX_EVENT_BYTES = 32 << 20
+"""A longer event is none: what comes passes unfiltered from there on."""
+
+ID_MEMBERS = frozenset({"prompt_token_ids", "token_ids"})
+_ABSENT = msgspec.Raw()
+_NULL = b"null"
+
+
+class _Choice(msgspec.Struct):
+    """What decides about an event, of one of its choices; values as they are written."""
+
+    delta: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
+    finish_reason: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
+    prompt_token_ids: msgspec.Raw = _ABSENT
+
+
+class _Event(msgspec.Struct):
+    """What decides about an event, or a whole body."""
+
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = _ABSENT
+    prompt_token_ids: msgspec.Raw = _ABSENT
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+# A quote inside a JSON string has a backslash before it, so these find members of such names only, at whatever depth.
+_VLLM_IDS = re.compile(rb'token_ids":\[[\d,]*\]')
+_SGLANG_IDS = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[\d,]*\]|null)')
+
+
+class ResponseFilter:
+    """One response's filter: a stream fed read by read, or a whole body at once."""
+
+    __slots__ = ("_cutter", "_dialect", "_dropped", "_ids", "_passing", "_unasked_usage", "_usage")
+
+    def __init__(self, injected: frozenset[Injection], dialect: Dialect) -> None:
+        self._usage = "usage" in injected
+        self._ids = "token-ids" in injected
+        self._dialect = dialect
+        self._cutter = EventCutter()
+        self._dropped = False
+        """The last event was taken out, whole."""
+        self._unasked_usage = False
+        """The engine sends usage with every event: it would have sent the last one unasked too."""
+        self._passing = False
+
+    @property
+    def filters_whole(self) -> bool:
+        """Whether an answer that is not streamed holds anything that was added: its usage is there unasked."""
+        return self._ids
+
+    def let_pass(self) -> None:
+        """Filter nothing from here on."""
+        self._passing = True
+
+    def feed(self, data: bytes) -> bytes:
+        """What the client gets for a read; the part of an event that has not ended waits for the next."""
+        if self._passing:
+            return data
+        out: list[bytes] = []
+        for event in self._cutter.feed(data):
+            if event != LATE_LF:
+                self._dropped = not self._take(event, out)
+            elif not self._dropped:
+                out.append(event)
+        if self._cutter.held_bytes > MAX_EVENT_BYTES:
+            self._passing = True
+            out.append(self._cutter.rest())
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def finish(self) -> bytes:
+        """What the client gets at the end of a stream whose last event lacks its empty line."""
+        out: list[bytes] = []
+        if rest := self._cutter.rest():
+            self._take(rest, out)
+        return b"".join(out)
+
+    def whole(self, body: bytes) -> bytes:
+        """What the client gets for a body that is one JSON object."""
+        try:
+            return self._without_ids(body, _decode(body)) if self._ids else body
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
+            return body
+
+    def _take(self, event: bytes, out: list[bytes]) -> bool:
+        """Put what is left of an event to what goes out; False if nothing is."""
+        with_ids = self._ids and b'token_ids"' in event
+        with_usage = self._usage and b'"usage"' in event
+        span = data_span(event) if with_ids or with_usage else None
+        if span is None:
+            out.append(event)
+            return True
+        data = event[span[0] : span[1]]
+        try:
+            kept = self._filtered(data, with_ids=with_ids, with_usage=with_usage, out=out)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
+            kept = data
+        if kept is data:
+            out.append(event)
+        elif kept is not None:
+            out.append(event[: span[0]] + kept + event[span[1] :])
+        return kept is not None
+
+    def _filtered(self, data: bytes, *, with_ids: bool, with_usage: bool, out: list[bytes]) -> bytes | None:
+        """An event's data without what was asked for; null if that was all of it."""
+        found = _decode(data)
+        if with_usage and (usage := bytes(found.usage)):
+            if found.choices:
+                data = self._without_null_usage(data, usage)
+            elif found.choices is not None and usage != _NULL and not self._unasked_usage:
+                if self._dialect == "llamacpp":
+                    move_timings(data, out)
+                return None
+        if not with_ids:
+            return data
+        if self._dialect == "vllm" and is_for_ids_alone(found):
+            return None
+        return self._without_ids(data, found)
+
+    def _without_null_usage(self, data: bytes, usage: bytes) -> bytes:
+        """Events that carry usage, all of them: the engine does so unasked. Nulls: vLLM used to announce it so."""
+        if usage != _NULL:
+            self._unasked_usage = True
+        elif self._dialect == "vllm":
+            return apply_edits(data, without_members(object_members(data), frozenset({"usage"})))
+        return data
+
+    def _without_ids(self, data: bytes, found: _Event) -> bytes:
+        """The data with its token ids as they are where nobody asks for them."""
+        leave_null = self._dialect == "vllm"
+        places = count_ids(found, nulls=not leave_null)
+        if not places:
+            return data
+        without, replaced = _VLLM_IDS.subn(b'token_ids":null', data) if leave_null else _SGLANG_IDS.subn(b"", data)
+        if replaced == places:  # as many as are where ids are expected: so it is these
+            return without
+        return apply_edits(data, id_edits(data, leave_null=leave_null))
+
+
+def is_for_ids_alone(event: _Event) -> bool:
+    """Whether vLLM sends a chat event only because ids were asked for: tokens that its parsers made nothing of, yet."""
+    return bool(event.choices) and all(
+        bytes(choice.delta) == b"{}"
+        and bytes(choice.token_ids)[:1] == b"["
+        and bytes(choice.finish_reason) in (b"", _NULL)
+        and bytes(choice.logprobs) in (b"", _NULL)
+        for choice in event.choices or ()
+    )
+
+
+def count_ids(event: _Event, *, nulls: bool) -> int:
+    """How many members with token ids an event has, in the places where engines put them; with ``nulls`` those too."""
+    count = int(_holds_ids(event.prompt_token_ids, nulls=nulls))
+    for choice in event.choices or ():
+        count += _holds_ids(choice.token_ids, nulls=nulls) + _holds_ids(choice.prompt_token_ids, nulls=nulls)
+    return count
+
+
+def _holds_ids(value: msgspec.Raw, *, nulls: bool) -> bool:
+    return value is not _ABSENT and bytes(value).startswith((b"[", b"n") if nulls else b"[")
+
+
+def id_edits(data: bytes, *, leave_null: bool) -> list[Edit]:
+    """The edits that take token ids out, found by walking through the data. Raises UnlocatableError."""
+    members = object_members(data)
+    edits = _id_edits_of(data, members, leave_null=leave_null)
+    if "choices" in members:
+        for choice in array_items(data, members["choices"].value):
+            edits += _id_edits_of(data, object_members(data, choice), leave_null=leave_null)
+    return edits
+
+
+def _id_edits_of(data: bytes, members: dict[str, Member], *, leave_null: bool) -> list[Edit]:
+    if not leave_null:
+        return without_members(members, ID_MEMBERS)
+    spans = [members[name].value for name in ID_MEMBERS if name in members]
+    return [Edit(*span, _NULL) for span in spans if data.startswith(b"[", span.start)]
+
+
+def move_timings(usage_event: bytes, out: list[bytes]) -> None:
+    """Put llama.cpp's ``timings`` back where they are without a usage event: at the end of the event before it.
+
+    llama.cpp writes the two at once, so that they come in one read; where they do not, the timings are lost.
+    """
+    members = object_members(usage_event)
+    span = data_span(out[-1]) if out else None
+    if "timings" not in members or span is None:
+        return
+    before = out[-1]
+    end = before.rindex(b"}", *span)
+    timings = Span(members["timings"].start, members["timings"].value.end).of(usage_event)
+    out[-1] = before[:end] + b"," + timings + before[end:]

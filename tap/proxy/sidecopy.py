@@ -1,0 +1,127 @@
+"""The side copy of an exchange while it passes: references to the reads, within bounds, no work on their content."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tap.ipc.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy, Injection
+from tracefile.records.schema import Status
+from wire.head import Headers
+
+LAST_READS = 8
+"""Reads kept of the end of a response too large to copy: its usage is in them."""
+READ_OVERHEAD_BYTES = 120
+"""What a read costs in memory beside its bytes."""
+
+
+@dataclass(slots=True)
+class CopyBudget:
+    """Bytes that all copies in flight may hold together; over it, copies are given up, never the traffic."""
+
+    limit_bytes: int
+    held_bytes: int = 0
+
+
+class SideCopy:
+    """One exchange's copy: the message to the recorder, as far as it is known. Given up, it holds no read any more."""
+
+    __slots__ = ("_budget", "_exchange", "_held", "_max_body_bytes", "dropped", "request_bytes", "response_bytes")
+
+    def __init__(
+        self,
+        budget: CopyBudget,
+        max_body_bytes: int,
+        *,
+        endpoint: Endpoint,
+        arrival_ns: int,
+        concurrency: int,
+        headers: Headers,
+        names: Sequence[bytes],
+        kept_headers: frozenset[bytes] = KEPT_REQUEST_HEADERS,
+    ) -> None:
+        self._budget, self._max_body_bytes = budget, max_body_bytes
+        self._exchange = ExchangeCopy(
+            endpoint=endpoint,
+            arrival_ns=arrival_ns,
+            concurrency=concurrency,
+            request_headers={} if kept_headers.isdisjoint(names) else _kept(headers, names, kept_headers),
+        )
+        self._held = 0
+        self.dropped: str | None = None
+        """Why it was given up; null: it was not."""
+        self.request_bytes = self.response_bytes = 0
+        """Of the bodies that came, copied or not."""
+
+    def request_body(self, data: bytes) -> None:
+        """Keep a de-chunked piece of the request body, or give the body up for being too large."""
+        self.request_bytes += len(data)
+        body = self._exchange.request_body
+        if body is None or self.dropped is not None:
+            return
+        if self.request_bytes > self._max_body_bytes:
+            self._release(self.request_bytes - len(data) + READ_OVERHEAD_BYTES * len(body))
+            self._exchange.request_body = None
+            return
+        body.append(data)
+        self._hold(len(data) + READ_OVERHEAD_BYTES)
+
+    def sent_to(self, upstream: str, at_ns: int) -> None:
+        """Note who serves the request, and when its head was written there."""
+        self._exchange.upstream, self._exchange.sent_ns = upstream, at_ns
+
+    def add_injected(self, injected: Sequence[Injection]) -> None:
+        """Note what was added to the request."""
+        self._exchange.injected = list(injected)
+
+    def response_head(self, status: int, headers: Headers, names: Sequence[bytes]) -> None:
+        """Keep the final response head's status and the few headers that parsing needs."""
+        self._exchange.http_status = status
+        self._exchange.response_headers = _kept(headers, names, KEPT_RESPONSE_HEADERS)
+
+    def response_body(self, at_ns: int, data: bytes) -> None:
+        """Keep a de-chunked read with its time; beyond the bound only the last few."""
+        self.response_bytes += len(data)
+        if self.dropped is not None or not data:
+            return
+        if self.response_bytes > self._max_body_bytes:
+            self._exchange.response_whole = False
+            last = self._exchange.last_reads
+            last.append((at_ns, data))
+            del last[:-LAST_READS]
+            return
+        self._exchange.response_reads.append((at_ns, data))
+        self._hold(len(data) + READ_OVERHEAD_BYTES)
+
+    def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
+        """What the recorder gets; the copy counts as holding nothing after it."""
+        exchange = self._exchange
+        exchange.end_ns, exchange.outcome, exchange.error_kind = end_ns, outcome, error_kind
+        self._budget.held_bytes -= self._held
+        self._held = 0
+        return exchange
+
+    def give_up(self, reason: str) -> None:
+        """Hold nothing any more; the traffic goes on."""
+        self.dropped = reason
+        self._exchange.request_body = None
+        self._exchange.response_reads = []
+        self._exchange.last_reads = []
+        self._release(self._held)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._budget.held_bytes += size
+        if self._budget.held_bytes > self._budget.limit_bytes:
+            self.give_up("queue_full")
+
+    def _release(self, size: int) -> None:
+        self._held -= size
+        self._budget.held_bytes -= size
+
+
+def _kept(headers: Headers, names: Sequence[bytes], wanted: frozenset[bytes]) -> dict[str, str]:
+    """The first of each wanted header. ``names``: the headers' names in lower case, parallel to them."""
+    kept: dict[str, str] = {}
+    for lower, (_, value) in zip(names, headers, strict=True):
+        if lower in wanted:
+            kept.setdefault(lower.decode("ascii"), value.decode("latin-1"))
+    return kept

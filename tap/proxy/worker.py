@@ -1,0 +1,175 @@
+"""A worker process: the data plane. It accepts clients, relays, and hands copies of what ended to the recorder.
+
+Any number of them share a port. A worker imports neither what parses prompts nor what shows pages: its memory is its
+connections, and its event loop does nothing but relay.
+"""
+
+import asyncio
+import contextlib
+import gc
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tap.ipc.channel import Channel
+from tap.ipc.control import Cut, Drain, Drained, Reload, WorkerSetup
+from tap.ipc.exchange import Ready
+from tap.ipc.workercounts import WorkerCounts
+from tap.proxy.injectingrelay import new_relays
+from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.sidecopy import CopyBudget
+from tap.proxy.upstreams import Upstreams
+from tap.proxy.workermeter import WorkerMeter
+from wire.loop import run
+from wire.server import Server
+from wire.url import parse_url
+
+FLUSH_TIMEOUT_S = 60.0
+"""How long the recorder may take to accept what is left for it."""
+LET_IN_S = 0.5
+"""At most so long, before a drain begins, connections are let in that had come already."""
+READ_TURNS = 4
+"""Turns of the event loop in which a connection that is let in is read from."""
+
+_messages = msgspec.msgpack.Decoder(WorkerSetup | Reload | Drain | Cut)
+
+
+class Worker:
+    """One data plane, from its setup to its last response."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        counts = WorkerCounts(Path(setup.counts_path), setup.workers)
+        budget = CopyBudget(setup.queue_bytes)
+        origins = [parse_url(url) for url in setup.upstreams]
+        self._setup = setup
+        self._upstreams = Upstreams(origins, by_session=setup.by_session, first=setup.number)
+        self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
+        self._relays = new_relays(
+            self._upstreams,
+            self._link,
+            budget,
+            setup.max_body_bytes,
+            setup.keep_headers,
+            wanted=setup.inject,
+            dialect=setup.dialect,
+        )
+        self._server = Server(self._relays.new_relay)
+
+    async def serve(self, channel: Channel) -> None:
+        """Take connections until told to drain, or until the supervisor is gone."""
+        await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
+        # Everything loaded so far stays: looking through it for garbage again would stall every stream for 40 ms.
+        gc.collect()
+        gc.freeze()
+        meter = self._meter()
+        channel.send(Ready())
+        drain_s = await self._until_drain(channel)
+        cut = await self._drain(channel, drain_s)
+        if meter is not None:
+            meter.cancel()
+        self._upstreams.close()
+        await self._link.finish(FLUSH_TIMEOUT_S)
+        channel.send(Drained(cut))
+
+    def _meter(self) -> "asyncio.Task[None] | None":
+        """The task that pushes numbers to the admin process; null without one."""
+        path = self._setup.admin_socket
+        if path is None:
+            return None
+        meter = WorkerMeter(path, self._setup.number, self._relays, self._server, self._setup.queue_bytes)
+        return asyncio.create_task(meter.push_regularly())
+
+    async def _until_drain(self, channel: Channel) -> float:
+        """Follow the supervisor's changes of upstreams; returns for how long to drain."""
+        while True:
+            message = await channel.messages.get()
+            if isinstance(message, Reload):
+                self._upstreams.reload([parse_url(url) for url in message.upstreams])
+            elif isinstance(message, Drain):
+                return message.drain_s
+            elif message is None:
+                return self._setup.drain_s
+
+    async def _drain(self, channel: Channel, drain_s: float) -> int:
+        """Let what is in flight end, for ``drain_s`` or until told to cut; returns how many responses were cut."""
+        await self._let_in()
+        draining = asyncio.create_task(self._server.drain(drain_s))
+        cutting = asyncio.create_task(_until_cut(channel))
+        timer = asyncio.get_running_loop().call_later(drain_s, self._mark_ending)
+        await asyncio.wait([draining, cutting], return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        cutting.cancel()
+        if not draining.done():
+            draining.cancel()
+            self._mark_ending()
+            draining = asyncio.create_task(self._server.drain(0))
+        return await draining
+
+    async def _let_in(self) -> None:
+        """Accept and read what has come already: a listener that is closed resets whatever waits at it."""
+        waiting = select.poll()
+        waiting.register(self._setup.listen_fd, select.POLLIN)
+        until_s = time.monotonic() + LET_IN_S
+        quiet_turns = 0
+        while quiet_turns < READ_TURNS and time.monotonic() < until_s:
+            quiet_turns = 0 if waiting.poll(0) else quiet_turns + 1
+            await asyncio.sleep(0)
+
+    def _mark_ending(self) -> None:
+        self._relays.ending = True
+
+
+async def _until_cut(channel: Channel) -> None:
+    """Wait for the word to cut. A supervisor that is gone gives none: what is in flight has its time."""
+    while True:
+        message = await channel.messages.get()
+        if isinstance(message, Cut):
+            return
+        if message is None:
+            await asyncio.Event().wait()
+
+
+async def work(control: socket.socket) -> None:
+    """Serve one supervisor over ``control``."""
+    asyncio.get_running_loop().set_exception_handler(_say_failure)
+    channel = await Channel.over(control, _messages)
+    setup = await channel.messages.get()
+    if isinstance(setup, WorkerSetup):
+        await Worker(setup).serve(channel)
+    channel.close()
+
+
+def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say that a callback failed, and where, but nothing of what it was called with: that may be a prompt."""
+    error = context.get("exception")
+    if error is None:
+        return
+    frame = next(reversed(traceback.extract_tb(error.__traceback__)), None)
+    place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
+    print(f"tap: a worker's callback failed ({type(error).__name__}{place})", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m tap.proxy.worker FD``: started by the supervisor, with its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(AttributeError):  # Windows has no SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(work(socket.socket(fileno=int(argv[0]))))
+    except Exception as error:  # a traceback could quote what a request said; the supervisor notices the end
+        print(f"tap: a worker process failed ({type(error).__name__})", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The recorder process: exchanges become records, records become trace files."""

@@ -1,0 +1,116 @@
+"""The recorder's side of the admin process: counts every record exactly and pushes numbers and records once in a while.
+
+It runs on the recorder's loop, beside tokenizing and hashing, so observing a record is a few list and dict accesses.
+"""
+
+from collections.abc import Callable
+
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
+from tap.ipc.exchange import Progress, encode_frame
+from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord
+from tracefile.records.schema import Record, Status
+
+FEED_RECORDS = 64
+"""Records that leave as one frame, at the latest after ``FEED_INTERVAL_S``."""
+FLUSH_RECORDS = 8
+"""After as many the socket is tried again with what it did not take."""
+FEED_INTERVAL_S = 0.25
+MAX_KINDS = 1_000
+"""Kinds of requests counted apart; an endless variety of paths must not become endless memory."""
+
+_WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
+_GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
+
+
+class RecordMeter:
+    """Counts records for ``/metrics`` and shows them to the admin process, as far as it keeps up."""
+
+    def __init__(self, socket_path: str, pid: int) -> None:
+        self._pid = pid
+        self._sender = FeedSender(socket_path)
+        self._kinds: dict[tuple[str, Status, int, str], int] = {}
+        self._ttft_ms = empty_counts(WAIT_S)
+        self._gaps_ms = empty_counts(GAP_S)
+        self._head_s = empty_counts(OVERHEAD_S)
+        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
+        self._batch: list[Record] = []
+        self._feed_skipped = 0
+        self._fed_at = self._pushed_at = float("-inf")
+
+    def observe(self, record: Record, head_ns: int | None) -> None:
+        """Count one record, sampled out or not; ``head_ns``: from its head's arrival to its being sent on."""
+        kinds = self._kinds
+        kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
+        if kind not in kinds and len(kinds) >= MAX_KINDS:
+            kind = ("other", *kind[1:])
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if record.ttft_ms is not None:
+            add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
+        if head_ns is not None:
+            add_value(self._head_s, OVERHEAD_S, head_ns / 1e9)
+        if record.itl_ms:
+            add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
+        self._prompt_tokens += record.prompt_tokens or 0
+        self._cached_tokens += record.cached_tokens or 0
+        self._output_tokens += record.output_tokens or 0
+        batch = self._batch
+        batch.append(record)
+        if not len(batch) % FLUSH_RECORDS:
+            self._sender.flush()
+            if len(batch) == FEED_RECORDS:
+                self._feed()
+
+    def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
+        """Send what is due by the monotonic clock; to be called a few times a second, traffic or not."""
+        self._sender.flush()
+        if now_s - self._fed_at >= FEED_INTERVAL_S:
+            self._feed()
+            self._fed_at = now_s
+        if now_s - self._pushed_at >= PUSH_INTERVAL_S:
+            self._sender.offer(encode_frame(self.stats(progress(), writing=writing)))
+            self._pushed_at = now_s
+
+    def stats(self, progress: Progress, *, writing: bool) -> RecorderStats:
+        """Everything counted so far."""
+        return RecorderStats(
+            pid=self._pid,
+            progress=progress,
+            writing=writing,
+            feed_skipped=self._feed_skipped,
+            requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
+            ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
+            gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
+            request_head=self._head_s,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+    def close(self, progress: Progress) -> None:
+        """Push the last numbers."""
+        self._feed()
+        self._sender.offer(encode_frame(self.stats(progress, writing=True)))
+        self._sender.close()
+
+    def _feed(self) -> None:
+        """Send the batch if the other side has taken all before it; what it has no time for is not encoded."""
+        batch, self._batch = self._batch, []
+        if batch and not (self._sender.keeping_up and self._sender.offer(_feed_frame(batch))):
+            self._feed_skipped += len(batch)
+
+
+def _feed_frame(batch: list[Record]) -> bytes:
+    return encode_frame(RecordFeed([_seen(record) for record in batch]))
+
+
+def _seen(record: Record) -> SeenRecord:
+    return SeenRecord(
+        record.status,
+        record.stream,
+        record.turn,
+        record.ttft_ms,
+        record.e2e_ms,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.block_hashes,
+    )

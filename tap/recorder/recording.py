@@ -1,0 +1,252 @@
+"""One finished exchange made into one record: shape, counts, hashes and times, and nothing of what was said."""
+
+import contextlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tap.ipc.exchange import Dialect, ExchangeCopy
+from tap.prompts.chatmessages import UntokenizableError
+from tap.prompts.prompt import ChainStart, HashedPrompt, PromptHasher
+from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
+from tap.recorder.contentcoding import UndecodableError, decode_reads
+from tap.recorder.response import read_answer
+from tracefile.hashing.blockhash import HashKey, keyed_id
+from tracefile.records.errors import InputError
+from tracefile.records.schema import OutputHashSource, Record, RequestId, SessionId
+from wire.completion import Completion
+
+REMEMBERED_IDS = 100_000
+"""Request ids kept to notice one that a client uses twice."""
+
+
+class MadeRecord(NamedTuple):
+    """A record with what the trace's summary counts of it."""
+
+    record: Record
+    unhashed: str | None
+    """Why it has no hashes. Null: it has."""
+    prompt_count_matches: bool | None
+    """Whether our prompt ids number as many as the engine's usage says. Null: one of the two is unknown."""
+
+
+class RecordMaker:
+    """Makes a trace's records; remembers request ids, so that each stays unique within the trace."""
+
+    def __init__(
+        self,
+        key: HashKey,
+        prompts: PromptHasher,
+        *,
+        epoch_ns: int,
+        hash_model: str | None,
+        loras: frozenset[str],
+        keep_headers: Sequence[str] = (),
+        dialect: Dialect = "vllm",
+    ) -> None:
+        self._key = key
+        self._prompts = prompts
+        self._epoch_ns = epoch_ns
+        self._hash_model = hash_model
+        self._loras = loras
+        self._keep_headers = keep_headers
+        self._dialect = dialect
+        self._hits_reported = False
+        """The engine has said of a request what it had cached: what it leaves out from then on is 0."""
+        self._ids: OrderedDict[RequestId, None] = OrderedDict()
+        self._id_prefix = secrets.token_hex(6)
+        """Of the ids of requests that bring none: no other recorder's begin so."""
+        self._unnamed = 0
+
+    def make(self, exchange: ExchangeCopy) -> MadeRecord:
+        """The record of one exchange, its session not linked yet."""
+        shape, unreadable = _shape(exchange)
+        answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
+        record = Record(request_id=self._request_id(exchange))
+        _fill_times(record, exchange, answer, self._epoch_ns)
+        _fill_outcome(record, exchange, answer)
+        _fill_counts(record, exchange, answer)
+        self._fill_misses(record)
+        self._fill_relay(record, exchange)
+        if shape is not None:
+            self._fill_shape(record, shape)
+        session = explicit_session(exchange.request_headers, shape)
+        if session is not None:
+            record.session_id = SessionId(keyed_id(self._key, "session", session))
+            record.session_source = "explicit"
+        if shape is None:
+            return MadeRecord(record, unhashed=unreadable, prompt_count_matches=None)
+        self._prompts.served_by(exchange.upstream)
+        return self._hash(record, shape, answer)
+
+    def _request_id(self, exchange: ExchangeCopy) -> RequestId:
+        named = exchange.request_headers.get("x-request-id")
+        if not named:
+            self._unnamed += 1
+            return RequestId(f"{self._id_prefix}{self._unnamed:012x}")
+        found = RequestId(keyed_id(self._key, "request", named))
+        if found in self._ids:
+            return RequestId(f"{found}-{secrets.token_hex(4)}")
+        self.remember(found)
+        return found
+
+    def remember(self, request_id: RequestId) -> None:
+        """Take note of an id that the trace has."""
+        self._ids[request_id] = None
+        if len(self._ids) > REMEMBERED_IDS:
+            self._ids.popitem(last=False)
+
+    def _fill_shape(self, record: Record, shape: RequestShape) -> None:
+        record.model = shape.model
+        record.stream = shape.stream
+        record.max_tokens = shape.max_tokens
+        record.priority = shape.priority
+        record.tools = shape.tools
+        record.n = shape.n
+        record.lora = shape.model if shape.model in self._loras else None
+
+    def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
+        """What the relay was told to keep of the request, and what it did with it."""
+        headers = exchange.request_headers
+        if self._keep_headers:
+            record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
+        record.upstream = exchange.upstream or None
+        if exchange.injected:
+            record.injected = list(exchange.injected)
+
+    def _fill_misses(self, record: Record) -> None:
+        """SGLang leaves a count of 0 out, and every count if not told to report: another record tells which it is."""
+        if record.cached_tokens is not None:
+            self._hits_reported = True
+        elif self._dialect == "sglang" and self._hits_reported and record.tokens_source == "usage":
+            record.cached_tokens = 0
+
+    def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
+        usage_tokens = record.prompt_tokens
+        model = self._hash_model or shape.model or ""
+        start = ChainStart(model, record.lora, shape.cache_salt)
+        engine_ids = answer.prompt_token_ids if answer is not None else None
+        try:
+            prompt = self._prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
+        except Exception as error:  # a tokenizer may fail in any way; the record is worth having without hashes
+            prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
+        _fill_prompt(record, prompt, self._prompts.block_size)
+        if answer is not None and prompt.hashes is not None:
+            self._fill_output_hashes(record, start, prompt, answer)
+        known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
+        matches = usage_tokens == prompt.token_count if known else None
+        return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
+
+    def _fill_output_hashes(self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion) -> None:
+        """From the engine's output ids, else the text's, if prompt and output have the lengths that the engine counted.
+
+        In a chat the chain ends where the answer does: what the template writes after it is the next turn's prompt.
+        """
+        if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
+            return
+        source: OutputHashSource = "engine"
+        ids: Sequence[int] | None = answer.token_ids
+        if ids is None and answer.text and record.tokens_source == "usage":
+            source, ids = "tokenizer", self._text_ids(answer, record.output_tokens)
+        if ids is None or len(ids) != record.output_tokens:
+            return
+        with contextlib.suppress(InputError):  # an engine's ids that are none have no hashes
+            record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
+        record.output_hash_source = None if record.output_block_hashes is None else source
+
+    def _text_ids(self, answer: Completion, output_tokens: int) -> Sequence[int] | None:
+        try:
+            ids = self._prompts.output_ids(answer.text)
+        except UntokenizableError:
+            return None
+        if ids is not None and len(ids) + 1 == output_tokens and answer.finish_reason == "stop":
+            # The stop token has no text, and its id does not matter: the last token's KV is never computed.
+            return [*ids, 0]
+        return ids
+
+
+def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
+    """The request's shape, or null and why it cannot be read."""
+    if exchange.request_body is None:
+        return None, "request_larger_than_the_copy"
+    try:
+        body = b"".join(exchange.request_body)
+        coding = exchange.request_headers.get("content-encoding")
+        if coding is not None:
+            body = b"".join(data for _, data in decode_reads([(0, body)], coding))
+        return read_shape(exchange.endpoint, body), None
+    except UndecodableError:
+        return None, "request_encoding"
+    except UnreadableBodyError:
+        return None, "request_not_json"
+
+
+def _fill_times(record: Record, exchange: ExchangeCopy, answer: Completion | None, epoch_ns: int) -> None:
+    record.arrival_ms = (exchange.arrival_ns - epoch_ns) / 1e6
+    record.e2e_ms = (exchange.end_ns - exchange.arrival_ns) / 1e6
+    if exchange.response_reads:
+        record.first_byte_ms = (exchange.response_reads[0][0] - exchange.arrival_ns) / 1e6
+    if answer is None or answer.first_token_ns is None:
+        return
+    record.ttft_ms = (answer.first_token_ns - exchange.arrival_ns) / 1e6
+    record.itl_ms = [gap / 1e6 for gap in answer.gaps_ns]
+    record.itl_tokens = list(answer.gap_tokens)
+
+
+def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
+    record.endpoint = exchange.endpoint
+    record.concurrency = exchange.concurrency
+    record.http_status = exchange.http_status
+    record.status = exchange.outcome
+    record.error = exchange.error_kind
+    if exchange.outcome == "client_abort" and answer is not None and _ended_by_itself(answer):
+        # OpenAI's client hangs up at ``[DONE]``, before the chunk that ends the body: it got all that there was.
+        record.status, record.error = "ok", None
+    if exchange.outcome == "ok" and exchange.http_status is not None and exchange.http_status >= 400:
+        record.status, record.error = "error", f"http_{exchange.http_status}"
+    elif exchange.outcome == "ok" and answer is not None and answer.error_kind is not None:
+        record.status, record.error = "error", answer.error_kind
+    elif exchange.outcome == "ok" and answer is not None and not answer.done and answer.finish_reason is None:
+        record.status, record.error = "error", "response_incomplete"
+    if answer is not None:
+        record.finish_reason = short_name(answer.finish_reason)
+
+
+def _ended_by_itself(answer: Completion) -> bool:
+    """Whether a stream said all that it had to say."""
+    return answer.done and answer.first_token_ns is not None
+
+
+def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
+    """The engine's usage; without it, the output tokens that were seen passing."""
+    if answer is None or record.http_status is None or record.http_status >= 400:
+        return
+    record.prompt_tokens = answer.prompt_tokens
+    record.cached_tokens = answer.cached_tokens
+    record.output_tokens = answer.output_tokens
+    if answer.output_tokens is None and exchange.response_whole and answer.first_token_ns is not None:
+        record.output_tokens = answer.seen_tokens
+        record.tokens_source = "estimate"
+    if answer.prompt_tokens is not None:
+        record.tokens_source = "usage"
+
+
+def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
+    """The chain, and the prompt's length where the engine did not say it."""
+    record.block_hashes = prompt.hashes
+    record.hash_source = prompt.source
+    if record.prompt_tokens is None and prompt.token_count is not None:
+        record.prompt_tokens = prompt.token_count
+        record.tokens_source = "tokenizer"
+    elif record.prompt_tokens is None and prompt.token_estimate is not None:
+        record.prompt_tokens = prompt.token_estimate
+        record.tokens_source = "estimate"
+    if prompt.hashes is None or record.prompt_tokens is None:
+        return
+    full_blocks = record.prompt_tokens // block_size
+    if prompt.token_count is not None and prompt.token_count != record.prompt_tokens:
+        record.prompt_tokens_by_tokenizer = prompt.token_count
+    record.block_hashes = prompt.hashes[:full_blocks]
+    if len(record.block_hashes) < full_blocks:
+        record.hashable_blocks = len(record.block_hashes)

@@ -1,0 +1,323 @@
+"""The trace as the recorder writes it: one file, or segments that are closed by size and age; resumed after a crash.
+
+What counts as recorded is in the files. Where the disk takes nothing, records are refused and nothing that was taken
+is lost: it is tried again at every flush, and recording goes on once there is room.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tap.recorder.opensegment import OpenSegment
+from tap.recorder.resumption import described, records_of, resume_file, resume_segments
+from tracefile.files.writing import encode_meta, encode_record
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
+from tracefile.storage.appending import append_to, new_trace_file
+from tracefile.storage.durable import rename_durably
+from tracefile.storage.mending import mend
+from tracefile.storage.segments import (
+    Manifest,
+    Segment,
+    manifest_path,
+    part_path,
+    segment_path,
+    segments_there,
+    write_manifest,
+)
+
+
+class SegmentedTrace:
+    """A trace being written by one thread; without ``rotate_bytes`` and ``rotate_s`` it is one file.
+
+    With ``resume`` it goes on with the trace that is there: torn files are mended, what they hold is ``recorded``, and
+    ``meta`` has that trace's epoch. Raises InputError if it cannot be written, or is no trace that this one continues.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: Meta,
+        *,
+        rotate_bytes: int | None = None,
+        rotate_s: float | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.meta = meta
+        self.recorded = 0
+        """Records in the files, those of earlier writers included."""
+        self.problem: InputError | None = None
+        """Why the last attempt to write failed. Null: it did not."""
+        self.mended: list[str] = []
+        """What was found torn and mended, a sentence each."""
+        self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
+        self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
+        self._rotates = rotate_bytes is not None or rotate_s is not None
+        self._segment: OpenSegment | None = None
+        self._ending = False
+        """The open segment's stream has ended; its last bytes, its name or its line in the manifest are missing."""
+        self._manifest_is_old = False
+        self._number = 0
+        self._closed = False
+        self._taken = 0
+        """As ``recorded``, but as soon as taken."""
+        if not (resume and self._resume()):
+            self._start_new(overwrite=overwrite)
+
+    # What the recorder calls.
+
+    @property
+    def failing(self) -> bool:
+        """Records are being refused."""
+        return self._segment is None or self._ending or self._segment.file.failing
+
+    @property
+    def segments(self) -> int:
+        """Files that the trace is made of."""
+        if not self._rotates:
+            return 1
+        return len(self.manifest.segments) + (self._segment is not None)
+
+    def write(self, record: Record) -> bytes:
+        """Take one record and give its line; raises InputError if it was refused, and only then."""
+        segment = self._segment
+        if segment is None or self.failing:
+            raise self.problem or InputError(f"{self.path}: cannot write; expected room for the trace")
+        line = encode_record(record)
+        segment.take(line, record.arrival_ms)
+        self._taken += 1
+        return line
+
+    def flush(self) -> bool:
+        """Bring every record taken to the files; false if the disk refuses, as ``problem`` says."""
+        try:
+            self._mend_state()
+            assert self._segment is not None
+            self._segment.compress()
+            self._segment.file.sync()
+        except InputError as error:
+            self.problem = error
+            return False
+        self.problem = None
+        self.recorded = self._taken
+        return True
+
+    def rotate_if_due(self) -> bool:
+        """Close the segment if it is large or old enough; whether it was."""
+        segment = self._segment
+        if segment is None or self._ending or not self._is_due(segment):
+            return False
+        try:
+            self._end_segment()
+            self._mend_state()
+        except InputError as error:
+            self.problem = error
+        return True
+
+    def change_meta(self, meta: Meta) -> None:
+        """Write the records to come under this header: in a segment of their own where there are segments."""
+        self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
+        if self._segment is None or self._ending:
+            return  # the next segment begins with it
+        if self._rotates and self._segment.records:
+            with contextlib.suppress(InputError):
+                self._end_segment()
+        else:
+            self._segment.compress()
+            self._segment.file.take(encode_meta(self.meta))
+
+    def close(self) -> bool:
+        """End the trace; false if not all that was taken is in it, as ``recorded`` then says."""
+        if self._closed:
+            return self.recorded == self._taken
+        self._closed = True
+        if self._rotates and self._segment is not None and not self._segment.records and self.manifest.segments:
+            self._discard_segment()
+        try:
+            if self._segment is not None and not self._ending:
+                self._end_segment()
+            self._finish_ending()
+        except InputError as error:
+            self.problem = error
+            self._keep_what_is_whole()
+            return self.recorded == self._taken
+        self.recorded = self._taken
+        with contextlib.suppress(InputError):
+            self._save_manifest()
+        return True
+
+    def mark_uploaded(self, name: str, where: str) -> None:
+        """Note in the manifest where a copy of a closed segment is."""
+        self.manifest.segments = [
+            msgspec.structs.replace(segment, uploaded=where) if segment.name == name else segment
+            for segment in self.manifest.segments
+        ]
+        self._manifest_is_old = True
+        with contextlib.suppress(InputError):
+            self._save_manifest()
+
+    def last_records(self, count: int) -> Iterator[Record]:
+        """The last ``count`` records or somewhat more that are in closed files, in order; fewer if there are fewer."""
+        if not self._rotates:
+            yield from records_of(self.path, skipped=self.recorded - count)
+            return
+        wanted: list[Segment] = []
+        for segment in reversed(self.manifest.segments):
+            if sum(segment.records for segment in wanted) < count:
+                wanted.insert(0, segment)
+        for segment in wanted:
+            if (path := self.path.with_name(segment.name)).exists():
+                yield from records_of(path)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the counts do not add up."""
+        assert self.recorded <= self._taken
+        assert self._segment is not None or not self._ending
+        if not self._closed:
+            held = sum(segment.records for segment in self.manifest.segments)
+            assert held + (self._segment.records if self._segment is not None else 0) == self._taken
+
+    # Segments, one after another.
+
+    def _is_due(self, segment: OpenSegment) -> bool:
+        if not self._rotates or not segment.records:
+            return False
+        if self._rotate_bytes is not None and segment.file.size >= self._rotate_bytes:
+            return True
+        return self._rotate_s is not None and time.monotonic() - segment.first_at >= self._rotate_s
+
+    def _open_next(self) -> None:
+        path = segment_path(self.path, self._number + 1)
+        file = new_trace_file(part_path(path), overwrite=True, name=path.name)
+        self._number += 1
+        self._segment = OpenSegment(file, path)
+        file.take(encode_meta(self.meta))
+
+    def _end_segment(self) -> None:
+        """End the stream of the open segment; what the disk refuses of it is left to ``_finish_ending``."""
+        assert self._segment is not None
+        self._segment.compress()
+        self._ending = True
+        self._segment.file.finish()
+
+    def _mend_state(self) -> None:
+        """Go on with whatever the disk interrupted, up to an open segment; raises InputError if it still refuses."""
+        self._finish_ending()
+        self._save_manifest()
+        if self._segment is None:
+            self._open_next()
+            assert self._segment is not None
+            self._segment.file.sync()
+
+    def _finish_ending(self) -> None:
+        """Close an ended segment: all of it on the disk, under its name, in the manifest."""
+        if not self._ending or self._segment is None:
+            return
+        segment = self._segment
+        segment.file.drain()
+        segment.file.make_durable()
+        if self._rotates:
+            self._name_segment(segment)
+        self._segment, self._ending = None, False
+        segment.file.abandon()
+        self.recorded = self._taken
+        if self._rotates:
+            self._list(segment.listed())
+
+    def _discard_segment(self) -> None:
+        """Remove the open segment, which has no records."""
+        assert self._segment is not None
+        self._segment.file.abandon()
+        with contextlib.suppress(OSError):
+            part_path(self._segment.path).unlink()
+        self._segment, self._ending = None, False
+
+    def _name_segment(self, segment: OpenSegment) -> None:
+        try:
+            rename_durably(part_path(segment.path), segment.path)
+        except OSError as error:
+            raise InputError(f"{segment.path}: {error.strerror or error}; expected a writable folder") from error
+
+    def _list(self, segment: Segment) -> None:
+        self.manifest.segments.append(segment)
+        self._manifest_is_old = True
+
+    def _save_manifest(self) -> None:
+        if not self._rotates or not self._manifest_is_old:
+            return
+        path = manifest_path(self.path)
+        try:
+            write_manifest(path, self.manifest)
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror or error}; expected room for the manifest") from error
+        self._manifest_is_old = False
+
+    def _keep_what_is_whole(self) -> None:
+        """The disk refuses to the end: cut the file after its last complete record, and count what it holds."""
+        segment = self._segment
+        if segment is None:
+            return
+        segment.file.abandon()
+        self._segment = None
+        path = part_path(segment.path) if self._rotates else segment.path
+        with contextlib.suppress(InputError):
+            whole = mend(path).records
+            self.recorded = self._taken - segment.records + whole if self._rotates else whole
+        if self._rotates:
+            with contextlib.suppress(InputError, OSError):
+                rename_durably(path, segment.path)
+                self._list(described(segment.path))
+                self._save_manifest()
+
+    # How a trace begins, and begins again.
+
+    def _start_new(self, *, overwrite: bool) -> None:
+        if self._rotates:
+            self._clear_the_way(overwrite=overwrite)
+            self._manifest_is_old = True
+            self._save_manifest()
+            self._open_next()
+        else:
+            self._segment = OpenSegment(new_trace_file(self.path, overwrite=overwrite), self.path)
+            self._segment.file.take(encode_meta(self.meta))
+        assert self._segment is not None
+        try:
+            self._segment.file.sync()
+        except InputError:
+            self._segment.file.abandon()
+            raise
+
+    def _clear_the_way(self, *, overwrite: bool) -> None:
+        there = segments_there(self.path)
+        if there and not overwrite:
+            raise InputError(
+                f"{self.path}: {len(there)} segments are there already, from {there[0].name} on; "
+                "expected none, --resume or --overwrite"
+            )
+        for path in (*there, manifest_path(self.path)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _resume(self) -> bool:
+        """Go on with what is there; false if there is nothing yet."""
+        resume = resume_segments if self._rotates else resume_file
+        found = resume(self.path, self.meta)
+        if found is None:
+            return False
+        self.meta, self.mended = found.meta, found.mended
+        self.recorded = self._taken = found.records
+        if self._rotates:
+            self.manifest, self._number = found.manifest, found.number
+            self._manifest_is_old = True
+            self.flush()
+        else:
+            self._segment = OpenSegment(append_to(self.path), self.path, records=found.records)
+            if found.says_something_new:
+                self._segment.file.take(encode_meta(self.meta))
+        return True

@@ -1,0 +1,120 @@
+"""Closed segments sent to where ``--upload`` says, by a thread of the recorder process, again until they are there.
+
+Any URL that fsspec knows will do: ``s3://bucket/folder``, ``gs://``, ``file:///mnt/share``. Credentials come from where
+the storage's own library looks for them, never from a flag. Local files are kept.
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from tracefile.records.errors import InputError
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+
+
+class Uploaded(NamedTuple):
+    """A segment that is where it was to go."""
+
+    name: str
+    where: str
+    """Its URL, without credentials."""
+
+
+class TruncatedUploadError(Exception):
+    """The copy is not as long as the segment."""
+
+
+class Uploader:
+    """Sends files one after another; raises InputError if the URL is none that it could send to."""
+
+    def __init__(self, url: str) -> None:
+        self.failed = 0
+        """Tries that failed."""
+        self._files, self._folder = _target(url)
+        self._waiting: SimpleQueue[Path | None] = SimpleQueue()
+        self._uploaded: SimpleQueue[Uploaded] = SimpleQueue()
+        self._offered: set[Path] = set()
+        self._deadline = float("inf")
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._send_all, name="trace-upload", daemon=True)
+        self._thread.start()
+
+    def offer(self, path: Path) -> None:
+        """Send a closed segment when those before it are sent; offering it again changes nothing."""
+        if path not in self._offered:
+            self._offered.add(path)
+            self._waiting.put(path)
+
+    def uploaded(self) -> list[Uploaded]:
+        """What was sent since the last time this was asked."""
+        return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits, for at most so long; the rest stays unsent, as the manifest says."""
+        self._deadline = time.monotonic() + timeout_s
+        self._ending.set()
+        self._waiting.put(None)
+        self._thread.join(timeout_s)
+
+    def _send_all(self) -> None:
+        while (path := self._waiting.get()) is not None:
+            self._send_until_sent(path)
+
+    def _send_until_sent(self, path: Path) -> None:
+        wait_s = FIRST_WAIT_S
+        while time.monotonic() < self._deadline and path.exists():
+            try:
+                self._uploaded.put(Uploaded(path.name, self._send(path)))
+            except Exception as error:  # storage libraries raise what they like; the segment stays and is tried again
+                self.failed += 1
+                if wait_s == FIRST_WAIT_S:  # the text of an error may hold a credential, its kind does not
+                    _say(f"{path.name} cannot be uploaded ({type(error).__name__}); it is kept and tried again")
+                if self._ending.wait(wait_s):
+                    time.sleep(FIRST_WAIT_S)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                if wait_s > FIRST_WAIT_S:
+                    _say(f"{path.name} is uploaded")
+                return
+
+    def _send(self, path: Path) -> str:
+        """Copy a file; its URL once all of it is there."""
+        target = f"{self._folder}/{path.name}"
+        self._files.put_file(str(path), target)
+        self._files.invalidate_cache(self._folder)
+        size = path.stat().st_size
+        if self._files.size(target) != size:
+            raise TruncatedUploadError(target)
+        return str(self._files.unstrip_protocol(target))
+
+
+def _target(url: str) -> tuple[Any, str]:
+    """The file system and folder of a URL."""
+    # Imported here: it is two fifths of a recorder's start, and most taps upload nothing.
+    import fsspec  # noqa: PLC0415
+
+    try:
+        files, folder = fsspec.url_to_fs(url)
+        if "file" in files.protocol:
+            files.makedirs(folder, exist_ok=True)
+    except ImportError as error:
+        missing = error.name or error
+        raise InputError(f"--upload {_bare(url)}: needs a package that is not installed ({missing})") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"--upload {_bare(url)}: {type(error).__name__}; expected a folder to write in") from None
+    return files, folder.rstrip("/")
+
+
+def _bare(url: str) -> str:
+    """The URL without what could be a credential."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def _say(text: str) -> None:
+    print(f"tap: {text}", file=sys.stderr, flush=True)

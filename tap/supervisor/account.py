@@ -1,0 +1,123 @@
+"""The account: every request that was to be recorded is recorded, sampled out, or dropped for a reason that is named.
+
+It adds up by construction. What was offered, and what workers dropped, is counted in memory that outlives the workers;
+what is recorded is counted by the recorder in the files themselves. What is left over is what a process that died took
+with it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tap.ipc.exchange import Progress
+from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, WorkerCounts
+from tracefile.records.errors import InputError
+
+TRUSTED_SHARE = 0.99
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """What became of the requests; once the tap has ended, offered = recorded + sampled_out + the sum of dropped."""
+
+    offered: int = 0
+    recorded: int = 0
+    sampled_out: int = 0
+    not_injected: int = 0
+    """Of ``--inject``: what had to pass as it was."""
+    hashed: int = 0
+    prompt_counts_checked: int = 0
+    prompt_counts_matched: int = 0
+    segments: int = 0
+    uploaded: int = 0
+    upload_failed: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    unhashed: Counter[str] = field(default_factory=Counter)
+
+    def line(self) -> str:
+        """One line: what became of the requests, and how far the hashes can be trusted."""
+        line = f"{self.recorded} of {self.offered} requests recorded"
+        if self.sampled_out:
+            line += f", {self.sampled_out} sampled out"
+        if self.dropped:
+            line += f", dropped: {_by_reason(self.dropped)}"
+        if self.not_injected:
+            line += f", {self.not_injected} passed by injection"
+        line += f"; hashed {_share(self.hashed, self.recorded)}"
+        if self.unhashed:
+            line += f" (not: {_by_reason(self.unhashed)})"
+        matched, checked = self.prompt_counts_matched, self.prompt_counts_checked
+        return f"{line}; prompt ids number what the engine reports in {_share(matched, checked)} of {checked}"
+
+    @property
+    def other_tokens(self) -> bool:
+        """Whether our prompt ids are plainly not the engine's: hashes of others say nothing of its cache."""
+        return self.prompt_counts_matched < TRUSTED_SHARE * self.prompt_counts_checked
+
+
+class Ledger:
+    """Where the account is drawn up from: the workers' counts, those of dead workers, and the recorder's progress."""
+
+    def __init__(self, counts: WorkerCounts, workers: int) -> None:
+        self._counts, self._workers = counts, workers
+        self._dead: Counter[int] = Counter()
+        """Cells of workers that are gone."""
+        self.progress = Progress()
+        """The recorder's last."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that will be recorded and have not ended."""
+        return self._counts.in_flight()
+
+    def worker_died(self, worker: int) -> None:
+        """Keep what a dead worker had counted; its place is taken by another."""
+        self._dead.update(dict(enumerate(self._counts.take(worker))))
+
+    def account(self, *, ended: bool = False) -> Account:
+        """What is known so far. ``ended``: nothing is on its way any more, so what is missing is lost."""
+        cells = Counter(self._dead)
+        for worker in range(self._workers):
+            cells.update(dict(enumerate(self._counts.row(worker))))
+        progress = self.progress
+        dropped = Counter(progress.dropped)
+        dropped.update({reason: cells[cell] for reason, cell in DROP_CELLS.items() if cells[cell]})
+        if ended:
+            missing = cells[OFFERED] - progress.recorded - progress.sampled_out - dropped.total()
+            unsent = cells[OFFERED] - cells[SENT] - sum(cells[cell] for cell in DROP_CELLS.values())
+            with_workers = min(unsent, missing)
+            dropped.update({"worker_died": with_workers, "recorder_died": missing - with_workers})
+        return Account(
+            offered=cells[OFFERED],
+            recorded=progress.recorded,
+            sampled_out=progress.sampled_out,
+            not_injected=cells[NOT_INJECTED],
+            hashed=progress.hashed,
+            prompt_counts_checked=progress.prompt_counts_checked,
+            prompt_counts_matched=progress.prompt_counts_matched,
+            segments=progress.segments,
+            uploaded=progress.uploaded,
+            upload_failed=progress.upload_failed,
+            dropped=Counter({reason: count for reason, count in dropped.items() if count}),
+            unhashed=Counter(progress.unhashed),
+        )
+
+
+def keep_account(trace: str, account: Account) -> None:
+    """The account beside the trace, whose header was written before it was known. Raises InputError."""
+    path = Path(f"{trace}.summary.json")
+    facts = msgspec.to_builtins(account)
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _by_reason(counts: Counter[str]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "none"

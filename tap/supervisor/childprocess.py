@@ -1,0 +1,78 @@
+"""A child of the tap: a process in a session of its own, given its setup over one end of a socket pair.
+
+Nothing of the setup is on its command line or in its environment, and a signal meant for the terminal's foreground
+does not reach it. It leaves by itself when its socket is closed.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tap.ipc.channel import Channel
+from tap.ipc.exchange import Ready, Refused
+from tracefile.records.errors import InputError
+
+PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
+START_TIMEOUT_S = 120.0
+REAP_POLL_S = 0.01
+
+
+class ChildProcess:
+    """A started process and the channel to it; the channel ends when the process does, however it ends."""
+
+    def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+        self._name = module.removeprefix("tap.")
+        self._process, self.channel = process, channel
+        self.pid = process.pid
+
+    @classmethod
+    async def start(
+        cls, module: str, setup: msgspec.Struct, replies: "msgspec.msgpack.Decoder[Any]", pass_fds: Sequence[int] = ()
+    ) -> "ChildProcess":
+        """Run ``python -m module FD`` and send it its setup."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
+            process = subprocess.Popen(  # noqa: ASYNC220  it returns when the fork has
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *pass_fds),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        child = cls(module, process, await Channel.over(ours, replies))
+        child.channel.send(setup)
+        return child
+
+    async def ready(self) -> None:
+        """Wait for its first reply. Raises InputError if it refuses, ends instead, or takes too long."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                reply = await self.channel.messages.get()
+        except TimeoutError:
+            self.kill()
+            raise InputError(f"the {self._name} process is not ready after {START_TIMEOUT_S:.0f} s") from None
+        if isinstance(reply, Refused):
+            raise InputError(reply.reason)
+        if not isinstance(reply, Ready):
+            raise InputError(f"the {self._name} process ended before it was ready")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until it has left; one that has not in time is killed."""
+        for _ in range(int(timeout_s / REAP_POLL_S)):
+            if self._process.poll() is not None:
+                return
+            await asyncio.sleep(REAP_POLL_S)
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)

@@ -1,0 +1,189 @@
+"""The tap's settings, checked once at the edge."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from tap.ipc.exchange import Dialect, Injection
+from tap.prompts.tokenizer import check_tokenizer
+from tracefile.records.errors import InputError
+from tracefile.records.schema import HashAlgorithm
+from wire.errors import WireError
+from wire.url import Origin, parse_listen, parse_url
+
+Balance = Literal["round-robin", "session"]
+
+NAMED_TOKENIZERS = ("engine", "bytes", "ids")
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret|password|credential|signature", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapConfig:
+    """What ``tap`` was told to do."""
+
+    upstreams: tuple[Origin, ...]
+    upstreams_file: Path | None
+    """Where ``upstreams`` were read from, to be read again on SIGHUP. Null: they were flags."""
+    balance: Balance
+    listen: tuple[str, int]
+    workers: int
+    trace: str
+    rotate_bytes: int | None
+    """A segment of the trace ends at this size. Null: at none."""
+    rotate_s: float | None
+    """A segment of the trace ends at this age. Null: at none."""
+    resume: bool
+    overwrite: bool
+    sample: float
+    """Share of sessions that is recorded, 0 < share ≤ 1."""
+    keep_headers: tuple[str, ...]
+    """Request headers that records keep, in lower case."""
+    upload: str | None
+    """Where closed segments go: any URL that fsspec takes."""
+    tokenizer: str
+    """``engine``, ``ids``, ``bytes`` or a directory."""
+    block_size: int | None
+    """Null: 16, or the engine's if that is smaller."""
+    algorithm: HashAlgorithm
+    key_file: Path | None
+    model: str | None
+    """In place of what the upstream and each request call it. Null: those."""
+    loras: tuple[str, ...]
+    max_body_bytes: int
+    queue_bytes: int
+    inject: frozenset[Injection]
+    dialect: Dialect | None
+    """Null: what the engine's own metrics tell, else vllm."""
+    engine_facts: bool
+    engine_metrics_s: float
+    """Seconds between samples of the engine's metrics; 0: none are taken."""
+    admin: tuple[str, int] | None
+    wait_s: float
+    drain_s: float
+
+
+def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, ...]:
+    """The upstreams, from one of the two places that can name them; raises InputError."""
+    if bool(urls) == (file is not None):
+        given = "both were given" if urls else "none was given"
+        raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
+    if file is not None:
+        return read_upstreams(file)
+    return _distinct([(_checked_url(url, "--upstream"), f"--upstream {url}") for url in urls])
+
+
+def read_upstreams(file: Path) -> tuple[Origin, ...]:
+    """The upstreams of a file: a URL a line, ``#`` begins a comment. Raises InputError that names the line."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(f"--upstreams {file}: cannot be read ({reason}); expected a file with a URL a line") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            place = f"--upstreams {file}:{number}"
+            found.append((_checked_url(text, place), place))
+    if not found:
+        raise InputError(f"--upstreams {file}: names no upstream; expected a URL a line")
+    return _distinct(found)
+
+
+def checked_listen(flag: str, text: str) -> tuple[str, int]:
+    """Host and port to listen on; raises InputError."""
+    try:
+        return parse_listen(text)
+    except WireError as error:
+        raise InputError(f"{flag}: {error}") from None
+
+
+def checked_tokenizer(text: str) -> str:
+    """``engine``, ``ids``, ``bytes`` or a tokenizer's directory; raises InputError."""
+    return text if text in NAMED_TOKENIZERS else check_tokenizer(text)
+
+
+def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:
+    """The path of a trace to be written; raises InputError if one is there already that nobody spoke of."""
+    if overwrite and resume:
+        raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
+    found = Path(path)
+    if found.is_dir():
+        raise InputError(f"--trace {path}: is a directory; expected a file to write")
+    if found.is_file() and found.stat().st_size and not overwrite and not resume:
+        raise InputError(f"--trace {path}: already has a trace; expected a new file, --resume or --overwrite")
+    return path
+
+
+def checked_sample(share: float) -> float:
+    """The share of sessions to record; raises InputError."""
+    if not 0 < share <= 1:
+        raise InputError(f"--sample {share:g}: expected more than 0 and at most 1")
+    return share
+
+
+def checked_headers(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of headers that records may keep, in lower case; raises InputError for any that could hold a secret."""
+    for name in names:
+        if not _TOKEN.fullmatch(name):
+            raise InputError(f"--keep-header {name}: expected the name of one header, such as X-Tenant")
+        if _SECRET_HEADER.search(name):
+            raise InputError(f"--keep-header {name}: may hold a secret; expected a header that is none")
+    return tuple(dict.fromkeys(name.lower() for name in names))
+
+
+def checked_upload(url: str | None, *, rotates: bool) -> str | None:
+    """Where closed segments go; raises InputError."""
+    if url is None:
+        return None
+    if not re.match(r"[a-z][a-z0-9+.-]*://", url):
+        raise InputError(f"--upload {url}: expected a URL, such as s3://bucket/folder")
+    if not rotates:
+        raise InputError(f"--upload {url}: sends closed segments; expected --rotate-mb or --rotate-s beside it")
+    return url
+
+
+def checked_injection(words: Sequence[str], dialect: Dialect | None) -> frozenset[Injection]:
+    """What is added to requests; raises InputError."""
+    known = get_args(Injection)
+    wanted = [word for text in words for word in text.split(",")]
+    for word in wanted:
+        if word not in known:
+            raise InputError(f"--inject {word}: expected {' or '.join(known)}")
+    if wanted and dialect == "trtllm":
+        raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
+    if "token-ids" in wanted and dialect == "llamacpp":
+        raise InputError("--inject token-ids: llama.cpp's OpenAI endpoints return no token ids; expected usage")
+    return frozenset(injection for injection in known if injection in wanted)
+
+
+def at_least(flag: str, value: float, least: float) -> None:
+    """Raise InputError if a flag's number is too small."""
+    if not value >= least:
+        raise InputError(f"{flag} {value:g}: expected {least:g} or more")
+
+
+def more_than_zero(flag: str, value: float | None) -> None:
+    """Raise InputError if a flag was given and its number is not positive."""
+    if value is not None and not value > 0:
+        raise InputError(f"{flag} {value:g}: expected more than 0")
+
+
+def _checked_url(text: str, place: str) -> Origin:
+    try:
+        return parse_url(text)
+    except WireError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def _distinct(found: Sequence[tuple[Origin, str]]) -> tuple[Origin, ...]:
+    origins: list[Origin] = []
+    for origin, place in found:
+        if origin in origins:
+            raise InputError(f"{place}: {origin} is named twice; expected each upstream once")
+        origins.append(origin)
+    return tuple(origins)

@@ -1,0 +1,143 @@
+"""Keeping a child process alive: one that ends unasked is started again, later and later while it goes on ending."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+from tap.supervisor.childprocess import ChildProcess
+from tracefile.records.errors import InputError
+
+BACKOFF_S = 1.0
+MAX_BACKOFF_S = 30.0
+LONG_LIFE_S = 60.0
+"""A child that lived this long died of something else than the ones before it."""
+REAP_S = 2.0
+
+
+def ignore(_: Any = None) -> None:
+    """What a child says or costs, where nobody minds."""
+
+
+class Keeper:
+    """One child that there is to be, by its name for people."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], Awaitable[ChildProcess]],
+        *,
+        on_message: Callable[[Any], None] = ignore,
+        on_death: Callable[[], None] = ignore,
+        consequence: str,
+    ) -> None:
+        """``on_death`` is called when the child has ended, before it is started again; never for one that was asked to.
+
+        ``consequence``: what is different until it is back, for the line on stderr.
+        """
+        self.name = name
+        self._start, self._on_message, self._on_death = start, on_message, on_death
+        self._consequence = consequence
+        self._child: ChildProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deaths = 0
+        """In a row, none of them after a long life."""
+        self._started_at = 0.0
+        self._finishing = False
+        self._launching = False
+        self.ready = False
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; null while there is none."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self) -> None:
+        """Start the child and keep it. Raises InputError if it refuses its setup."""
+        await self._launch()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def send(self, message: Any) -> None:
+        """Tell the child something; one that is away has missed it, and learns from its next setup."""
+        if self._child is not None:
+            self._child.channel.send(message)
+
+    def offer(self, message: Any) -> None:
+        """Tell the child something that the next message repeats: a child that does not listen is spared it."""
+        if self._child is not None and not self._child.channel.congested:
+            self._child.channel.send(message)
+
+    async def finish(self, timeout_s: float) -> bool:
+        """Tell the child that no more will come and wait until it has left; False if it had to be killed."""
+        if self._child is not None:
+            self._child.channel.finish()
+        return await self.left(timeout_s)
+
+    async def left(self, timeout_s: float) -> bool:
+        """Wait until a child that was told to end has left by itself; False if it had to be killed."""
+        self._finishing = True
+        if self._task is None:
+            return True
+        if self._child is None and not self._launching:  # it would be started again, for nothing now
+            self._task.cancel()
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+        if not done and self._child is not None:
+            self._child.kill()
+            await asyncio.wait([self._task], timeout=REAP_S)
+        return bool(done)
+
+    async def _launch(self) -> None:
+        self._started_at, self._launching = monotonic(), True
+        try:
+            child = await self._start()
+            try:
+                await child.ready()
+            except BaseException:
+                child.channel.close()
+                await child.ended(REAP_S)
+                raise
+        finally:
+            self._launching = False
+        self._child, self.ready = child, True
+        if self._finishing:  # it came up too late to be told: others may have given it work that it must account for
+            child.channel.finish()
+
+    async def _keep(self) -> None:
+        while self._child is not None:
+            while (message := await self._child.channel.messages.get()) is not None:
+                self._on_message(message)
+            child, self._child, self.ready = self._child, None, False
+            await child.ended(REAP_S)
+            if self._finishing:
+                return
+            self._on_death()
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        """Start another, however often it takes."""
+        cause = "died"
+        while self._child is None and not self._finishing:
+            long_lived = monotonic() - self._started_at > LONG_LIFE_S
+            self._deaths = 0 if long_lived else self._deaths + 1
+            wait_s = backoff_s(self._deaths)
+            self._say(f"{cause}; {self._consequence}; started again in {wait_s:g} s")
+            await asyncio.sleep(wait_s)
+            if self._finishing:
+                return
+            try:
+                await self._launch()
+            except InputError as error:
+                cause = f"cannot be started ({error})"
+            else:
+                self.restarts += 1
+                self._say("is back")
+
+    def _say(self, what: str) -> None:
+        print(f"tap: the {self.name} process {what}", file=sys.stderr, flush=True)
+
+
+def backoff_s(deaths: int) -> float:
+    """How long to wait after so many early deaths in a row."""
+    return min(BACKOFF_S * 2.0 ** (deaths - 1), MAX_BACKOFF_S) if deaths else 0.0

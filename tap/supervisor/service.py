@@ -1,0 +1,224 @@
+"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, account for everything.
+
+The supervisor touches no traffic. It binds the sockets, learns what the engine says of itself, hears the signals,
+starts again what dies, and adds up what became of every request.
+"""
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tap.ipc.admincontrol import ServiceStats
+from tap.ipc.exchange import RecorderSetup
+from tap.supervisor.account import Account, Ledger, keep_account
+from tap.supervisor.adminprocess import AdminProcess
+from tap.supervisor.config import TapConfig, read_upstreams
+from tap.supervisor.enginefacts import EngineFacts, learn_engine_facts, reach_upstreams
+from tap.supervisor.enginemetrics import SampleFile, sample_engines
+from tap.supervisor.enginewatch import watch_engines
+from tap.supervisor.listening import bind_listeners
+from tap.supervisor.recorderprocess import RecorderProcess
+from tap.supervisor.setups import Runtime, recorder_setup
+from tap.supervisor.signals import Signals, end_before_the_start
+from tap.supervisor.workers import Workers
+from tracefile.hashing.blockhash import load_key
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine
+from wire.url import Origin
+
+REPORT_INTERVAL_S = 30.0
+MAX_SOCKET_PATH = 103
+"""Bytes that every system's ``sockaddr_un`` has room for."""
+FLUSH_TIMEOUT_S = 60.0
+"""How long the recorder may take to write what is left."""
+
+
+async def serve(config: TapConfig) -> None:
+    """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
+    end_before_the_start()
+    listeners = bind_listeners("--listen", *config.listen, count=config.workers)
+    pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
+    key = load_key(config.key_file)
+    facts = await learn(config)
+    with runtime_folder() as runtime:
+        ledger = Ledger(runtime.map_counts(config.workers), config.workers)
+        setup = recorder_setup(config, key, facts, runtime)
+        admin = AdminProcess(pages[0], runtime.admin_socket, config.trace, setup.block_size) if pages else None
+        async with recording(setup, ledger) as recorder:
+            workers = Workers(config, facts, runtime, ledger, listeners)
+            service = Service(config, ledger, recorder, workers, facts.engine)
+            try:
+                await workers.start()
+                if admin is not None:
+                    await admin.start(service.stats)
+                signals = Signals()
+                _announce(config, listeners[0].getsockname()[1], admin)
+                await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
+                await service.end(signals, admin)
+            except BaseException:
+                await workers.drain(0.0, asyncio.Queue())
+                raise
+        if admin is not None:
+            await admin.finish()
+
+
+async def learn(config: TapConfig) -> EngineFacts:
+    """What the first upstream that can be reached says of itself. Raises InputError if none can be."""
+    reached = await reach_upstreams(config.upstreams, config.wait_s)
+    for origin in config.upstreams:
+        if origin not in reached:
+            _say(f"upstream {origin} cannot be reached; it gets requests once it can")
+    return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts(origin=reached[0])
+
+
+class Service:
+    """A tap that runs: what goes on beside the traffic until it is told to end."""
+
+    def __init__(
+        self, config: TapConfig, ledger: Ledger, recorder: RecorderProcess, workers: Workers, engine: Engine | None
+    ) -> None:
+        self._config, self._ledger, self._recorder, self._workers = config, ledger, recorder, workers
+        self._engine = engine
+        self._draining = False
+
+    async def run(self, signals: Signals, samples: SampleFile) -> None:
+        """Follow the engines and SIGHUP until it is time to end."""
+        going = [self._report_regularly(), self._reload_when_told(signals)]
+        if self._config.engine_facts:
+            going.append(watch_engines(self._upstreams, self._engine, self._engine_changed))
+        if self._config.engine_metrics_s:
+            going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s))
+        tasks = [asyncio.create_task(one) for one in going]
+        try:
+            await signals.stops.get()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def end(self, signals: Signals, admin: AdminProcess | None) -> None:
+        """Let what is in flight end, and the workers with it."""
+        self._draining = True
+        if admin is not None:
+            admin.tell(self.stats())
+        drain_s = self._config.drain_s
+        _say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
+        await self._workers.drain(drain_s, signals.stops)
+
+    def stats(self) -> ServiceStats:
+        """How the tap stands."""
+        account = self._ledger.account()
+        return ServiceStats(
+            upstreams=list(map(str, self._workers.upstreams)),
+            workers=self._config.workers,
+            workers_up=self._workers.ready,
+            worker_restarts=self._workers.restarts,
+            recorder_up=self._recorder.keeper.ready,
+            recorder_restarts=self._recorder.keeper.restarts,
+            offered=account.offered,
+            dropped=dict(account.dropped),
+            draining=self._draining,
+            engine=self._engine,
+        )
+
+    def reload(self) -> None:
+        """Read the file of upstreams again; one that is wrong changes nothing."""
+        file = self._config.upstreams_file
+        if file is None:
+            _say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
+            return
+        try:
+            upstreams = read_upstreams(file)
+        except InputError as error:
+            _say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+            return
+        self._workers.reload(upstreams)
+        _say(f"SIGHUP: upstreams are now {_names(upstreams)}")
+
+    def _upstreams(self) -> Sequence[Origin]:
+        return self._workers.upstreams
+
+    def _engine_changed(self, engine: Engine) -> None:
+        self._engine = engine
+        self._recorder.engine_changed(engine)
+        _say("the engine has changed: its version or its cache configuration is another")
+
+    async def _reload_when_told(self, signals: Signals) -> None:
+        while True:
+            await signals.reloads.get()
+            self.reload()
+
+    async def _report_regularly(self) -> None:
+        """A line on stderr now and then, while there is news."""
+        reported = 0
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            account = self._ledger.account()
+            if account.offered != reported:
+                reported = account.offered
+                _say(account.line())
+
+
+@contextlib.asynccontextmanager
+async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[RecorderProcess]:
+    """A recorder that is ready; at the end it has written everything, and the account is printed and kept."""
+    recorder = RecorderProcess(setup, ledger)
+    await recorder.keeper.start()
+    try:
+        yield recorder
+    finally:
+        if not await recorder.keeper.finish(FLUSH_TIMEOUT_S):
+            _say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
+        _close_account(setup.trace, ledger.account(ended=True))
+
+
+def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -> SampleFile:
+    """Where samples of the engine's load go, on the clock that the recorder found the trace to have."""
+    before_ns = 0 if epoch_ns is None else setup.epoch_ns - epoch_ns
+    began_ns = setup.meta.epoch_unix_ns
+    meta = msgspec.structs.replace(setup.meta, epoch_unix_ns=None if began_ns is None else began_ns - before_ns)
+    return SampleFile(config.trace, meta, setup.epoch_ns - before_ns, config.resume)
+
+
+@contextlib.contextmanager
+def runtime_folder() -> Iterator[Runtime]:
+    """A folder for the length of the run. Raises InputError if there is no place for one."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="tap-")
+    except OSError as error:
+        raise InputError(f"no folder for temporary files ({error.strerror}); expected a writable $TMPDIR") from None
+    with folder as path:
+        runtime = Runtime(Path(path))
+        if len(runtime.recorder_socket) > MAX_SOCKET_PATH:
+            raise InputError(f"{path}: too long a path for sockets; expected a shorter $TMPDIR")
+        yield runtime
+
+
+def _close_account(trace: str, account: Account) -> None:
+    print(f"tap: {account.line()}; trace: {trace}", flush=True)
+    if account.other_tokens:
+        _say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
+    try:
+        keep_account(trace, account)
+    except InputError as error:
+        _say(f"the account could not be kept beside the trace: {error}")
+
+
+def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
+    address = Origin("http", config.listen[0], port)
+    line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
+    if admin is not None and config.admin is not None:
+        line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
+    print(line, flush=True)
+
+
+def _names(origins: Sequence[Origin]) -> str:
+    return ", ".join(map(str, origins))
+
+
+def _say(text: str) -> None:
+    print(f"tap: {text}", file=sys.stderr, flush=True)

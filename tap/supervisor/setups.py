@@ -1,0 +1,138 @@
+"""What each process of the tap is told at its start, out of the settings and of what the engine says of itself."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tap.ipc.control import WorkerSetup
+from tap.ipc.exchange import Dialect, RecorderSetup
+from tap.ipc.workercounts import WorkerCounts
+from tap.supervisor.config import NAMED_TOKENIZERS, TapConfig, checked_injection
+from tap.supervisor.enginefacts import EngineFacts
+from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
+from tracefile.records.errors import InputError
+from tracefile.records.schema import HashInfo, Meta
+from wire.url import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Files by which the tap's processes find each other, in a folder that only its user can enter."""
+
+    folder: Path
+
+    @property
+    def recorder_socket(self) -> str:
+        """Where workers send exchanges."""
+        return str(self.folder / "recorder.sock")
+
+    @property
+    def admin_socket(self) -> str:
+        """Where workers and the recorder push numbers."""
+        return str(self.folder / "admin.sock")
+
+    @property
+    def counts(self) -> Path:
+        """Memory in which workers count."""
+        return self.folder / "counts"
+
+    def map_counts(self, workers: int) -> WorkerCounts:
+        """The workers' counts."""
+        return WorkerCounts(self.counts, workers)
+
+
+def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
+    """What the recorder is told, the trace's header included. Raises InputError."""
+    check_injection(config, facts)
+    block_size = _block_size(config, facts)
+    epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
+    is_directory = config.tokenizer not in NAMED_TOKENIZERS
+    meta = Meta(
+        source="tap",
+        model=config.model or facts.model,
+        tokenizer=Path(config.tokenizer).resolve().name if is_directory else config.tokenizer,
+        block_size=block_size,
+        hash=HashInfo(algorithm=config.algorithm, key_id=key.key_id),
+        epoch_unix_ns=epoch_unix_ns,
+        engine=facts.engine,
+    )
+    return RecorderSetup(
+        trace=config.trace,
+        overwrite=config.overwrite,
+        meta=meta,
+        tokenizer=config.tokenizer,
+        key_secret=key.secret,
+        algorithm=config.algorithm,
+        block_size=block_size,
+        hash_model=config.model,
+        loras=list(config.loras),
+        epoch_ns=epoch_ns,
+        socket=runtime.recorder_socket,
+        resume=config.resume,
+        rotate_bytes=config.rotate_bytes,
+        rotate_s=config.rotate_s,
+        upload=config.upload,
+        sample=config.sample,
+        keep_headers=list(config.keep_headers),
+        inject=sorted(config.inject),
+        dialect=dialect(config, facts),
+        engine_url=str(facts.origin or config.upstreams[0]),
+        admin_socket=None if config.admin is None else runtime.admin_socket,
+    )
+
+
+def worker_setup(
+    config: TapConfig,
+    facts: EngineFacts,
+    runtime: Runtime,
+    *,
+    number: int,
+    listen_fd: int,
+    upstreams: tuple[Origin, ...],
+) -> WorkerSetup:
+    """What a worker is told."""
+    return WorkerSetup(
+        number=number,
+        workers=config.workers,
+        listen_fd=listen_fd,
+        upstreams=list(map(str, upstreams)),
+        by_session=config.balance == "session",
+        counts_path=str(runtime.counts),
+        recorder_socket=runtime.recorder_socket,
+        admin_socket=None if config.admin is None else runtime.admin_socket,
+        max_body_bytes=config.max_body_bytes,
+        queue_bytes=config.queue_bytes // config.workers,
+        keep_headers=list(config.keep_headers),
+        inject=sorted(config.inject),
+        dialect=dialect(config, facts),
+        drain_s=config.drain_s,
+    )
+
+
+def dialect(config: TapConfig, facts: EngineFacts) -> Dialect:
+    """What the engine understands: as told, else as its metrics tell, else vLLM's."""
+    return config.dialect or facts.dialect or "vllm"
+
+
+def check_injection(config: TapConfig, facts: EngineFacts) -> None:
+    """Raise InputError if the engine cannot be asked for what is to be injected, or is none that we know."""
+    spoken = config.dialect or facts.dialect
+    if config.inject and spoken is None:
+        raise InputError(
+            "--inject: the upstream does not tell which engine it is, and some refuse what they do not know; "
+            "expected --dialect"
+        )
+    checked_injection(sorted(config.inject), spoken)
+
+
+def _block_size(config: TapConfig, facts: EngineFacts) -> int:
+    engine_block = facts.engine.block_size if facts.engine is not None else None
+    block_size = config.block_size or min(DEFAULT_BLOCK_SIZE, engine_block or DEFAULT_BLOCK_SIZE)
+    if engine_block and engine_block % block_size:
+        print(
+            f"tap: blocks of {block_size} tokens do not divide the engine's {engine_block}: "
+            "hits cannot be counted exactly",
+            file=sys.stderr,
+        )
+    return block_size

@@ -1,0 +1,44 @@
+"""What the three texts tell of an engine, and that anything else tells nothing."""
+
+import pytest
+
+from engines.facts import PrefixCounters, describe_engine, first_model, parse_metrics, prefix_counters
+from tracefile import Engine
+
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="4096",note="a \\"b\\" c"} 1.0
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_queries_total{engine="1"} 20.0
+vllm:prefix_cache_queries_created{engine="0"} 1.7e+09
+vllm:prefix_cache_hits_total{engine="0"} 64.0
+broken{ line
+"""
+MODELS = '{"data": [{"id": "tiny", "max_model_len": 16384}, {"id": "other"}]}'
+
+
+def test_what_vllm_says() -> None:
+    metrics = parse_metrics(METRICS)
+    assert describe_engine('{"version": "0.32.0"}', metrics, MODELS) == Engine(
+        name="vllm",
+        version="0.32.0",
+        block_size=32,
+        num_gpu_blocks=4096,
+        max_model_len=16384,
+        enable_prefix_caching=True,
+    )
+    assert prefix_counters(metrics) == PrefixCounters(queries=120, hits=64)  # summed over engines
+    assert first_model(MODELS) == "tiny"
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "[]", "{}", '{"data": []}', '{"data": [1]}', '{"version": 3}', "null"])
+def test_what_is_not_said_is_not_known(text: str) -> None:
+    assert describe_engine(text, parse_metrics(text), text) == Engine()
+    assert prefix_counters(parse_metrics(text)) is None
+    assert first_model(text) is None
+
+
+@pytest.mark.parametrize("labels", ['block_size="None"', 'block_size="0"', 'block_size="-1"', 'num_gpu_blocks="x"'])
+def test_a_setting_that_is_no_size_is_not_known(labels: str) -> None:
+    metrics = parse_metrics(f"vllm:cache_config_info{{{labels}}} 1.0")
+    assert describe_engine("", metrics, "") == Engine(name="vllm")

@@ -1,0 +1,75 @@
+"""Draws are a function of their position alone: golden values, and a slow oracle in plain integers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.core.draws import (
+    GOLDEN,
+    MASK64,
+    ORDINARY,
+    Stream,
+    Vocabulary,
+    below,
+    draw,
+    draw_each,
+    expand_tokens,
+    mix64,
+    mix64_array,
+    text_key,
+    tokens_of,
+)
+from tracefile import InputError
+
+U64 = st.integers(0, MASK64)
+
+
+def test_mix64_is_the_published_splitmix64() -> None:
+    # The generator's first outputs from state 1234567, as its author gives them.
+    assert [mix64(1234567 + GOLDEN * step) for step in (1, 2, 3)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
+def test_tokens_are_these_on_every_machine() -> None:
+    assert tokens_of(0, 8, ORDINARY).tolist() == [88447, 43721, 3616, 97117, 11528, 33405, 18212, 77383]
+    assert tokens_of(text_key("golden"), 8, Vocabulary(3, 7)).tolist() == [4, 6, 3, 6, 4, 3, 6, 5]
+    assert draw(42, Stream.ARRIVAL_GAP, 0) == 14683772372732499137
+
+
+@given(st.lists(U64, min_size=1, max_size=5), st.integers(0, 40), st.integers(0, 1000), st.integers(1, 1 << 20))
+def test_expansion_equals_plain_integers(keys: list[int], count: int, low: int, span: int) -> None:
+    expected = [
+        [low + ((mix64(key + counter * GOLDEN) >> 32) * span >> 32) for counter in range(1, count + 1)] for key in keys
+    ]
+    made = expand_tokens(np.array(keys, dtype=np.uint64), count, Vocabulary(low, low + span))
+    assert made.dtype == np.uint32
+    assert made.tolist() == expected
+
+
+@given(U64, st.integers(1, 1 << 32))
+def test_below_stays_below(bits: int, limit: int) -> None:
+    assert 0 <= below(bits, limit) < limit
+
+
+@given(st.lists(U64, max_size=20))
+def test_arrays_mix_as_integers_do(values: list[int]) -> None:
+    assert mix64_array(np.array(values, dtype=np.uint64)).tolist() == [mix64(value) for value in values]
+
+
+@given(st.integers(0, 1 << 32), st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(0, 1 << 20))
+def test_many_draws_are_single_ones(seed: int, firsts: list[int], second: int) -> None:
+    at = np.array(firsts, dtype=np.uint64)[:, np.newaxis]
+    drawn = draw_each(seed, Stream.PROMPT_LENGTH, at, np.array([second, 0], dtype=np.uint64))
+    assert drawn.tolist() == [
+        [draw(seed, Stream.PROMPT_LENGTH, first, second), draw(seed, Stream.PROMPT_LENGTH, first, 0)]
+        for first in firsts
+    ]
+
+
+def test_a_vocabulary_has_ids() -> None:
+    with pytest.raises(InputError, match="--vocab-low, --vocab-high: 5 and 5"):
+        Vocabulary(5, 5)

@@ -1,0 +1,87 @@
+"""Lengths as flags say them, and what is drawn from them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.core.draws import Stream, draw_each
+from loadgen.core.spans import Span, parse_span, quantities
+from tracefile import InputError
+
+BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("7", Span(7, 7)),
+        ("64:11000", Span(64, 11000)),
+        ("normal:500,100", Span(1, 1 << 31, "normal", mean=500, sd=100)),
+        ("normal:500,100,200,800", Span(200, 800, "normal", mean=500, sd=100)),
+        ("lognormal:500,1000", Span(1, 1 << 31, "lognormal", mean=500, sd=1000)),
+        ("zipf:1.5,10,1000", Span(10, 1000, "zipf", exponent=1.5)),
+    ],
+)
+def test_spans_are_read_and_said_back(text: str, span: Span) -> None:
+    assert parse_span("--x", text, minimum=1, whole=True) == span
+    assert str(span) == text
+
+
+def test_a_span_of_seconds_may_be_broken() -> None:
+    assert parse_span("--x", "0.2:1.0", minimum=0, whole=False) == Span(0.2, 1.0)
+    assert parse_span("--x", "normal:0.5,0.1", minimum=0, whole=False).low == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "9:3", "0", "1.5", "-1", "normal:5", "normal:5,1,2", "normal:0,1", "zipf:1,0,5", "zipf:1,5", "pareto:1,2"],
+)
+def test_bad_spans_name_their_flag(text: str) -> None:
+    with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
+        parse_span("--x", text, minimum=1, whole=True)
+
+
+def test_a_uniform_span_holds_both_its_ends() -> None:
+    assert set(quantities(Span(3, 5), BITS[:200]).tolist()) == {3, 4, 5}
+    assert set(quantities(Span(0.5, 0.5), BITS[:9], 1000).tolist()) == {500}
+
+
+def test_normal_lengths_have_their_mean_and_deviation() -> None:
+    drawn = quantities(Span(1, 1e6, "normal", mean=500, sd=100), BITS)
+    assert drawn.mean() == pytest.approx(500, rel=0.01)
+    assert drawn.std() == pytest.approx(100, rel=0.02)
+
+
+def test_lognormal_lengths_have_their_own_mean_and_deviation_not_their_logarithms() -> None:
+    drawn = quantities(Span(1, 1e6, "lognormal", mean=500, sd=400), BITS)
+    assert drawn.mean() == pytest.approx(500, rel=0.02)
+    assert drawn.std() == pytest.approx(400, rel=0.05)
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.0, 2.0])
+def test_zipf_lengths_fall_as_a_power(exponent: float) -> None:
+    drawn = quantities(Span(1, 1000, "zipf", exponent=exponent), BITS)
+    assert drawn.min() == 1
+    assert drawn.max() <= 1000
+    # Between decades of a power law of density x^-s, counts are as the integrals are.
+    counts = [((drawn >= low) & (drawn < high)).sum() for low, high in ((1, 10), (10, 100))]
+    power = 1 - exponent
+    integrals = [np.log(10)] * 2 if power == 0 else [(10**power - 1) / power, (100**power - 10**power) / power]
+    assert counts[0] / counts[1] == pytest.approx(integrals[0] / integrals[1], rel=0.05)
+
+
+@given(
+    st.sampled_from(["uniform", "normal", "lognormal", "zipf"]),
+    st.integers(1, 1000),
+    st.integers(0, 1000),
+    st.floats(0, 3),
+    st.integers(0, 40_000),
+)
+def test_what_is_drawn_is_within_the_ends(shape: str, low: int, more: int, spread: float, start: int) -> None:
+    span = Span(low, low + more, shape, mean=low + 1, sd=spread * low, exponent=spread)  # type: ignore[arg-type]
+    drawn = quantities(span, BITS[start : start + 100])
+    assert drawn.min() >= low
+    assert drawn.max() <= low + more
+    # A draw depends on its own bits alone.
+    assert drawn[7] == quantities(span, BITS[start + 7 : start + 8])[0]

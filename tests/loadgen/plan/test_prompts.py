@@ -1,0 +1,262 @@
+"""Prompts without a server: what each API is sent, how a session goes on, what is counted when an answer changes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.core.draws import Vocabulary
+from loadgen.core.plan import Answer
+from loadgen.plan.opening import ChatOpening, TokenOpening, orders_of
+from loadgen.plan.prompts import ChatPrompt, TextForm, TokenForm
+from loadgen.plan.shapes import SessionShape, TurnShape
+from loadgen.text.chattemplate import order_of
+from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.spoken import chat_messages, messages_fields, responses_fields
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
+from tracefile import BlockHasher, HashKey, InputError, Record, RequestId
+
+RESULT = Drawn("tool", (Piece(31, 6),), call=Piece(32, 2))
+SESSION = SessionShape(
+    index=0,
+    due_ms=0.0,
+    prefix=0,
+    prefix_key=11,
+    turns=[
+        TurnShape(5, 21, 4, 0.0),
+        TurnShape(6, 22, 4, 10.0, said=[RESULT]),
+        TurnShape(3, 23, 4, 10.0),
+    ],
+)
+PREFIX_TOKENS = 8
+
+
+class WordTokenizer:
+    """A token a word, a line's end or a special token; the template is a special token before and behind a message."""
+
+    name = "words"
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        spaced = text.replace("\n", " \n ")
+        for letter in '{}":,':
+            spaced = spaced.replace(letter, f" {letter} ")
+        return [self._ids.setdefault(word, len(self._ids) + 300) for word in spaced.split(" ") if word]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        words = {number: word for word, number in self._ids.items()}
+        return " ".join(words.get(token_id, "?") for token_id in token_ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        parts = []
+        for message in messages:
+            calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
+            parts.append(" ".join([f"<{message['role']}>", message["content"], *calls, "<end>"]))
+        return self.encode(" ".join([*parts, "<assistant>"]))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WordTokenizer:
+    return WordTokenizer()
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: WordTokenizer) -> TargetText:
+    return learn_target(tokenizer, orders_of([SESSION], PREFIX_TOKENS))
+
+
+def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str = "", **fields: Any) -> Answer:
+    record = Record(
+        request_id=RequestId("1"),
+        status="ok",
+        prompt_tokens=prompt_tokens,
+        output_tokens=4,
+        tokens_source="usage",
+        **fields,
+    )
+    return Answer(record, 0.0, token_ids, None, text)
+
+
+def opened(target: TargetText, **form: Any) -> tuple[ChatPrompt, Speech]:
+    speech = Speech(target)
+    return ChatOpening(TextForm("chat", speech, **form), PREFIX_TOKENS)(SESSION), speech
+
+
+def ids_of(prompt: ChatPrompt) -> np.ndarray:
+    token_ids = prompt.form.speech.ids(prompt.conversation)
+    assert token_ids is not None
+    return token_ids
+
+
+def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
+    tokenizer: WordTokenizer, target: TargetText
+) -> None:
+    prompt, speech = opened(target)
+    answer = speech.target.words.text(speech.numbers([Piece(99, 4)]))
+    for turn in SESSION.turns[1:]:
+        assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
+        assert prompt.planned_tokens() == len(ids_of(prompt))
+        planned = prompt.planned_tokens()
+        following = prompt.after(answered(planned, tokenizer.encode(answer), answer), turn)
+        assert isinstance(following, ChatPrompt)
+        prompt = following
+    assert [message.role for message in prompt.conversation] == [
+        *("system", "user", "assistant", "tool", "assistant", "user")
+    ]
+    assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
+    assert (speech.truth.planned, speech.truth.exact) == (2, 2)
+    assert (speech.truth.answers, speech.truth.answers_changed) == (1, 0)
+
+
+def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenizer, target: TargetText) -> None:
+    prompt, speech = opened(target)
+    text = "time year people way"
+    planned = prompt.planned_tokens()
+    second = prompt.after(answered(planned, tokenizer.encode(text), text), SESSION.turns[1])
+    expected = second.planned_tokens()
+    assert expected is not None
+    third = second.after(answered(expected + 3, tokenizer.encode(text), text), SESSION.turns[2])
+    wanted = third.planned_tokens()
+    assert wanted is not None
+    third.after(answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
+    assert (speech.truth.answers, speech.truth.answers_changed) == (2, 1)
+    assert (speech.truth.planned, speech.truth.exact, speech.truth.off_tokens) == (3, 2, 0)
+
+
+def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
+    prompt, speech = opened(target)
+    told = [7, 8, 9]
+    text = "time year people way"
+    second = prompt.after(answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
+    assert isinstance(second, ChatPrompt)
+    planned = ids_of(second).tolist()
+    head = speech.head(second.conversation, 2)
+    assert head is not None
+    seen = [*planned[: len(head)], *told, *planned[len(head) + 4 :]]
+    answer = Answer(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
+    hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
+    chain = second.chain(hasher, answer)
+    assert chain is not None
+    assert chain.source == "engine"
+    assert chain.prompt == hasher.hash_blocks(np.array(seen, dtype=np.uint32))
+    third = second.after(answer, SESSION.turns[2])
+    assert isinstance(third, ChatPrompt)
+    # The third turn goes on from what the engine saw, not from what had been planned.
+    assert ids_of(third).tolist()[: len(head) + 3] == seen[: len(head) + 3]
+    assert (speech.truth.ids_told, speech.truth.ids_exact, speech.truth.answers_changed) == (1, 0, 1)
+
+
+def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) -> None:
+    prompt, _ = opened(target, rendered=True)
+    generated = [901, 902, 903, 904]
+    second = prompt.after(answered(prompt.planned_tokens(), generated, "?"), SESSION.turns[1])
+    assert second.path == "/v1/completions"
+    sent = msgspec.json.decode(second.body("m", 4))["prompt"]
+    first = ids_of(prompt).tolist()
+    assert sent[: len(first) + 4] == [*first, *generated]
+
+
+def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: TargetText) -> None:
+    prompt, _ = opened(target)
+    ended = answered(prompt.planned_tokens(), [901, 902, 903], "?", finish_reason="stop")
+    second = prompt.after(ended, SESSION.turns[2])
+    assert isinstance(second, ChatPrompt)
+    assert second.conversation[2].ids is not None
+    assert second.conversation[2].ids.tolist() == [901, 902]
+
+
+def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
+    """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
+    speech = Speech(target, tokenizer=tokenizer)
+    prompt = ChatOpening(TextForm("messages", speech), PREFIX_TOKENS)(SESSION)
+    second = prompt.after(answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
+    assert isinstance(second, ChatPrompt)
+    planned = second.planned_tokens()
+    assert planned == len(ids_of(second))
+    second.settle(answered(planned, None, "way"))
+    # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
+    assert (speech.truth.exact, speech.truth.answers, speech.truth.answers_changed) == (2, 1, 1)
+
+
+def test_without_a_tokenizer_nothing_is_promised() -> None:
+    prompt, speech = opened(NO_TARGET)
+    assert prompt.planned_tokens() is None
+    text = chat_messages(prompt.conversation)[0]["content"]
+    assert len(text.split()) == PREFIX_TOKENS
+    hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
+    assert prompt.chain(hasher, answered(20, None)) is None
+    assert (speech.truth.planned, speech.truth.unplanned) == (0, 1)
+
+
+def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target: TargetText) -> None:
+    prompt, _ = opened(target)
+    second = prompt.after(answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
+    assert isinstance(second, ChatPrompt)
+    conversation = second.conversation
+    assert order_of(conversation) == (("system", 0), ("user", 0), ("assistant", 1), ("tool", 0))
+    system, asked, answer, result = (message.text for message in conversation)
+    arguments = conversation[2].calls[0].arguments
+    assert chat_messages(conversation)[2:] == [
+        {
+            "role": "assistant",
+            "content": answer,
+            "tool_calls": [
+                {
+                    "id": "call_2_0",
+                    "type": "function",
+                    "function": {"name": "lookup", "arguments": msgspec.json.encode(arguments).decode()},
+                }
+            ],
+        },
+        {"role": "tool", "content": result, "tool_call_id": "call_2_0"},
+    ]
+    assert responses_fields(conversation) == {
+        "instructions": system,
+        "input": [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": answer},
+            {
+                "type": "function_call",
+                "call_id": "call_2_0",
+                "name": "lookup",
+                "arguments": msgspec.json.encode(arguments).decode(),
+            },
+            {"type": "function_call_output", "call_id": "call_2_0", "output": result},
+        ],
+    }
+    assert messages_fields(conversation) == {
+        "system": system,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": asked}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": answer},
+                    {"type": "tool_use", "id": "call_2_0", "name": "lookup", "input": arguments},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_2_0", "content": result}]},
+        ],
+    }
+
+
+def test_quoted_messages_are_sent_as_they_are(target: TargetText) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "Hello,  \n"}], "name": "ann"}
+    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[Quoted(message)])])
+    prompt = ChatOpening(TextForm("chat", Speech(target)), 0)(said)
+    assert chat_messages(prompt.conversation) == [message]
+    assert prompt.planned_tokens() is None
+
+
+def test_quoted_texts_as_ids_need_a_tokenizer(tokenizer: WordTokenizer, target: TargetText) -> None:
+    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[Quoted({"content": "two words"})])])
+    hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
+    form = TokenForm(Vocabulary(1000, 2000), speech=Speech(target, tokenizer=tokenizer))
+    prompt = TokenOpening(form, 0, hasher)(said)
+    assert msgspec.json.decode(prompt.body("m", 4))["prompt"] == tokenizer.encode("two words")
+    with pytest.raises(InputError, match="--tokenizer"):
+        TokenOpening(TokenForm(Vocabulary(1000, 2000)), 0, hasher)(said)

@@ -1,0 +1,232 @@
+"""The designed load of ``--pattern calibrate``: which stages, how they follow one another, what it refuses."""
+
+import shlex
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main, parse_config
+from loadgen.core.job import WHOLE, add_shares
+from loadgen.core.request import PlannedRequest
+from loadgen.core.spans import Span
+from loadgen.plan.config import LoadConfig
+from loadgen.plan.loadjob import LoadJob, OpenLoad
+from loadgen.plan.stagedplan import BUSY, SETTLE_MS
+from loadgen.plan.stages import Wave, outlines, waves, widths_to
+from loadgen.plan.workload import Workload
+from tracefile import HashKey, InputError, load_trace
+
+SMALL = LoadConfig(
+    url="http://x", trace=Path("t"), pattern="calibrate", prompt_tokens=Span(50, 400), parallel=4, seed=1
+)
+
+
+def flags(text: str = "") -> LoadConfig:
+    return parse_config(["--url", "http://x", "--trace", "t", "--pattern", "calibrate", *shlex.split(text)])
+
+
+def first_round(config: LoadConfig) -> list[Wave]:
+    """Up to and with the first mix."""
+    found = []
+    for wave in waves(config):
+        found.append(wave)
+        if wave.stage == "mix":
+            break
+    return found
+
+
+def test_a_round_has_these_stages() -> None:
+    """From 50 to 400 tokens are three doublings: four sizes alone. Four at once: by two and by four."""
+    described = [
+        (wave.stage, [[str(turn.prompt) for turn in session] for session in wave.sessions[:2]], len(wave.sessions))
+        for wave in islice(outlines(SMALL), 11)
+    ]
+    new = {"50:71": "zipf:1,16,18", "71:141": "zipf:1,16,35", "141:283": "zipf:1,16,71", "283:400": "zipf:1,16,100"}
+    alone = [
+        ("alone", [[f"zipf:1,{prompt.replace(':', ',')}", new[prompt]]], 1)
+        for prompt in ("283:400", "71:141", "50:71", "141:283")  # in an order that the seed draws
+    ]
+    short, half, quarter = ["zipf:1,50,71"], ["zipf:1,141,283"], ["zipf:1,71,141"]
+    assert described[:10] == [
+        *alone,
+        ("short", [short, short], 2),
+        ("short", [short, short], 4),
+        ("long", [["zipf:1,283,400", new["283:400"]]] * 2, 2),  # both together twice the longest
+        ("long", [[*half, new["141:283"]]] * 2, 4),
+        ("beside", [short, short], 3),
+        ("beside", [short, short], 3),
+    ]
+    # Warm turns by the three, which together are as much as the one of the other stages.
+    assert described[10] == ("mix", [["zipf:1,50,400"], ["zipf:1,50,400", *["zipf:1,16,33"] * 3]], 16)
+    interrupting = [wave.sessions[-1] for wave in islice(outlines(SMALL), 8, 10)]
+    # Two tokens are answered, then a long prompt comes beside the others' answers.
+    assert [[(str(turn.prompt), str(turn.answer)) for turn in session] for session in interrupting] == [
+        [("16", "2"), ("zipf:1,283,400", "2")],
+        [("16", "2"), (quarter[0], "2")],
+    ]
+
+
+def test_what_is_drawn_stays_in_its_span_and_is_another_seeds() -> None:
+    config = flags("--prompt-tokens 64:8000 --output-tokens 8:20 --seed 3")
+    sessions = list(Workload(config))
+    assert [session.index for session in sessions] == list(range(len(sessions)))
+    turns = [turn for session in sessions for turn in session.turns]
+    assert all(16 <= turn.prompt_tokens <= 8000 for turn in turns)
+    assert {turn.output_tokens for turn in turns} == {2, *range(8, 21)}
+    assert all(20 <= turn.think_ms <= 120 or turn.think_ms == 0 for turn in turns)
+    assert len({turn.prompt_key for turn in turns}) == len(turns)  # nothing is shared but by a session's turns
+    other = list(Workload(replace(config, seed=4)))
+    assert len(other) == len(sessions)
+    assert not {turn.prompt_key for turn in turns} & {turn.prompt_key for session in other for turn in session.turns}
+    assert [session.turns[0].prompt_tokens for session in other] != [s.turns[0].prompt_tokens for s in sessions]
+
+
+def test_every_round_covers_the_sizes_from_shortest_to_longest() -> None:
+    alone = [
+        session.turns[0].prompt_tokens
+        for wave in first_round(flags("--prompt-tokens 64:8192 --seed 7"))
+        for session in wave.sessions
+        if wave.stage == "alone"
+    ]
+    assert len(alone) == 8  # seven doublings
+    assert all(larger / smaller < 4 for smaller, larger in pairwise(sorted(alone)))
+    assert min(alone) < 91
+    assert max(alone) > 5792
+
+
+def test_rounds_come_until_a_bound() -> None:
+    usual = list(waves(flags()))
+    assert [wave.stage for wave in usual].count("mix") == 3
+    short = list(waves(flags("--number 70")))
+    assert sum(len(wave.sessions) for wave in short) == 70
+    assert short[-1].sessions == usual[len(short) - 1].sessions[: len(short[-1].sessions)]
+    sent = list(islice(waves(flags("--duration 60")), 200))  # the engine says how many there is time for
+    assert [wave.stage for wave in sent].count("mix") > 3
+
+
+def test_several_at_once_are_doubled_up_to_the_cap() -> None:
+    assert [widths_to(parallel) for parallel in (2, 3, 8, 12)] == [[2], [2, 3], [2, 4, 8], [2, 4, 8, 12]]
+
+
+def test_the_digest_is_this_on_every_machine() -> None:
+    digests = [add_shares([Workload(config).survey().digest_share]) for config in (SMALL, replace(SMALL, seed=2))]
+    assert digests[0] == "12d9a13db31d9f45252c56b7d5bdb542b633c22b2ff9d5d6faf15a264d37564f"
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--rate 2", "--rate: 2.0 with --pattern calibrate"),
+        ("--turns 3", "--turns: 3 with --pattern calibrate"),
+        ("--think-s 1", "--think-s: 1 with --pattern calibrate"),
+        ("--prefix-count 2 --prefix-tokens 9", "--prefix-count: 2 with --pattern calibrate"),
+        ("--dataset-offset 3", "--dataset-offset: 3 with --pattern calibrate"),
+        (f"--dataset trie:{__file__}", "--dataset: .* with --pattern calibrate"),
+        ("--parallel-sessions 9", "--parallel-sessions: 9 .* expected --parallel"),
+        ("--parallel 1", "--parallel: expected 2 or more"),
+        ("--prompt-tokens 500", "--prompt-tokens: 500; expected LOW:HIGH"),
+        ("--prompt-tokens 500:1000", "--prompt-tokens: 500:1000; expected LOW:HIGH .* HIGH at least 8 LOW"),
+        ("--procs 2", "--resume, --ray, --procs: with --pattern calibrate"),
+        ("--resume", "--resume, --ray, --procs: with --pattern calibrate"),
+        ("--steps 2", "--steps, --step-s: with --pattern calibrate"),
+    ],
+)
+def test_flags_that_would_make_it_another_load_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        flags(text)
+
+
+def opened(config: LoadConfig) -> OpenLoad:
+    return LoadJob(config=config, model="m", load_id="l", key=HashKey(bytes(32)), block_size=16).open(WHOLE)
+
+
+Spells = dict[int, tuple[float, float]]
+
+
+def spells(plan_runner: ModuleType, config: LoadConfig, failing: frozenset[int] = frozenset()) -> Spells:
+    """When each session began and ended, on an engine that takes 5 ms and another one for each token."""
+    load = opened(config)
+    sessions = list(load.load.workload)
+    names = {
+        load.load.request_id(session.index, turn): session.index
+        for session in sessions
+        for turn in range(len(session.turns))
+    }
+
+    def outcome(request: PlannedRequest) -> Any:
+        took_ms = 5.0 + (request.prompt_tokens or 0) + request.max_tokens
+        return plan_runner.Outcome(took_ms, "error" if names[request.request_id] in failing else "ok")
+
+    played = plan_runner.play(load.plan(), outcome)
+    found: Spells = {}
+    for request_id, started_ms in played.started_ms.items():
+        index, ended_ms = names[request_id], played.ended_ms[request_id]
+        before = found.get(index, (started_ms, ended_ms))
+        found[index] = min(before[0], started_ms), max(before[1], ended_ms)
+    assert found.keys() == {session.index for session in sessions}
+    return found
+
+
+@pytest.mark.parametrize("failing", [frozenset(), frozenset({2, 5, 9, 30})])
+def test_a_wave_begins_when_the_one_before_it_is_over(plan_runner: ModuleType, failing: frozenset[int]) -> None:
+    """Also where sessions fail: one that does is over."""
+    config = replace(SMALL, number=100)
+    times, over_ms = spells(plan_runner, config, failing), 0.0
+    for wave in waves(config):
+        began_ms = [times[session.index][0] for session in wave.sessions]
+        if wave.stage == "alone":
+            assert began_ms == pytest.approx([over_ms + SETTLE_MS])
+        else:
+            assert over_ms + SETTLE_MS < began_ms[0]
+            assert began_ms == sorted(set(began_ms))
+        if wave.stage in ("short", "long"):
+            assert began_ms[-1] < min(times[session.index][1] for session in wave.sessions)
+        over_ms = max(times[session.index][1] for session in wave.sessions)
+
+
+def test_the_mix_comes_as_fast_as_the_engine_can_bear(plan_runner: ModuleType) -> None:
+    """Expected of the sessions alone, from those of about their size: BUSY of the time between arrivals."""
+    config = replace(SMALL, number=200)
+    times = spells(plan_runner, config)
+    mixed = [wave for wave in waves(config) if wave.stage == "mix"]
+    busy_ms = between_ms = 0.0
+    for wave in mixed:
+        began_ms = [times[session.index][0] for session in wave.sessions]
+        assert began_ms == sorted(began_ms)
+        between_ms += (began_ms[-1] - began_ms[0]) / sum(wave.spaces[1:]) * len(wave.spaces)
+        busy_ms += sum(times[session.index][1] - times[session.index][0] for session in wave.sessions)
+    # On this engine nothing is slower beside others; sessions of one turn take less than those of two.
+    assert busy_ms / between_ms == pytest.approx(BUSY, rel=0.35)
+
+
+def test_no_wave_begins_when_the_time_is_over(plan_runner: ModuleType) -> None:
+    config = replace(SMALL, duration_s=3.0)
+    load = opened(config)
+    played = plan_runner.play(load.plan(), lambda request: plan_runner.Outcome(500.0))
+    # A session of two turns takes a second and a pause: the third begins in time, what comes behind it does not.
+    assert len(played.sent) == 6
+    assert load.planned() is None
+
+
+def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    text = "--pattern calibrate --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 12"
+    assert main(["--url", engine.url, "--trace", str(trace), *shlex.split(text)]) == 0
+    meta, records = load_trace(trace)
+    assert meta.workload is not None
+    assert meta.workload.pattern == "calibrate"
+    assert meta.workload.extra["prompt_tokens"] == "16:128"
+    # Four sizes, each extended; two, and two that are extended, at once; a short one beside two turns, twice.
+    assert len(records) == 4 * 2 + 2 + 2 * 2 + 2 * 3
+    assert [record.turn for record in records].count(2) == 4 + 2 + 2
+    by_id = {record.request_id: record for record in records}
+    for record in records:
+        if record.turn == 2:
+            assert by_id[record.parent_id or record.request_id].session_id == record.session_id
+    assert {record.think_ms for record in records if record.turn != 2} == {None}
+    assert [record.concurrency for record in sorted(records, key=lambda record: record.arrival_ms or 0)][:8] == [1] * 8

@@ -1,0 +1,123 @@
+"""A run that is killed and gone on with: every planned request is recorded once, whatever was killed and when."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.__main__ import main
+from loadgen.runs.merging import parts_of, record_lines
+from loadgen.runs.resumption import HISTORY, last_header
+from tracefile import InputError, Record, load_trace
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SESSIONS, TURNS = 40, 3
+
+
+def flags(engine: Any, trace: Path, *more: str, rate: int = 30) -> list[str]:
+    load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think-s 0:0.05 --seed 4"
+    lengths = "--prompt-tokens 20 --output-tokens 4"
+    return ["--url", engine.url, "--trace", str(trace), *load.split(), *lengths.split(), *more]
+
+
+def recorded(trace: Path) -> int:
+    """Records that are on the disk by now."""
+    return sum(1 for path in (trace, *parts_of(trace)) if path.exists() for _ in record_lines(path))
+
+
+def kill_midway(argv: Sequence[str], trace: Path, enough: int) -> None:
+    """Start a run and end all of its processes at once, as soon as so much is on the disk."""
+    run = subprocess.Popen([sys.executable, "-m", "loadgen", *argv], cwd=ROOT, stderr=subprocess.DEVNULL)
+    while recorded(trace) < enough:
+        assert run.poll() is None
+        time.sleep(0.02)
+    for pid in [run.pid, *descendants(run.pid)]:
+        with contextlib.suppress(ProcessLookupError):  # it may have left by itself since it was listed
+            os.kill(pid, signal.SIGKILL)
+    run.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def check_whole(trace: Path) -> list[Record]:
+    """Every session has all of its turns, once, each after the one before."""
+    records = load_trace(trace)[1]
+    assert not [request for request, count in Counter(record.request_id for record in records).items() if count > 1]
+    assert Counter((record.turn, record.status) for record in records) == {
+        (turn + 1, "ok"): SESSIONS for turn in range(TURNS)
+    }
+    ends = {record.request_id: record.end_ms() or 0.0 for record in records}
+    assert len({record.session_id for record in records}) == SESSIONS
+    assert all((record.arrival_ms or 0) >= ends[record.parent_id] for record in records if record.parent_id)
+    return records
+
+
+@pytest.mark.parametrize("procs", ["1", "3"])
+def test_a_killed_run_goes_on_to_the_same_requests(engine: Any, tmp_path: Path, procs: str) -> None:
+    trace = tmp_path / "t.jsonl"
+    argv = flags(engine, trace, "--procs", procs)
+    kill_midway(argv, trace, enough=20)
+    before = recorded(trace)
+    assert main([*argv, "--resume"]) == 0
+    check_whole(trace)
+    assert not parts_of(trace)
+    history = last_history(trace)
+    assert len(history) == 1
+    assert history[0]["kept"] + history[0]["dropped"] == before
+
+
+def test_a_run_may_be_killed_again_and_again(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    argv = flags(engine, trace, "--procs", "2", rate=12)  # three seconds, of which each part may have one
+    kill_midway(argv, trace, enough=1)
+    # A merge that was killed before it had removed its parts leaves what they hold twice.
+    shutil.copy(parts_of(trace)[0], trace)
+    kill_midway([*argv, "--resume"], trace, enough=recorded(trace) + 1)
+    assert main([*argv, "--resume", "--procs", "1"]) == 0
+    check_whole(trace)
+    shifts = [each["shift_ms"] for each in last_history(trace)]
+    assert shifts == sorted(shifts)
+
+
+def test_a_run_cut_short_by_ctrl_c_is_completed(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    argv = flags(engine, trace)
+    run = subprocess.Popen([sys.executable, "-m", "loadgen", *argv], cwd=ROOT, stderr=subprocess.DEVNULL)
+    while recorded(trace) < 5:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert main([*argv, "--resume"]) == 0
+    check_whole(trace)
+
+
+def test_what_is_there_must_be_of_the_same_load(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert main(flags(engine, trace, "--duration", "0.1")) == 0
+    with pytest.raises(InputError, match=r"--resume: .*t\.jsonl: is of workload .*; expected .* the same flags"):
+        main([*flags(engine, trace, "--duration", "0.2"), "--resume"])
+
+
+def test_nothing_there_is_a_run_from_the_beginning(engine: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert main(flags(engine, trace, "--resume")) == 0
+    check_whole(trace)
+
+
+def last_history(trace: Path) -> list[dict[str, Any]]:
+    workload = last_header(trace).workload
+    assert workload is not None
+    history: list[dict[str, Any]] = workload.extra[HISTORY]
+    return history

@@ -1,0 +1,85 @@
+"""What a run's trace says, held against a server that knows: ids, counts, order, times. Nothing here asks how fast."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.__main__ import main
+from loadgen.core.draws import TokenIds
+from loadgen.selftest.runs import told_ttfts_ns
+from loadgen.selftest.truth import NS_PER_MS, Served
+from loadgen.selftest.truthfigures import ttft_errors_ms
+from loadgen.selftest.truthprocess import truth_server
+from loadgen.selftest.truthstreams import token_ids
+from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace
+
+ROUNDED_NS = 1_000
+"""A record's times are rounded to the microsecond, each of the two that make a difference."""
+
+
+def ran(folder: Path, server_flags: list[str], flags: list[str]) -> tuple[Meta, list[Record], dict[RequestId, Served]]:
+    """A run against a server of its own: its trace, and the truth by the ids that the trace has."""
+    trace = folder / "t.jsonl"
+    with truth_server(server_flags) as server:
+        assert main(["--url", server.url, "--trace", str(trace), *flags]) == 0
+        truth = server.truth()
+    meta, records = load_trace(trace)
+    key = load_key()
+    served = {RequestId(keyed_id(key, "request", one.request_id)): one for one in truth.served}
+    assert len(served) == len(truth.served)
+    return meta, records, served
+
+
+def test_every_request_is_there_once_with_every_token_in_its_read(tmp_path: Path) -> None:
+    server = ["--ttft-ms", "1:6", "--gap-ms", "2", "--tokens-per-write", "3", "--prompt-tokens", "40"]
+    load = ["--pattern", "constant", "--rate", "100", "--number", "60", "--prompt-tokens", "40"]
+    _, records, served = ran(tmp_path, server, [*load, "--output-tokens", "1:20", "--seed", "3"])
+    assert sorted(record.request_id for record in records) == sorted(served)
+    assert len({record.output_tokens for record in records}) > 10
+    for record in records:
+        truth = served[record.request_id]
+        assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "length", truth.tokens)
+        assert record.prompt_tokens == 40
+        # The first write has one token, the others three. Reads may join writes, never split or lose them.
+        first_read = truth.tokens - sum(record.itl_tokens)
+        assert first_read % 3 == 1 or first_read == truth.tokens
+        assert all(tokens % 3 == 0 for tokens in record.itl_tokens[:-1])
+        assert len(record.itl_ms) == len(record.itl_tokens) < truth.writes
+        assert all(gap_ms >= 0 for gap_ms in record.itl_ms)
+
+
+def test_answers_are_hashed_as_they_were_sent(tmp_path: Path) -> None:
+    """Token for token, in order: a read lost, repeated or swapped would be another chain."""
+    load = ["--parallel", "8", "--number", "30", "--prompt-tokens", "64", "--output-tokens", "33"]
+    meta, records, _ = ran(tmp_path, ["--tokens-per-write", "4", "--prompt-tokens", "64"], load)
+    hasher = BlockHasher(load_key(), block_size=meta.block_size or 0, model="truth")
+    answer: TokenIds = np.array(list(token_ids(33)), dtype=np.uint32)
+    assert len({tuple(record.block_hashes or ()) for record in records}) == 30
+    for record in records:
+        assert record.block_hashes is not None
+        # Four blocks of prompt; the answer's last token has no place in a block yet, so 32 are two.
+        assert len(record.block_hashes) == 4
+        assert record.output_block_hashes == hasher.extend(record.block_hashes[-1], answer[:-1])
+
+
+def test_a_client_never_says_less_than_the_truth(tmp_path: Path) -> None:
+    load = ["--pattern", "constant", "--rate", "80", "--number", "80", "--prompt-tokens", "32", "--output-tokens", "2"]
+    _, records, served = ran(tmp_path, ["--ttft-ms", "1:5"], load)
+    for record in records:
+        truth = served[record.request_id]
+        assert record.ttft_ms is not None
+        assert record.e2e_ms is not None
+        assert truth.ttft_ns is not None
+        assert truth.last_write_ns is not None
+        # The clock starts before the request leaves and stops after the token is read, on one monotonic clock.
+        assert record.ttft_ms * NS_PER_MS >= truth.ttft_ns - ROUNDED_NS
+        assert record.e2e_ms * NS_PER_MS >= truth.last_write_ns - truth.received_ns - ROUNDED_NS
+        assert record.ttft_ms <= record.e2e_ms
+    scheduled_ms = sorted(record.scheduled_ms or 0.0 for record in records)
+    assert scheduled_ms == pytest.approx([12.5 * number for number in range(80)])
+    told_ns = told_ttfts_ns(tmp_path / "t.jsonl", list(served.values()))
+    errors_ms = ttft_errors_ms(list(served.values()), told_ns)
+    assert len(errors_ms) == 80
+    assert np.isfinite(errors_ms).all()
+    assert (errors_ms >= -ROUNDED_NS / NS_PER_MS).all()

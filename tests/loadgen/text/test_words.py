@@ -1,0 +1,172 @@
+"""Words on real vocabularies: any row of them is a token a word, in every place that a chat template has for them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.core.draws import mix64
+from loadgen.text.chattemplate import Order, compose, composed_length, learn_gaps, order_of, places
+from loadgen.text.messages import Drawn, Piece
+from loadgen.text.spoken import Spoken, chat_messages
+from loadgen.text.targettext import Speech, TargetText, learn_target
+from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
+from loadgen.text.words import FEWEST_WORDS, Words, find_words, prove
+
+SYSTEM_CHAT: Order = (("system", 0), ("user", 0), ("assistant", 0), ("user", 0))
+TOOL_CHAT: Order = (("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0))
+
+
+@pytest.fixture(scope="module", params=["deepseek", "qwen"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vocabularies: ModuleType
+) -> LocalTokenizer:
+    pytest.importorskip(f"{request.param}_tokenizer")
+    folder: Path = vocabularies.write_model(request.param, tmp_path_factory.mktemp(request.param))
+    return LocalTokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer: LocalTokenizer) -> Words:
+    return find_words(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: LocalTokenizer) -> TargetText:
+    return learn_target(tokenizer, [SYSTEM_CHAT[:2], SYSTEM_CHAT, TOOL_CHAT])
+
+
+def test_a_real_vocabulary_has_many_such_words(words: Words) -> None:
+    assert len(words.texts) == len(set(words.texts)) == 2048
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 300))
+def test_any_row_of_words_is_a_token_a_word(tokenizer: LocalTokenizer, words: Words, seed: int, count: int) -> None:
+    numbers = words.numbers(seed, count)
+    assert tokenizer.encode(words.text(numbers)) == words.ids(numbers).tolist()
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_conversation_of_words_is_the_template_and_the_words(
+    tokenizer: LocalTokenizer, target: TargetText, data: st.DataObject
+) -> None:
+    """Any messages in any lengths: their tokens after the chat template are known before anyone encodes them."""
+    speech = Speech(target, tokenizer=tokenizer)
+    roles = data.draw(st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=4))
+    said = [
+        Drawn(role, (Piece(data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40))),))  # type: ignore[arg-type]
+        for role in ["system", *roles, "user"]
+    ]
+    conversation = [speech.say(message) for message in said]
+    planned = speech.ids(conversation)
+    assert planned is not None
+    assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
+    assert speech.length(conversation) == len(planned)
+
+
+def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target: TargetText) -> None:
+    speech = Speech(target)
+    system = speech.say(Drawn("system", (Piece(1, 100),)))
+    first, second = (speech.ids([system, speech.say(Drawn("user", (Piece(key, 20),)))]) for key in (2, 3))
+    assert first is not None
+    assert second is not None
+    gaps = target.gaps[SYSTEM_CHAT[:2]]
+    shared = int(np.flatnonzero(first != second)[0])
+    assert shared == len(gaps.ids[0]) + 100 + len(gaps.ids[1])
+
+
+def test_calls_and_their_results_are_counted(tokenizer: LocalTokenizer, target: TargetText) -> None:
+    speech = Speech(target)
+    results = [Drawn("tool", (Piece(7, 30),), call=Piece(8, 11)), Drawn("tool", (Piece(9, 5),))]
+    calls = tuple(call for result in results if (call := speech.call(result)) is not None)
+    answer = speech.say(Drawn("assistant", (Piece(6, 4),)))
+    conversation = [
+        speech.say(Drawn("user", (Piece(5, 9),))),
+        Spoken("assistant", answer.text, answer.numbers, length=4, calls=calls),
+        *(speech.say(result) for result in results),
+    ]
+    assert order_of(conversation) == TOOL_CHAT
+    gaps = target.gaps[TOOL_CHAT]
+    planned = compose(target.words, gaps, conversation)
+    assert planned is not None
+    assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
+    # DeepSeek's template here writes no calls: what it leaves out is no part of the prompt's length.
+    written = [place for place, is_written in zip(places(conversation), gaps.written, strict=True) if is_written]
+    assert len(written) in (4, 6)
+    assert composed_length(gaps, conversation) == len(planned)
+
+
+def test_an_order_that_was_not_learnt_is_not_known(target: TargetText) -> None:
+    speech = Speech(target)
+    asked = [speech.say(Drawn("user", (Piece(1, 3),)))] * 3
+    assert speech.ids(asked) is None
+    assert speech.length(asked) is None
+
+
+class Broken:
+    """A tokenizer with one thing wrong with it."""
+
+    name = "broken"
+
+    def __init__(self, encode: Callable[[str], list[int]], chat: Callable[[str], str] = str) -> None:
+        self.encode, self._chat = encode, chat
+
+    def decode(self, token_ids: object) -> str:
+        raise TokenizerError("it spells nothing")
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        return self.encode(self._chat(" ".join(message["content"] for message in messages)))
+
+
+def by_word(text: str) -> list[int]:
+    """A token for each word, one for each line's end."""
+    return [mix64(hash_of(word)) % 2**31 for word in text.replace("\n", " \n ").split(" ") if word]
+
+
+def hash_of(word: str) -> int:
+    return int.from_bytes(word.encode().rjust(8, b"\0")[-8:], "big")
+
+
+def test_a_tokenizer_that_spells_nothing_gives_its_common_words() -> None:
+    words = find_words(Broken(by_word))
+    assert FEWEST_WORDS <= len(words.texts) <= 128
+    prove(Broken(by_word), words, seed=1)
+
+
+def test_a_tokenizer_that_cuts_letters_has_no_words() -> None:
+    letters = Broken(lambda text: [ord(letter) for letter in text])
+    with pytest.raises(TokenizerError, match="only 0 words"):
+        find_words(letters)
+    target = learn_target(letters, [(("user", 0),)])
+    assert target.unknown == "only 0 words of its vocabulary survive re-tokenization"
+    assert Speech(target).say(Drawn("user", (Piece(1, 3),))).text.count(" ") == 2
+
+
+def test_a_tokenizer_that_merges_rows_is_caught() -> None:
+    """Each word alone and behind one other is one token; three in a row are not."""
+
+    def merging(text: str) -> list[int]:
+        token_ids = by_word(text)
+        return token_ids if text.count(" ") < 2 or "\n" in text else token_ids[:-1]
+
+    target = learn_target(Broken(merging), [(("user", 0),)])
+    assert target.unknown == "rows of its words do not survive re-tokenization"
+
+
+def test_a_template_that_looks_at_what_is_said_is_caught() -> None:
+    echo = Broken(by_word, lambda text: f"{text} {text[:3]}")
+    with pytest.raises(TokenizerError, match="depends on what is said"):
+        learn_gaps(echo, find_words(echo), (("user", 0),))
+
+
+def test_a_template_that_leaves_a_role_out_is_named() -> None:
+    empty = Broken(by_word, lambda text: "nothing")
+    with pytest.raises(TokenizerError, match="leaves out what the user says"):
+        learn_gaps(empty, find_words(empty), (("user", 0),))

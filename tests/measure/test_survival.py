@@ -1,0 +1,121 @@
+"""Survival against values worked out by hand, and against scipy's Kaplan–Meier on random samples."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from measure.distances import distance
+from measure.resampling import draw_weights, interval, resample
+from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
+
+LEVELS = np.array([0.5, 0.9, 0.99])
+
+
+def waits_of(*pairs: tuple[float, int]) -> Waits:
+    times = np.array([time for time, _ in pairs], dtype=np.float64)
+    return make_waits(times, np.array([end for _, end in pairs], dtype=np.int8), np.arange(len(pairs)))
+
+
+def test_kaplan_meier_by_hand() -> None:
+    # Five waits, the third and the last given up: 4/5, then 3/4 of it, then (two at risk) 1/2 of that.
+    waits = waits_of((10, EVENT), (20, EVENT), (25, CENSORED), (30, EVENT), (40, CENSORED))
+    survival = 1.0 - incidence(waits)
+    assert survival == pytest.approx([0.8, 0.6, 0.6, 0.3, 0.3])
+    assert quantiles(waits, incidence(waits), LEVELS).tolist() == [30.0, np.inf, np.inf]
+    assert waits.known_until_ms == 40.0
+
+
+def test_a_failed_request_never_gets_its_token() -> None:
+    # Censoring it instead would put its share on the later tokens and end at 0; as a competing end it stays at 1/4.
+    waits = waits_of((10, EVENT), (20, FAILED), (30, EVENT), (40, EVENT))
+    assert 1.0 - incidence(waits) == pytest.approx([0.75, 0.75, 0.5, 0.25])
+    assert quantiles(waits, incidence(waits), np.array([0.75, 0.8])).tolist() == [40.0, np.inf]
+
+
+def test_aalen_johansen_with_censoring_by_hand() -> None:
+    # After the failure 2/3 wait on; the censored one leaves; the last carries all of what still waits.
+    waits = waits_of((10, FAILED), (20, CENSORED), (30, EVENT))
+    assert incidence(waits) == pytest.approx([0.0, 0.0, 2 / 3])
+
+
+def test_at_equal_times_an_end_comes_before_a_censoring() -> None:
+    waits = waits_of((10, CENSORED), (10, EVENT))
+    assert waits.end.tolist() == [EVENT, CENSORED]
+    assert 1.0 - incidence(waits) == pytest.approx([0.5, 0.5])
+
+
+def test_uncensored_quantiles_are_order_statistics() -> None:
+    waits = waits_of(*((float(time), EVENT) for time in range(1, 11)))
+    assert quantiles(waits, incidence(waits), LEVELS).tolist() == [5.0, 9.0, 10.0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([EVENT, CENSORED])), min_size=1, max_size=40))
+def test_without_failures_it_is_scipys_ecdf(pairs: list[tuple[int, int]]) -> None:
+    waits = waits_of(*pairs)
+    came = waits.end == EVENT
+    data = stats.CensoredData(uncensored=waits.time_ms[came], right=waits.time_ms[~came])
+    expected = stats.ecdf(data).sf.evaluate(waits.time_ms)
+    assert survival_at(waits, incidence(waits), waits.time_ms) == pytest.approx(expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from([EVENT, FAILED, CENSORED])), min_size=1, max_size=15),
+    st.lists(st.integers(0, 3), min_size=15, max_size=15),
+)
+def test_a_weight_is_a_repetition(pairs: list[tuple[int, int]], weights: list[int]) -> None:
+    waits = waits_of(*pairs)
+    counts = np.array(weights[: len(pairs)])
+    if not counts.any():
+        counts[0] = 1
+    repeated = make_waits(np.repeat(waits.time_ms, counts), np.repeat(waits.end, counts), np.arange(int(counts.sum())))
+    times = np.arange(1.0, 10.0)
+    weighted = survival_at(waits, incidence(waits, counts), times)
+    assert weighted == pytest.approx(survival_at(repeated, incidence(repeated), times))
+
+
+def test_the_bootstrap_draws_sessions_whole() -> None:
+    # Two sessions of 50 equal waits each: a draw holds one, the other or both, so p50 is one of the two values only.
+    times = np.repeat([10.0, 20.0], 50)
+    waits = make_waits(times, np.zeros(100, dtype=np.int8), np.arange(100))
+    session = np.repeat([0, 1], 50)
+    weights = draw_weights(2, 400, seed=3)
+    assert set(weights.sum(axis=1).tolist()) == {2}
+    found = resample(waits, session, weights, LEVELS, np.array([49]))
+    assert set(found.quantiles_ms[:, 0].tolist()) == {10.0, 20.0}
+    # Share still waiting after 10 ms: none, half or all of it, never in between as requests drawn alone would give.
+    assert set(found.survival[:, 0].tolist()) == {0.0, 0.5, 1.0}
+    low, high = interval(found.quantiles_ms)
+    assert (low[0], high[0]) == (10.0, 20.0)
+
+
+def test_draws_are_the_seeds() -> None:
+    assert (draw_weights(9, 50, seed=1) == draw_weights(9, 50, seed=1)).all()
+    assert (draw_weights(9, 50, seed=1) != draw_weights(9, 50, seed=2)).any()
+
+
+def test_an_interval_may_be_open_above() -> None:
+    low, high = interval(np.array([[1.0], [2.0], [np.inf], [np.inf]]))
+    assert (low[0], high[0]) == (1.0, np.inf)
+
+
+def test_distances_by_hand() -> None:
+    # {1, 3} against {2, 6}: the curves are 1/2 apart on [1, 2) and on [3, 6), so W1 = 0.5 + 1.5.
+    found = distance(waits_of((1, EVENT), (3, EVENT)), waits_of((2, EVENT), (6, EVENT)))
+    assert found.w1_ms == pytest.approx(2.0)
+    assert found.w1_log == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2))
+    assert (found.sup, found.horizon_ms) == (0.5, None)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.lists(st.integers(1, 50), min_size=1, max_size=30))
+def test_uncensored_w1_is_scipys(first: list[int], second: list[int]) -> None:
+    found = distance(waits_of(*((t, EVENT) for t in first)), waits_of(*((t, EVENT) for t in second)))
+    assert found.w1_ms == pytest.approx(stats.wasserstein_distance(first, second))
+
+
+def test_a_distance_stops_where_a_curve_is_no_longer_known() -> None:
+    found = distance(waits_of((1, EVENT), (2, CENSORED)), waits_of((1, EVENT), (9, EVENT)))
+    assert (found.w1_ms, found.horizon_ms) == (0.0, 2.0)

@@ -1,0 +1,236 @@
+"""``report compare`` on traces whose comparison is known: joins, refusals, cohorts, gates, JSON, terminal."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from measure.cohorts import known_cohorts
+from report.__main__ import main
+from report.compare.results import Comparison
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, trace_digest
+
+MakeTrace = Callable[..., Path]
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+def compared(tmp_path: Path, *argv: object) -> dict[str, Any]:
+    """The JSON of one comparison with few draws."""
+    out = tmp_path / "result.json"
+    main(["compare", *map(str, argv), "--bootstrap", "50", "--json", str(out)])
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def write(path: Path, records: list[Record], meta: Meta | None = None) -> Path:
+    with TraceWriter(path, meta or Meta(source="tap")) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def answered(number: int, ttft_ms: float, cached: int | None = 0) -> Record:
+    return Record(
+        request_id=RequestId(f"r{number}"),
+        arrival_ms=float(number),
+        ttft_ms=ttft_ms,
+        e2e_ms=ttft_ms,
+        prompt_tokens=100,
+        cached_tokens=cached,
+    )
+
+
+def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTrace) -> None:
+    result = compared(tmp_path, f"captured={make_trace('a')}", f"slow={make_trace('b', slower=1.25)}")
+    pair = result["pairs"]["slow"]
+    assert (pair["truth"], pair["kind"], pair["joined"]) == ("captured", "error", 120)
+    ttft = pair["cohorts"]["turns2+"]["ttft"]
+    for level in ("p50", "p90", "p95", "p99"):
+        # Both sides are drawn together, so a constant factor has an interval of no width.
+        found = ttft[level]
+        assert [found["error"], found["low"], found["high"]] == pytest.approx([0.25, 0.25, 0.25])
+    assert ttft["median_abs_error"] == pytest.approx(0.25)
+    assert ttft["bias"] == pytest.approx(0.25)
+    assert pair["cohorts"]["all"]["cached"]["exact_share"] == 1.0
+
+
+def test_unmatched_requests_are_counted_and_said(tmp_path: Path) -> None:
+    truth = write(tmp_path / "t.jsonl", [answered(number, 10.0) for number in range(40)])
+    other = write(tmp_path / "o.jsonl", [answered(number, 10.0) for number in range(5, 48)])
+    result = compared(tmp_path, f"t={truth}", f"o={other}")
+    pair = result["pairs"]["o"]
+    assert (pair["joined"], pair["unmatched_truth"], pair["unmatched_other"]) == (35, 5, 8)
+    assert "o and t share 35 requests; 5 only in t, 8 only in o." in result["notes"]
+
+
+def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
+    truth = write(tmp_path / "t.jsonl", [answered(n, 10.0, None if n < 3 else 64) for n in range(40)])
+    other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 0 if n < 4 else 64) for n in range(40)])
+    cached = compared(tmp_path, f"t={truth}", f"o={other}")["pairs"]["o"]["cohorts"]["all"]["cached"]
+    assert (cached["joined"], cached["n"], cached["unreported_truth"]) == (40, 37, 3)
+    assert cached["exact_share"] == pytest.approx(36 / 37)
+    assert cached["token_error"] == pytest.approx(1 / 37)
+    assert cached["worst"] == [{"request_id": "r3", "turn": None, "truth_tokens": 64, "other_tokens": 0}]
+
+
+def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
+    traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
+    result = compared(tmp_path, f"t={traces[0]}", f"o={traces[1]}")
+    ttft = result["pairs"]["o"]["cohorts"]["all"]["ttft"]
+    assert (ttft["judged"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
+    assert result["headline"] == ["o against t: 29 requests with a TTFT; not judged under 30."]
+
+
+def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
+    gone = [
+        Record(request_id=RequestId(f"g{n}"), arrival_ms=0.0, e2e_ms=50.0, status="client_abort") for n in range(20)
+    ]
+    trace = write(tmp_path / "t.jsonl", [*(answered(n, 10.0) for n in range(20)), *gone])
+    ttft = compared(tmp_path, f"t={trace}")["traces"]["t"]["cohorts"]["all"]["ttft"]
+    assert (ttft["n"], ttft["censored_share"]) == (40, 0.5)
+    assert ttft["p50"]["value_ms"] == 10.0
+    assert (ttft["p90"]["value_ms"], ttft["p90"]["beyond_ms"]) == (None, 50.0)
+
+
+def test_a_trace_without_turns_has_all_only(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl", [answered(n, 10.0) for n in range(30)])
+    assert [name for name in compared(tmp_path, f"t={trace}")["traces"]["t"]["cohorts"] if ":" not in name] == ["all"]
+
+
+def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrace) -> None:
+    result = compared(
+        tmp_path,
+        f"captured={make_trace('a')}",
+        f"again={make_trace('again', slower=1.02)}",
+        f"replayed={make_trace('b', slower=1.01)}",
+        f"cold={make_trace('c', cold=True)}",
+        f"cold-predicted={make_trace('d', source='sim', cold=True, slower=1.1)}",
+        "--truth",
+        "cold-predicted=cold",
+    )
+    assert {label: (pair["truth"], pair["kind"]) for label, pair in result["pairs"].items()} == {
+        "again": ("captured", "error"),
+        "replayed": ("captured", "error"),
+        "cold": ("captured", "contrast"),
+        "cold-predicted": ("cold", "error"),
+    }
+    assert result["yardstick"] == "again"
+    assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is True
+    assert result["pairs"]["cold-predicted"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "kind"),
+    [
+        ({}, {}, "error"),
+        ({"num_gpu_blocks": 4_100, "max_num_seqs": None}, {}, "error"),  # a few blocks more; one setting not told
+        ({"num_gpu_blocks": 1_024}, {}, "contrast"),
+        ({"max_num_seqs": 8}, {}, "contrast"),
+        ({"max_num_batched_tokens": 8_192}, {}, "contrast"),
+        ({"block_size": 16}, {}, "contrast"),
+        ({"enable_prefix_caching": False}, {}, "contrast"),
+        ({}, {"free_rule": "append_all"}, "contrast"),
+    ],
+)
+def test_other_settings_of_the_engine_are_an_effect(
+    tmp_path: Path, engine: dict[str, Any], settings: dict[str, Any], kind: str
+) -> None:
+    known: dict[str, Any] = {
+        "block_size": 32,
+        "num_gpu_blocks": 4_096,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 2_048,
+    }
+    captured = Meta(source="sim", engine=Engine(**known), extra={"settings": {"free_rule": "vllm"}})
+    other = Meta(source="sim", engine=Engine(**(known | engine)), extra={"settings": {"free_rule": "vllm"} | settings})
+    traces = [
+        write(tmp_path / f"{name}.jsonl", [answered(number, 10.0) for number in range(30)], meta)
+        for name, meta in (("a", captured), ("b", other))
+    ]
+    assert compared(tmp_path, f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
+
+
+def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
+    captured = make_trace("a")
+    predicted = make_trace("p", source="sim", fit_digests=[trace_digest(captured)])
+    with pytest.raises(InputError, match="was fitted on captured"):
+        main(["compare", f"captured={captured}", f"predicted={predicted}"])
+    circular = make_trace("q", source="sim", fit_digests=["ab"], source_digest="ab")
+    with pytest.raises(InputError, match="fitted on the trace that it predicts"):
+        main(["compare", f"captured={captured}", f"predicted={circular}"])
+    broken = make_trace("r", source="sim", fit_digests="ab")
+    with pytest.raises(InputError, match="expected a list of hex trace digests"):
+        main(["compare", f"captured={captured}", f"predicted={broken}"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["a=missing.jsonl"], "missing.jsonl"),
+        (["missing.jsonl"], "expected LABEL=TRACE"),
+        (["a=x.jsonl", "a=y.jsonl"], "given twice"),
+        (["a=x.jsonl", "b=y.jsonl", "--truth", "b=c"], "no trace is labelled 'c'"),
+        (["a=x.jsonl", "b=y.jsonl", "--truth", "a=b"], "circle"),
+        (["a=x.jsonl", "b=y.jsonl", "--aa", "c"], "no compared label"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p50"], "not a limit"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "c.all.ttft.p50.error<=1"], "no compared label"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.turn9.ttft.p50.error<=1"], "no cohort 'turn9'"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p51.error<=1"], "no key 'p51.error'"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        main(["compare", *argv])
+    assert "\n" not in str(caught.value)
+
+
+def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', slower=1.08)}", "--bootstrap", "0"]
+    assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=10%"]) == 0
+    assert main(["compare", *traces, "--gate", "predicted.turns2+.ttft.p50.error<=0.05"]) == 1
+    # 24 first turns are too few to judge: what was not measured was not shown to hold.
+    assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
+    assert "not judged" in capsys.readouterr().out
+
+
+def test_json_to_stdout_is_json_alone_and_the_same_every_time(
+    make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The flag stands before a trace: it must not take it for its file.
+    argv = ["compare", "--json", f"a={make_trace('a')}", f"b={make_trace('b', seed=4)}", "--bootstrap", "60"]
+    assert main(argv) == 0
+    first = capsys.readouterr()
+    assert json.loads(first.out)["schema"] == "kvtape-compare/1"
+    assert "TTFT in ms" in first.err
+    main(argv)
+    assert capsys.readouterr().out == first.out
+    main([*argv, "--seed", "1"])
+    assert capsys.readouterr().out != first.out
+
+
+def test_the_terminal_fits_80_columns(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compare", f"captured={make_trace('a')}", f"cold-predicted={make_trace('b', cold=True)}", "--bootstrap", "0"])
+    out = capsys.readouterr().out
+    assert "Cached tokens, request by request" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def struct_keys(kind: Any) -> set[str]:
+    """Every key that a result can hold, in whatever depth."""
+    found: set[str] = set()
+    for field in msgspec.structs.fields(kind):
+        found.add(field.name)
+        for inner in (field.type, *getattr(field.type, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                found |= struct_keys(inner)
+    return found
+
+
+def test_docs_define_every_key_and_cohort() -> None:
+    said = set(re.findall(r"`([^`]+)`", DOCS.read_text()))
+    assert not struct_keys(Comparison) - said, "keys of --json that docs/metrics.md does not define"
+    assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"

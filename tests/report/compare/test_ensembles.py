@@ -1,0 +1,144 @@
+"""Ensembles against values worked out by hand: the middle, the band, what an interval draws, and what is said of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from measure.resampling import draw_weights
+from measure.runs import UNKNOWN, Run, load_run
+from measure.survival import CENSORED, EVENT, Waits, first_token_waits, make_waits
+from report.compare.baselines import Line, judge_baselines
+from report.compare.cells import describe, judge, measure
+from report.compare.ensembles import measure_ensemble, middle_run
+from report.compare.provenance import Cells
+from report.compare.results import CachedAgreement, DurationError, PairCohort, QuantileError
+from report.compare.verdicts import coverage, verdict
+from tracefile import Meta, Record, RequestId, TraceWriter
+
+
+def waits_of(*times: float, given_up: tuple[float, ...] = ()) -> Waits:
+    ends = [EVENT] * len(times) + [CENSORED] * len(given_up)
+    return make_waits(np.array([*times, *given_up]), np.array(ends, dtype=np.int8), np.arange(len(ends)))
+
+
+def run_of(path: Path, ttfts_ms: list[float], cached: int = 0, prompt: int = 100) -> Run:
+    with TraceWriter(path, Meta(source="tap")) as writer:
+        for number, ttft_ms in enumerate(ttfts_ms):
+            writer.write(
+                Record(
+                    request_id=RequestId(f"r{number}"),
+                    arrival_ms=float(number),
+                    ttft_ms=ttft_ms,
+                    e2e_ms=ttft_ms,
+                    prompt_tokens=prompt + number,
+                    cached_tokens=cached,
+                )
+            )
+    return load_run("captured", path)
+
+
+def test_the_middle_and_the_band_are_the_members_order_statistics() -> None:
+    # p50 of two waits is the first: 10, 12 and 14; p90 the second: 20, 30 and 40.
+    cell = measure_ensemble([waits_of(10, 20), waits_of(12, 30), waits_of(14, 40)], np.arange(2), None)
+    told = describe(cell)
+    assert (told.n, told.events, cell.members) == (2, 2, 3)
+    assert (told.p50.value_ms, told.p50.low_ms, told.p50.high_ms) == (12.0, 10.0, 14.0)
+    assert (told.p90.value_ms, told.p90.low_ms, told.p90.high_ms) == (30.0, 20.0, 40.0)
+    # At 12 ms one member still has all waiting, the two others half; at 30 two have none.
+    middle = dict(zip(cell.curve.time_ms.tolist(), cell.curve.survival.tolist(), strict=True))
+    assert middle == {10.0: 1.0, 12.0: 0.5, 14.0: 0.5, 20.0: 0.5, 30.0: 0.0, 40.0: 0.0}
+    assert cell.curve.low.tolist()[:2] == [0.5, 0.5]
+    assert cell.curve.high.tolist()[-2:] == [0.5, 0.0]
+
+
+def test_a_quantile_past_most_members_ends_is_a_bound() -> None:
+    # Two of three members lose a request before its token: their p90 is beyond what they saw, and so is the middle's.
+    members = [waits_of(10, 20), waits_of(12, given_up=(30,)), waits_of(14, given_up=(40,))]
+    told = describe(measure_ensemble(members, np.arange(2), None))
+    assert (told.p90.value_ms, told.p90.beyond_ms, told.p90.low_ms, told.p90.high_ms) == (None, 40.0, 20.0, None)
+    assert (told.n, told.events, told.censored) == (2, 1, 1)
+
+
+def test_the_middle_of_a_request_is_one_by_one(tmp_path: Path) -> None:
+    runs = [
+        run_of(tmp_path / f"{n}.jsonl", ttfts, 16 * n)
+        for n, ttfts in enumerate([[9.0, 40.0], [7.0, 50.0], [8.0, 30.0]])
+    ]
+    lost = replace(runs[0], ttft_ms=np.array([np.nan, np.nan]))
+    assert middle_run(runs).ttft_ms.tolist() == [8.0, 40.0]
+    assert middle_run(runs).cached_tokens.tolist() == [16, 16]
+    # A request that most members never answer has no middle: 7 is one of three, 8 one of two.
+    assert np.isnan(middle_run([lost, lost, runs[1]]).ttft_ms).all()
+    assert middle_run([lost, runs[2]]).ttft_ms.tolist() == [8.0, 30.0]
+
+
+def test_a_draw_takes_the_next_member_and_the_truths_sessions() -> None:
+    truth = waits_of(*[100.0] * 30)
+    members = [waits_of(*[ms] * 30) for ms in (90.0, 100.0, 130.0)]
+    weights = draw_weights(30, 60, seed=0)
+    own, other = measure(truth, np.arange(30), weights), measure_ensemble(members, np.arange(30), weights)
+    assert other.drawn_ms is not None
+    assert other.drawn_ms[:4, 0].tolist() == [90.0, 100.0, 130.0, 90.0]
+    found = judge(own, other, None, None)
+    assert found.p50 is not None
+    assert (found.p50.error, found.p50.inside_band) == (0.0, True)
+    assert [found.p50.low, found.p50.high] == pytest.approx([-0.1, 0.3])
+    assert (found.verdict, found.logrank_p) == ("within band", None)
+    # W1 is to all members together: a third is 10 ms early, a third 30 ms late.
+    assert found.w1_ms == pytest.approx((10 + 30) / 3)
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ({"p50": (0.01, True, None), "p90": (0.02, True, None), "p99": (0.3, True, False)}, "within band"),
+        ({"p50": (0.01, True, False), "p90": (0.2, False, True), "p99": (0.3, True, False)}, "within A/A"),
+        ({"p50": (0.4, False, True), "p90": (0.2, False, False), "p99": (0.07, False, None)}, "off by 20.0 %"),
+        ({"p50": None, "p90": None, "p99": None}, "not comparable"),
+    ],
+)
+def test_the_verdict_is_the_worst_that_nothing_excuses(
+    errors: dict[str, tuple[float, bool, bool | None] | None], said: str
+) -> None:
+    def error_of(error: float, inside_band: bool, inside_aa: bool | None) -> QuantileError:
+        return QuantileError(error=error, signed_error=error, inside_band=inside_band, inside_aa=inside_aa)
+
+    assert verdict({level: None if one is None else error_of(*one) for level, one in errors.items()}) == said
+
+
+def test_coverage_counts_quantiles_of_judged_cohorts() -> None:
+    def cohort(n: int, *inside: bool | None, judged: bool = True) -> PairCohort:
+        errors = [None if one is None else QuantileError(error=0, signed_error=0, inside_band=one) for one in inside]
+        ttft = DurationError(n_truth=n, n_other=n, judged=judged, p50=errors[0], p90=errors[1], p99=errors[2])
+        nothing = DurationError(n_truth=0, n_other=0, judged=False)
+        cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
+        return PairCohort(cached=cached, ttft=ttft, tpot=nothing, itl=nothing, e2e=nothing)
+
+    found = coverage(
+        {
+            "all": cohort(90, True, True, False),
+            "turn1": cohort(90, False, False, False),  # all requests once more: counted already
+            "turns2+": cohort(29, False, False, False, judged=False),
+            "load:1": cohort(40, True, None, True),
+        }
+    )
+    assert (found.quantiles, found.inside, found.share) == (5, 4, 0.8)
+    assert coverage({}).share is None
+
+
+def test_baselines_are_told_the_cached_tokens(tmp_path: Path) -> None:
+    # Prompts of 100, 101 … 129 tokens, 60 of them cached; the truth is 2 ms and a quarter for each uncached token.
+    truth = run_of(tmp_path / "t.jsonl", [2.0 + 0.25 * (40 + number) for number in range(30)], cached=60)
+    rows = np.arange(30)
+    cell = measure(first_token_waits(truth, rows), rows, None)
+    cells: Cells = {("captured", "all", "ttft"): cell, ("captured", "uncached:0-255", "ttft"): cell}
+    lines = {"line": Line(2.0, 0.25), "constant": Line(12.0, 0.0)}
+    found = judge_baselines(truth, cells, lines)
+    assert found["line"]["all"].median_abs_error == 0.0
+    # |12 − t| / t over t = 12 … 19.25: the middle two are at 15.5 and 15.75.
+    assert found["constant"]["all"].median_abs_error == pytest.approx((3.5 / 15.5 + 3.75 / 15.75) / 2)
+    unsaid = replace(truth, cached_tokens=np.full(30, UNKNOWN))
+    assert judge_baselines(unsaid, cells, lines)["line"]["all"].joined == 0
+    assert judge_baselines(unsaid, cells, lines)["constant"]["all"].joined == 30

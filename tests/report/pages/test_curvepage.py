@@ -1,0 +1,144 @@
+"""``report curve``: figures that plotly accepts, a page that links to nothing, drawn by a real browser."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from report.__main__ import main
+from report.pages.curvefiles import CurveFiles, read_curve_files
+from report.pages.curvepage import hits_figure, misses_figure, render_curves, working_set_figure
+from tests.report.browser import CHROMIUM, figures_drawn
+from tracefile.records.errors import InputError
+
+TRACE = "/data/monday.jsonl.zst"
+CURVE: dict[str, Any] = {"block_size": 16, "lookup_blocks": 9, "input_tokens": 160, "sizes": [1, 2, 3], "use": []}
+CURVE |= {"hit_blocks": [1, 2, 5], "hit_tokens": [16, 32, 80]}
+SHARE: dict[str, Any] = {
+    "name": "all",
+    "requests": 2,
+    "input_tokens": 160,
+    "tokens": {"hit": 80, "cold": 64, "evicted": 16},
+}
+QUANTILES = {"unit": "ms", "count": 2, "mean": 1.0, "quantiles": [0.0, 16.0]}
+WINDOW = {"requests": 1, "accesses": 3, "distinct_blocks": 3, "new_blocks": 3}
+
+
+def write(folder: Path, name: str, kind: str, **fields: Any) -> str:
+    path = folder / name
+    path.write_text(json.dumps({"kind": kind, "trace": TRACE, **fields}))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    groups = [{**SHARE, "name": "<b>blue</b>"}, {**SHARE, "name": "red", "input_tokens": 0}]
+    return [
+        write(tmp_path, "curve.json", "curve", curves=[CURVE, {**CURVE, "block_size": 32}]),
+        write(
+            tmp_path,
+            "misses.json",
+            "misses",
+            block_size=16,
+            blocks=None,
+            rejected=0,
+            total=SHARE,
+            cohorts=[{**SHARE, "name": "turn 1"}],
+            by="tenant",
+            groups=groups,
+            evictions=[[1, 20_000], [0, 3]],
+        ),
+        write(
+            tmp_path,
+            "reuse.json",
+            "reuse",
+            block_size=16,
+            levels=[0.5, 1.0],
+            time_ms=QUANTILES,
+            distance_requests=QUANTILES,
+            distance_blocks=QUANTILES,
+            window_ms=60_000.0,
+            windows=[{"start_ms": 60_000.0 * at, "seen_blocks": at + 3, **WINDOW} for at in range(3)],
+        ),
+    ]
+
+
+class Links(HTMLParser):
+    """Every attribute that makes a browser fetch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_figures_hold_what_the_files_say(files: list[str]) -> None:
+    found = read_curve_files(files)
+    hits, misses, working_set = hits_figure(found), misses_figure(found), working_set_figure(found)
+    assert hits is not None
+    assert misses is not None
+    assert working_set is not None
+    for figure in (hits, misses, working_set):
+        assert len(go.Figure(figure).data) == len(figure["data"])
+    assert [line["name"] for line in hits["data"]] == [f"monday.jsonl.zst, {size}-token blocks" for size in (16, 32)]
+    assert (hits["data"][0]["x"], hits["data"][0]["y"]) == ([16, 32, 48], [0.1, 0.2, 0.5])
+    # A group without tokens has no shares; one cohort alone is the whole again.
+    assert misses["data"][0]["x"] == ["monday.jsonl.zst: all", "monday.jsonl.zst: <b>blue</b>"]
+    assert [bar["y"][0] for bar in misses["data"]] == [0.5, 0.4, 0.1]
+    assert working_set["data"][1]["y"] == [48, 64, 80]
+
+
+def test_a_sampled_curve_has_its_band(tmp_path: Path) -> None:
+    sampled = {**CURVE, "hit_tokens_low": [16, 16, 64], "hit_tokens_high": [16, 48, 96]}
+    hits = hits_figure(read_curve_files([write(tmp_path, "sampled.json", "curve", curves=[sampled])]))
+    assert hits is not None
+    assert [line["y"] for line in hits["data"]] == [[0.1, 0.1, 0.4], [0.1, 0.3, 0.6], [0.1, 0.2, 0.5]]
+    assert len(go.Figure(hits).data) == 3
+
+
+def test_what_is_not_given_is_not_drawn(files: list[str]) -> None:
+    assert 'id="hits"' not in render_curves(read_curve_files(files[1:]))
+    assert hits_figure(CurveFiles()) is misses_figure(CurveFiles()) is working_set_figure(CurveFiles()) is None
+
+
+def test_the_page_links_to_nothing_and_escapes_names(files: list[str]) -> None:
+    page = render_curves(read_curve_files([f"a<i>={files[1]}"]))
+    links = Links()
+    links.feed(page)
+    assert links.found == []
+    assert "<b>blue</b>" not in page
+    assert "a<i>" not in page
+    assert "20,000" in page
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{}", "kind"), ('{"kind":"pool"}', "pool"), ("[", "expected what sim curve"), (None, "expected a file")],
+)
+def test_other_files_are_refused_by_name(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=told) as error:
+        main(["curve", str(path), "-o", str(tmp_path / "page.html")])
+    assert "other.json" in str(error.value)
+
+
+def test_a_label_stands_for_one_file_of_a_kind(files: list[str]) -> None:
+    assert read_curve_files([f"a={files[0]}", f"b={files[0]}", f"a={files[2]}"]).labels == ["a", "b"]
+    with pytest.raises(InputError, match="'a' is given twice"):
+        read_curve_files([f"a={files[0]}", f"a={files[0]}"])
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, files: list[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["curve", *files, "-o", str(page)]) == 0
+    assert figures_drawn(page) == {"hits", "misses", "distance", "time", "working-set"}

@@ -1,0 +1,159 @@
+"""``sim curve``: one pass over all sizes against one LRU per size."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.__main__ import main
+from sim.cache.curve import HitCurve, hit_curve
+from sim.workload.accesses import Accesses, read_accesses
+
+SIX = Path(__file__).parent.parent / "data" / "six_requests.jsonl"
+Prompt = tuple[list[int], int]
+"""A prompt's blocks, root to leaf, and how many of them may be hit."""
+
+
+class OneSizeLru:
+    """The curve's policy at one size, as plainly as it can be said."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.order: list[int] = []  # least recently touched first
+
+    def hits(self, prompt: Prompt) -> int:
+        blocks, limit = prompt
+        leading = 0
+        for block in blocks[:limit]:
+            if block not in self.order:
+                break
+            leading += 1
+        for block in reversed(blocks):
+            if block in self.order:
+                self.order.remove(block)
+            self.order.append(block)
+        self.order = self.order[-self.size :]
+        return leading
+
+
+def accesses(prompts: list[Prompt], block_size: int = 16) -> Accesses:
+    numbers: dict[int, int] = {}
+    blocks = [numbers.setdefault(block, len(numbers)) for prompt, _ in prompts for block in prompt]
+    starts = np.cumsum([0] + [len(prompt) for prompt, _ in prompts])
+    return Accesses(
+        np.array(blocks, np.int64),
+        starts.astype(np.int64),
+        np.array([limit for _, limit in prompts], np.int64),
+        len(numbers),
+        block_size,
+        block_size * np.diff(starts),
+        np.full(len(prompts), np.nan),
+    )
+
+
+def chained(prompt: list[int]) -> list[int]:
+    return [hash(tuple(prompt[: i + 1])) for i in range(len(prompt))]
+
+
+letters = st.lists(st.integers(0, 2), max_size=7)
+prompts_in_a_tree = st.lists(st.tuples(letters.map(chained), st.integers(0, 7)), max_size=30)
+# Ids that are no chain: the leading-blocks rule has to hold by itself. A block may even come twice in a prompt.
+prompts_at_random = st.lists(st.tuples(st.lists(st.integers(0, 12), max_size=7), st.integers(0, 7)), max_size=30)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(prompts_in_a_tree, prompts_at_random))
+def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt]) -> None:
+    found = accesses(prompts)
+    curve = hit_curve(found)
+    for size in range(1, found.distinct + 2):
+        cache = OneSizeLru(size)
+        assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
+    # The arrays end where the last hit is gained.
+    assert curve.hits_at(len(curve.sizes) - 1) < curve.attainable_blocks or not len(curve.sizes)
+
+
+def test_depths_across_many_words() -> None:
+    # Prompts of 100 blocks: touches of one request span several 64-bit words of the packed times.
+    a, b = list(range(100)), list(range(1000, 1100))
+    curve = hit_curve(accesses([(a, 100), (b, 100), (a, 100), (a, 50), (b, 99)]))
+    assert curve.hits_at(50) == 50  # only the second a in a row finds its blocks at depths 1 to 50
+    assert curve.hits_at(101) == 50 + 1 + 1  # after b, a's root is 101 deep; so is b's after a
+    assert curve.hits_at(200) == 50 + 100 + 99
+    assert curve.attainable_blocks == 249
+    assert len(curve.sizes) == 200
+
+
+def test_six_requests_by_hand() -> None:
+    # Depths at arrival: r2 and r3 1, 2; r5 1 (block 10 was an answer, which the curve leaves out); r6 3, 4, 5.
+    curve = hit_curve(read_accesses(SIX))
+    assert curve.sizes.tolist() == [1, 2, 3, 4, 5]
+    assert curve.hit_blocks.tolist() == [3, 5, 6, 7, 8]
+    assert curve.hit_tokens.tolist() == [12, 20, 24, 28, 32]
+    assert (curve.lookup_blocks, curve.input_tokens) == (14, 61)
+    assert [curve.size_for(hits) for hits in (1, 4, 5, 8)] == [1, 2, 2, 5]
+    assert [curve.hits_at(size) for size in (0, 3, 99)] == [0, 6, 8]
+
+
+def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", str(SIX), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["trace"], len(found["curves"])) == ("curve", str(SIX), 1)
+    assert found["curves"][0] == {
+        "block_size": 4,
+        "lookup_blocks": 14,
+        "input_tokens": 61,
+        "sizes": [1, 2, 3, 4, 5],
+        "hit_blocks": [3, 5, 6, 7, 8],
+        "hit_tokens": [12, 20, 24, 28, 32],
+        "use": [],
+    }
+
+
+def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", str(SIX)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "attainable: 8 of 14 full prompt blocks of 4 tokens, 52.46% of input tokens"
+    # 80 % of 8 hits are 6.4: the smallest size with at least 7.
+    assert [line.split() for line in lines[2:4]] == [
+        ["50%", "5", "32.79%", "2", "8"],
+        ["80%", "7", "45.90%", "4", "16"],
+    ]
+    assert lines[-1].split() == ["100%", "8", "52.46%", "5", "20"]
+
+
+def test_a_trace_that_shares_nothing_has_an_empty_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    curve = hit_curve(accesses([([1, 2], 2), ([3], 1)]))
+    assert (curve.attainable_blocks, len(curve.sizes), curve.hits_at(10)) == (0, 0, 0)
+    assert hit_curve(accesses([])).attainable_blocks == 0
+
+
+def test_mooncake_conversation() -> None:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    found = read_accesses(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    curve = hit_curve(found)
+    assert curve.attainable_blocks == 105_592  # what an endless cache hits: the last size is enough
+    check_one_size(found, curve, 10_000)
+
+
+def check_one_size(found: Accesses, curve: HitCurve, size: int) -> None:
+    """The same policy at one size, with a dict for the order so that a real trace takes a second."""
+    order: dict[int, None] = {}
+    hits = 0
+    for start, end, limit in zip(found.starts, found.starts[1:], found.limits, strict=False):
+        blocks = found.blocks[start:end].tolist()
+        leading = [block in order for block in blocks[:limit]]
+        hits += leading.index(False) if False in leading else len(leading)
+        for block in reversed(blocks):
+            order.pop(block, None)
+            order[block] = None
+        if len(order) > size:
+            for block in list(order)[: len(order) - size]:
+                del order[block]
+    assert curve.hits_at(size) == hits

@@ -1,0 +1,162 @@
+"""``sim curve --by`` and ``--block-sizes``: against one plain LRU, and against traces thinned beforehand."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.__main__ import main
+from sim.cache.usage import cache_use
+from sim.workload.accesses import Accesses
+from sim.workload.groups import Grouping, Groups, namer_of
+from tracefile import TraceWriter
+from tracefile.files.reading import load_trace
+from tracefile.hashing.downsampling import downsample, downsample_meta
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+
+SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
+BY_SESSION = Grouping(by="session")
+Prompt = tuple[list[int], int, str]
+"""A prompt's blocks, how many of them may be hit, and its session."""
+
+prompts = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 2), max_size=6).map(
+            lambda path: [hash(tuple(path[: i + 1])) for i in range(len(path))]
+        ),
+        st.integers(0, 6),
+        st.sampled_from("abc"),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def accesses(found: list[Prompt]) -> Accesses:
+    numbers: dict[int, int] = {}
+    blocks = [numbers.setdefault(block, len(numbers)) for prompt, _, _ in found for block in prompt]
+    starts = np.cumsum([0] + [len(prompt) for prompt, _, _ in found])
+    groups = Groups(namer_of(BY_SESSION))
+    for number, (_, _, session) in enumerate(found):
+        groups.add(Record(request_id=RequestId(str(number)), session_id=SessionId(session)), [])
+    limits = np.array([limit for _, limit, _ in found], np.int64)
+    tokens = 16 * np.diff(starts).astype(np.int64)
+    missing = np.full(len(found), np.nan)
+    return Accesses(np.array(blocks, np.int64), starts, limits, len(numbers), 16, tokens, missing, groups)
+
+
+class SlowUse:
+    """One LRU of one size whose blocks belong to who touched them last."""
+
+    def __init__(self, found: list[Prompt], size: int) -> None:
+        self.hits: Counter[str] = Counter()
+        self.inserted: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
+        owners: dict[int, str] = {}  # least recently touched first
+        for blocks, limit, session in found:
+            there = [block in owners for block in blocks[:limit]]
+            self.hits[session] += there.index(False) if False in there else len(there)
+            for block in reversed(blocks):
+                self.inserted[session] += block not in owners
+                owners.pop(block, None)
+                owners[block] = session
+                if len(owners) > size:
+                    del owners[next(iter(owners))]
+            self.held.update(owners.values())
+
+
+@settings(max_examples=300, deadline=None)
+@given(prompts, st.integers(1, 15))
+def test_groups_use_the_cache_as_in_a_plain_lru(found: list[Prompt], size: int) -> None:
+    use = cache_use(accesses(found), BY_SESSION, [size])[0]
+    slow = SlowUse(found, size)
+    assert {group.name: group.hit_blocks for group in use.groups} == {name: slow.hits[name] for name in slow.hits}
+    assert {group.name: group.inserted_blocks for group in use.groups} == {
+        name: slow.inserted[name] for name in slow.hits
+    }
+    held = sum(slow.held.values()) or 1
+    for group in use.groups:
+        assert group.held_share == pytest.approx(slow.held[group.name] / held)
+        assert group.lookup_blocks == sum(len(blocks) for blocks, _, session in found if session == group.name)
+
+
+def curve(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["curve", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@settings(max_examples=20, deadline=None)
+@given(prompts)
+def test_a_sweep_of_block_sizes_is_the_curves_of_thinned_traces(
+    tmp_path_factory: pytest.TempPathFactory, found: list[Prompt]
+) -> None:
+    from sim.cache.curve import hit_curve
+    from sim.workload.accesses import read_accesses, read_block_sizes
+
+    folder = tmp_path_factory.mktemp("sweep")
+    fine, meta = folder / "fine.jsonl", Meta(block_size=4)
+    with TraceWriter(fine, meta) as writer:
+        for number, (blocks, over, session) in enumerate(found):
+            hashes = [BlockHash(block & (2**63 - 1)) for block in blocks]
+            tokens = 4 * len(blocks) + over % 4 or 1
+            record = Record(request_id=RequestId(f"{session}{number}"), prompt_tokens=tokens, block_hashes=hashes)
+            writer.write(record)
+    for factor, swept in zip((1, 2, 3), read_block_sizes(fine, [4, 8, 12]), strict=True):
+        coarse = folder / f"coarse{factor}.jsonl"
+        with TraceWriter(coarse, downsample_meta(meta, factor)) as writer:
+            for record in load_trace(fine)[1]:
+                writer.write(downsample(record, 4, factor))
+        alone, together = hit_curve(read_accesses(coarse)), hit_curve(swept)
+        assert together.hit_blocks.tolist() == alone.hit_blocks.tolist()
+        assert (together.block_size, together.lookup_blocks) == (alone.block_size, alone.lookup_blocks)
+
+
+def test_six_requests_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    # Two blocks: r2 and r3 hit 1 and 2, r5 hits 9; r6 finds none of its own, 9 and 10 are there.
+    found = curve(capsys, SIX, "--by", "prefix", "--cache-tokens", "8")["curves"][0]
+    use = found["use"][0]
+    assert (use["blocks"], use["tokens"]) == (2, 8)
+    told = [
+        (group["name"], group["requests"], group["hit_blocks"], group["inserted_blocks"]) for group in use["groups"]
+    ]
+    # r1 puts in 2 blocks; r2, r3 and r6 put in all three of theirs: the third pushes out the second, that the first.
+    assert told == [("1", 4, 4, 11), ("9", 2, 1, 2)]
+    assert use["groups"][0]["hit_rate"] == 16 / 46
+    assert sum(group["hit_share"] for group in use["groups"]) == 1.0
+
+
+def test_several_block_sizes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = curve(capsys, SIX, "--block-sizes", "8,4")["curves"]
+    assert [one["block_size"] for one in found] == [4, 8]
+    assert found[0] == curve(capsys, SIX)["curves"][0]
+    assert found[1] == curve(capsys, SIX, "--block-size", "8")["curves"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--block-sizes", "4,x"], "--block-sizes: '4,x'"),
+        (["--block-sizes", "0"], "--block-sizes: '0'"),
+        (["--block-sizes", "4", "--block-size", "8"], "given with --block-size"),
+        (["--cache-tokens", ""], "--cache-tokens"),
+        (["--block-sizes", "6"], "not a multiple"),
+        (["--by", "session", "--groups", "0"], "--groups: 0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        main(["curve", SIX, *arguments])
+
+
+def test_the_command_prints_who_uses_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", SIX, "--by", "prefix", "--cache-tokens", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["62%", "5", "32.79%", "2", "8"]
+    assert lines[4] == "2 blocks (8 tokens)"
+    assert lines[6].split()[:4] == ["1", "4", "34.78%", "80.00%"]

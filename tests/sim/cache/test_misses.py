@@ -1,0 +1,196 @@
+"""``sim misses``: every prompt token has one cause, as a plain pool that is asked one request at a time says."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.__main__ import main
+from sim.cache.attribution import CAUSES, attribute, read_requests
+from sim.cache.pool import count_pool_hits
+from sim.vllm.config import FreeRule
+from sim.vllm.pool import BlockPool
+from sim.workload.chain import Chains, tokens_computed
+from sim.workload.groups import Grouping
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+
+SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
+META = Meta(block_size=4)
+NOTHING = dict.fromkeys(CAUSES, 0)
+
+
+def record(
+    number: int, tokens: Sequence[int], prompt: int, *, known: int | None = None, turn: int | None = None, who: int = 0
+) -> Record:
+    """A request over ``tokens`` letters, the first ``prompt`` of them its prompt's, in blocks of 4."""
+    full = [hash(tuple(tokens[: 4 * end])) & (2**63 - 1) for end in range(1, len(tokens) // 4 + 1)]
+    blocks = prompt // 4
+    computed = (max(len(tokens), prompt + 1) - 1) // 4
+    return Record(
+        request_id=RequestId(f"r{number}"),
+        session_id=SessionId(f"s{who}"),
+        turn=turn,
+        prompt_tokens=prompt,
+        output_tokens=max(len(tokens) - prompt, 1),
+        block_hashes=[BlockHash(key) for key in full[:blocks]],
+        output_block_hashes=[BlockHash(key) for key in full[blocks:computed]],
+        hashable_blocks=known,
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Record]:
+    found = []
+    for number in range(draw(st.integers(1, 25))):
+        # Few different chains, in runs of one letter a block, so that much is shared and much evicted.
+        letters = draw(st.lists(st.integers(0, 1), min_size=1, max_size=6))
+        tokens = [letter for letter in letters for _ in range(4)] + [7] * draw(st.integers(0, 3))
+        prompt = draw(st.integers(1, len(tokens)))
+        known = draw(st.one_of(st.none(), st.integers(0, 4)))
+        turn = draw(st.one_of(st.none(), st.integers(1, 3)))
+        found.append(record(number, tokens, prompt, known=known, turn=turn, who=draw(st.integers(0, 2))))
+    return found
+
+
+class SlowAttribution:
+    """The causes of one trace, block by block, from the pool's own oracle."""
+
+    def __init__(self, records: list[Record], usable: int, rule: FreeRule) -> None:
+        self.causes: Counter[str] = Counter()
+        self.evictions: Counter[tuple[str, str]] = Counter()
+        self.pool = BlockPool(usable + 1, 4, rule)
+        self.chains = Chains(META)
+        self.seen: set[int] = set()
+        self.evictor: dict[int, str] = {}
+        for one in records:
+            if -(-tokens_computed(one) // 4) <= usable:
+                self.ask(one)
+
+    def is_cached(self, key: int) -> bool:
+        return bool(self.pool.lookup([key], 1))
+
+    def ask(self, one: Record) -> None:
+        prompt, whole = one.prompt_tokens or 0, self.chains.whole(one)
+        hits = self.pool.lookup(whole, (prompt - 1) // 4)
+        for place, key in enumerate(whole[: prompt // 4]):
+            self.causes[self.cause(one, place, key, len(hits))] += 4
+        self.causes["partial_block"] += prompt % 4
+        there = {key for key in self.seen if self.is_cached(key)}
+        self.pool.hold(hits)
+        blocks = hits + self.pool.take(-(-tokens_computed(one) // 4) - len(hits))
+        self.pool.insert(blocks[len(hits) : len(whole)], whole[len(hits) :])
+        self.pool.release(blocks)
+        self.seen.update(whole)
+        self.evictor.update({key: str(one.session_id) for key in there if not self.is_cached(key)})
+
+    def cause(self, one: Record, place: int, key: int, hits: int) -> str:
+        if place < hits:
+            return "hit"
+        if place >= len(self.chains.known(one)):
+            return "hash_unknown"
+        if key not in self.seen:
+            return "cold"
+        if not self.is_cached(key):
+            self.evictions[self.evictor[key], str(one.session_id)] += 1
+            return "evicted"
+        return "last_token" if place == hits == ((one.prompt_tokens or 0) - 1) // 4 else "behind_miss"
+
+
+@settings(max_examples=200, deadline=None)
+@given(traces(), st.integers(1, 12), st.sampled_from(["vllm", "append_all"]))
+def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int, rule: FreeRule) -> None:
+    by = Grouping(by="session")
+    found = attribute(read_requests(records, Chains(META), by), usable, rule, by)
+    slow = SlowAttribution(records, usable, rule)
+    assert found.total.tokens == {**NOTHING, **slow.causes}
+    counts = count_pool_hits(records, Chains(META), BlockPool(usable + 1, 4, rule))
+    assert found.total.tokens["hit"] == counts.hit_tokens
+    assert (found.rejected, found.total.input_tokens) == (counts.rejected, counts.input_tokens)
+    names = [share.name for share in found.groups]
+    told = {
+        (names[row], names[column]): count
+        for row, counts_of in enumerate(found.evictions)
+        for column, count in enumerate(counts_of)
+        if count
+    }
+    assert told == dict(slow.evictions)
+    for shares in (found.cohorts, found.groups):
+        for cause in CAUSES:
+            assert sum(share.tokens[cause] for share in shares) == found.total.tokens[cause]
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces())
+def test_an_endless_cache_evicts_nothing(records: list[Record]) -> None:
+    found = attribute(read_requests(records, Chains(META)), None, "append_all")
+    slow = SlowAttribution(records, 10_000, "append_all")
+    assert found.total.tokens == {**NOTHING, **slow.causes}
+    assert found.total.tokens["evicted"] == 0
+    assert found.total.input_tokens == sum(one.prompt_tokens or 0 for one in records)
+
+
+def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    # Four blocks. r1: 2 cold, 1 token over. r2: 2 hits, 1 cold. r3: 2 hits; its third block is there, but it ends the
+    # prompt. r4: 1 cold, 1 over; it takes both copies of block 3. r5: 9 and 10 hit, 2 over; it takes block 2's place.
+    # r6: hits 1; 2 was evicted by r5, 3 by r4; 1 over.
+    assert main(["misses", SIX, "--blocks", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    causes = {"cold": 16, "evicted": 8, "behind_miss": 0, "last_token": 4, "partial_block": 5, "hash_unknown": 0}
+    assert found["total"]["tokens"] == {"hit": 28, **causes}
+    assert found["total"]["input_tokens"] == 61
+    assert [(share["name"], share["requests"]) for share in found["cohorts"]] == [("turn unknown", 6)]
+    assert main(["misses", SIX, "--blocks", "4", "--by", "prefix", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [share["name"] for share in found["groups"]] == ["1", "9"]
+    assert found["evictions"] == [[0, 0], [2, 0]]
+
+
+def test_the_command_prints_shares_and_who_evicted_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["misses", SIX, "--blocks", "4", "--by", "prefix"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 blocks of 4 tokens: 61 prompt tokens of 6 requests, by cause"
+    assert lines[2].split()[:5] == ["all", "61", "45.90%", "26.23%", "13.11%"]
+    assert lines[-1].split() == ["2", "9", "2", "0"]
+
+
+def test_the_smaller_groups_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["misses", SIX, "--by", "prefix", "--groups", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(share["name"], share["requests"]) for share in found["groups"]] == [("1", 4), ("1 others", 2)]
+
+
+def test_tenants_are_what_a_field_says() -> None:
+    one = record(0, [1] * 8, 8)
+    one.headers, one.lora, one.extra = {"x-team": "blue"}, "adapter", {"customer": 7}
+    bare = record(1, [1] * 8, 8)
+    for field, expected in (("headers.x-team", "blue"), ("lora", "adapter"), ("extra.customer", "7")):
+        by = Grouping(by="tenant", tenant_field=field)
+        found = attribute(read_requests([one, bare], Chains(META), by), None, "vllm", by)
+        assert [share.name for share in found.groups] == [expected, "unknown"]
+
+
+@pytest.mark.parametrize("field", ["tenant", "headers.", "block_hashes", "itl_ms.x"])
+def test_a_field_that_tells_no_tenant_is_refused(field: str) -> None:
+    with pytest.raises(InputError, match="--tenant-field"):
+        main(["misses", SIX, "--by", "tenant", "--tenant-field", field])
+
+
+def test_mooncake_hits_are_those_of_sim_pool() -> None:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    from sim.workload.chain import hashed_records
+    from tracefile.files.reading import open_trace
+
+    with open_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl") as reader:
+        requests = read_requests(hashed_records(reader), Chains(reader.meta))
+    found = attribute(requests, 10_000)
+    assert found.total.tokens["hit"] == 61_238 * 512
+    assert found.total.input_tokens == 144_793_823
+    assert found.total.tokens["hit"] + found.total.tokens["evicted"] == 105_592 * 512

@@ -1,0 +1,228 @@
+"""``sim pool``: known answers, worked by hand on six requests and published for the Mooncake trace."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.__main__ import main
+from sim.cache.pool import ObjectLru, count_endless_hits, count_pool_hits
+from sim.vllm.config import EngineConfig
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Request
+from sim.vllm.scheduler import Scheduler
+from sim.workload.chain import FIRST_PRIVATE, Chains
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
+
+SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
+
+
+def mooncake() -> Path:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    return Path(folder) / "mooncake" / "conversation_trace.jsonl"
+
+
+def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["pool", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_endless_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    # r2 and r3 hit 2 (their third block holds their last token), r5 hits r4's prompt and answer, r6 all 3.
+    assert pool(capsys, SIX) == {
+        "requests": 6,
+        "rejected": 0,
+        "input_tokens": 61,
+        "lookup_blocks": 14,
+        "hit_blocks": 9,
+        "hit_tokens": 36,
+        "evicted_blocks": 0,
+        "block_size": 4,
+        "blocks": None,
+        "hit_rate": 36 / 61,
+    }
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rule", "expected"),
+    [
+        # Free order after each request, vllm: 3421, 4321, 3421, 2143, 2143. r4 takes both copies of block 3's key,
+        # r5 evicts key 2, so r6 hits only key 1 and its three other blocks evict 9 and 10.
+        ("4", "vllm", (7, 5, 0)),
+        # append_all: 4321, 3421, 4321, 2134, 1234; the same hits by another order.
+        ("4", "append_all", (7, 5, 0)),
+        # r6 holds 4 blocks and never fits; r3 evicts key 3 by recomputing it, r4 keys 3 and 2, r5 key 1.
+        ("3", "vllm", (6, 4, 1)),
+        ("100", "vllm", (9, 0, 0)),
+    ],
+)
+def test_small_pools_by_hand(
+    capsys: pytest.CaptureFixture[str], blocks: str, rule: str, expected: tuple[int, int, int]
+) -> None:
+    found = pool(capsys, SIX, "--blocks", blocks, "--free-rule", rule)
+    assert (found["hit_blocks"], found["evicted_blocks"], found["rejected"]) == expected
+    assert found["hit_tokens"] == 4 * found["hit_blocks"]
+    assert found["blocks"] == int(blocks)
+
+
+def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
+    # At 8: r2, r3 and r6 hit key 2, r5 hits key 10, which r4's prompt began and its answer filled.
+    found = pool(capsys, SIX, "--block-size", "8")
+    assert (found["hit_blocks"], found["hit_tokens"], found["lookup_blocks"]) == (4, 32, 5)
+
+
+def test_object_lru_knows_no_prefixes(capsys: pytest.CaptureFixture[str]) -> None:
+    # Nothing is exempt: r2 2, r3 3, r5 only 9 (10 was an answer), r6 3.
+    assert pool(capsys, SIX, "--object-lru")["hit_blocks"] == 9
+    objects = ObjectLru(2)
+    assert [objects.access([key]) for key in (1, 2, 1, 3, 2, 1)] == [0, 0, 1, 0, 0, 0]
+    assert objects.evicted == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hits"),
+    [
+        ([], 105_592),
+        (["--blocks", "1000"], 12_878),
+        (["--blocks", "10000"], 61_238),
+        (["--blocks", "50000"], 102_226),
+        (["--blocks", "10000", "--free-rule", "append_all"], 59_208),
+    ],
+)
+def test_mooncake_conversation(capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int) -> None:
+    found = pool(capsys, str(mooncake()), *arguments)
+    assert (found["hit_blocks"], found["hit_tokens"]) == (hits, 512 * hits)
+    assert (found["requests"], found["rejected"], found["input_tokens"]) == (12_031, 0, 144_793_823)
+
+
+def test_mooncake_object_lru_over_the_published_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    # The published figure counts every id, the partial last block's too, some of which repeat.
+    assert pool(capsys, str(mooncake()), "--object-lru", "--blocks", "10000")["hit_blocks"] == 60_921
+    objects = ObjectLru(10_000)
+    with mooncake().open() as lines:
+        assert sum(objects.access(json.loads(line)["hash_ids"]) for line in lines) == 60_921
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> list[Record]:
+    records = []
+    for number in range(draw(st.integers(1, 15))):
+        prompt, output = draw(st.integers(1, 24)), draw(st.integers(1, 8))
+        family = draw(st.integers(0, 2))
+        hashes = [BlockHash(100 * family + i) for i in range(prompt // 4)]
+        records.append(
+            Record(request_id=RequestId(f"r{number}"), prompt_tokens=prompt, output_tokens=output, block_hashes=hashes)
+        )
+    return records
+
+
+@given(traffic(), st.integers(8, 20))
+def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable: int) -> None:
+    meta = Meta(block_size=4)
+    found = count_pool_hits(records, Chains(meta), BlockPool(usable + 1, 4))
+    chains = Chains(meta)
+    scheduler = Scheduler(EngineConfig(num_gpu_blocks=usable + 1, block_size=4, max_num_batched_tokens=5))
+    for record in records:
+        keys = chains.whole(record)
+        scheduler.add(Request(record.request_id, record.prompt_tokens or 0, record.output_tokens or 0, keys))
+        while scheduler.has_work:
+            scheduler.finish_step(scheduler.schedule())
+    assert scheduler.stats.hit_tokens == found.hit_tokens
+    assert scheduler.pool.evicted_blocks == found.evicted_blocks
+
+
+@given(traffic())
+def test_a_pool_that_never_evicts_is_endless(records: list[Record]) -> None:
+    meta = Meta(block_size=4)
+    roomy = count_pool_hits(records, Chains(meta), BlockPool(200, 4))
+    endless = count_endless_hits(records, Chains(meta))
+    assert (roomy.hit_blocks, roomy.evicted_blocks) == (endless.hit_blocks, 0)
+
+
+def record(**fields: Any) -> Record:
+    return Record(request_id=RequestId("r"), **fields)
+
+
+def test_blocks_of_unknown_content_get_keys_of_their_own() -> None:
+    chains = Chains(Meta(block_size=4))
+    first = FIRST_PRIVATE  # below every hash, so that no trace can hold it
+    unknown_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2])
+    assert chains.whole(unknown_answer) == [1, 2, first, first - 1]
+    assert chains.whole(unknown_answer) == [1, 2, first - 2, first - 3]
+    known_answer = record(prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4])
+    assert chains.whole(known_answer) == [1, 2, 3, 4]
+    assert chains.prompt(known_answer) == [1, 2]
+    # An image without a digest stops the chain: what follows is true of nothing, the answer included.
+    stopped = record(
+        prompt_tokens=9, output_tokens=8, block_hashes=[1, 2], output_block_hashes=[3, 4], hashable_blocks=1
+    )
+    assert chains.whole(stopped) == [1, first - 4, first - 5, first - 6]
+    assert chains.whole(record(prompt_tokens=9)) == [first - 7, first - 8]
+
+
+def test_a_torn_last_line_is_read_around_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "torn.jsonl"
+    trace.write_text(Path(SIX).read_text() + '{"request_id":"r7","prompt_to')
+    assert main(["pool", str(trace), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["requests"] == 6
+    assert printed.err == f"warning: {trace}:8: torn last line skipped; its writer was cut short\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--blocks", "0"], "--blocks: '0'; expected a positive number of blocks or inf"),
+        (["--blocks", "many"], "--blocks: 'many'; expected"),
+        (["--block-size", "6"], "block size 6: not a multiple of the trace's 4"),
+        (["--block-size", "0"], "--block-size: 0; expected a positive number"),
+    ],
+)
+def test_bad_flags_are_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        main(["pool", SIX, *arguments])
+
+
+@pytest.mark.parametrize("command", ["pool", "curve"])
+def test_a_trace_without_hashes_is_refused(tmp_path: Path, command: str) -> None:
+    trace = tmp_path / "bare.jsonl"
+    trace.write_text('{"meta":{"schema":"kvtape/1"}}\n{"request_id":"r","prompt_tokens":9}\n')
+    with pytest.raises(InputError, match=r"the trace has no block hashes; expected a trace with them"):
+        main([command, str(trace)])
+    with pytest.raises(InputError, match=r"bare.jsonl: block_hashes: no record has any"):
+        main([command, str(trace), "--block-size", "16"])
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    trace = tmp_path / "broken.jsonl"
+    trace.write_text(Path(SIX).read_text() + '{"request_id": 5}\n')
+    ended = subprocess.run(
+        [sys.executable, "-m", "sim", "pool", str(trace)], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"sim: error: {trace}:8: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_sim_pool_imports_neither_a_compiler_nor_a_server() -> None:
+    code = (
+        "import sys; from sim.__main__ import main; main(sys.argv[1:]); print({'numba', 'fastapi'} & set(sys.modules))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "pool", SIX, "--blocks", "4"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines() == [
+        "4 blocks of 4 tokens: 28 of 61 input tokens hit (45.90%)",
+        "7 of 14 full prompt blocks, 5 evicted, 6 requests",
+        "set()",
+    ]

@@ -1,0 +1,116 @@
+"""The pool by segments against the pool block by block, and the plain LRU likewise: the same hits and evictions."""
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cache import segmentpool
+from sim.cache.objectlru import find_paths, object_hits
+from sim.cache.pool import HitCounts, ObjectLru, count_pool_hits, count_segment_hits
+from sim.vllm.config import FreeRule
+from sim.vllm.pool import BlockPool
+from sim.workload.chain import Chains
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
+
+BLOCK = 4
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> list[Record]:
+    """Chains that branch anywhere, prompts that end with a full block (rule 6 caches those twice), unknown answers."""
+    records: list[Record] = []
+    fresh = itertools.count(1)
+    for number in range(draw(st.integers(1, 25))):
+        prompt = draw(st.integers(1, 10)) * BLOCK + [0, 0, 1, 3][draw(st.integers(0, 3))]
+        output = draw(st.integers(0, 20))
+        full = (prompt + max(output - 1, 0)) // BLOCK
+        chain: list[BlockHash] = []
+        if bool(records) and draw(st.integers(0, 1)):
+            earlier = records[draw(st.integers(0, len(records) - 1))]
+            whole = [*(earlier.block_hashes or ()), *(earlier.output_block_hashes or ())]
+            chain = [*whole[: draw(st.integers(0, len(whole)))]]
+        chain = chain[:full]
+        chain += [BlockHash(next(fresh)) for _ in range(full - len(chain))]
+        records.append(
+            Record(
+                request_id=RequestId(f"r{number}"),
+                prompt_tokens=prompt,
+                output_tokens=output,
+                block_hashes=chain[: prompt // BLOCK],
+                output_block_hashes=chain[prompt // BLOCK :] if draw(st.integers(0, 1)) else None,
+                hashable_blocks=2 if draw(st.integers(0, 3)) == 3 else None,
+            )
+        )
+    return records
+
+
+def by_blocks(records: Sequence[Record], usable: int, rule: FreeRule) -> HitCounts:
+    chains = Chains(Meta(block_size=BLOCK))
+    return count_pool_hits(records, chains, BlockPool(usable + 1, BLOCK, rule))
+
+
+@settings(max_examples=300, deadline=None)
+@given(traffic(), st.integers(2, 60), st.sampled_from(get_args(FreeRule)), st.sampled_from([1, 3, 100]))
+def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int, rule: FreeRule, batch: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segmentpool, "BATCH", batch)  # between batches the keys move
+        patch.setattr(segmentpool, "FIRST_ROOM", 4)  # and the arrays grow
+        found = count_segment_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule)
+    assert found == by_blocks(records, usable, rule)
+
+
+@settings(max_examples=100, deadline=None)
+@given(traffic())
+def test_an_endless_cache_evicts_nothing(records: list[Record]) -> None:
+    found = count_segment_hits(records, Chains(Meta(block_size=BLOCK)), None, "vllm")
+    roomy = by_blocks(records, 10_000, "vllm")
+    assert (found.hit_blocks, found.evicted_blocks, found.blocks) == (roomy.hit_blocks, 0, None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(traffic(), st.integers(1, 40))
+def test_spans_are_single_blocks_to_a_plain_lru(records: list[Record], capacity: int) -> None:
+    chains = [[*(record.block_hashes or ()), *(record.output_block_hashes or ())] for record in records]
+    oracle = ObjectLru(capacity)
+    expected = [oracle.access(chain) for chain in chains]
+    starts = np.cumsum([0, *map(len, chains)])
+    keys = np.array([key for chain in chains for key in chain], np.uint64)
+    hits, evicted = object_hits(find_paths(keys, starts), capacity)
+    assert (hits.tolist(), evicted) == (expected, oracle.evicted)
+
+
+def test_ids_that_form_no_chains_are_refused() -> None:
+    keys, starts = np.array([1, 2, 1, 3, 2, 4], np.uint64), np.array([0, 2, 4, 6])
+    with pytest.raises(InputError, match="occurs at two depths"):
+        find_paths(keys, starts)
+    records = [
+        Record(request_id=RequestId("r"), prompt_tokens=9, output_tokens=1, block_hashes=chain)
+        for chain in ([BlockHash(1), BlockHash(2)], [BlockHash(1), BlockHash(3)], [BlockHash(2), BlockHash(4)])
+    ]
+    with pytest.raises(InputError, match="occurs at two depths"):
+        count_segment_hits(records, Chains(Meta(block_size=BLOCK)), 10, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("usable", "rule", "hit_blocks"),
+    [
+        (None, "vllm", 105_592),
+        (1_000, "vllm", 12_878),
+        (10_000, "vllm", 61_238),
+        (50_000, "vllm", 102_226),
+        (10_000, "append_all", 59_208),
+    ],
+)
+def test_known_answers(usable: int | None, rule: FreeRule, hit_blocks: int) -> None:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    assert count_segment_hits(records, Chains(meta), usable, rule).hit_blocks == hit_blocks

@@ -1,0 +1,270 @@
+"""The compiled engine against the plain one: the same bits, whatever the load and the settings."""
+
+import os
+import random
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.engine.compiled import build_world, read_simulation, run_world, simulate
+from sim.engine.engine import Engine, Simulation
+from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
+from sim.latency.modelfile import make_model
+from sim.latency.noise import LEVELS, Noise
+from sim.vllm.config import EngineConfig, FreeRule, SchedulingPolicy
+from sim.workload.chain import FIRST_PRIVATE
+from sim.workload.chainkeys import known_keys, numbered
+from sim.workload.interning import intern_chains
+from sim.workload.workload import Arrival, plan_arrivals
+from tracefile import BlockHash, Meta, Record, RequestId, load_trace
+from tracefile.records.errors import InputError
+
+STEP = StepModel(
+    t0_ms=4.3,
+    per_prefill_token_ms=0.13,
+    per_attention_token2_ms=1e-3,
+    per_decode_ms=0.99,
+    per_kv_token_ms=3e-3,
+    per_prefill_chunk_ms=0.7,
+    prefill_step_ms=0.31,
+)
+NOISE = Noise(
+    step_ms=(6.0, 16.0, 40.0),
+    step_log_ratio=tuple(tuple(0.03 * (place - 7 + row) for place in range(len(LEVELS))) for row in range(3)),
+    mood_share=0.4,
+    mood_ms=100.0,
+    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
+)
+
+
+def load(rng: random.Random, requests: int, spacing_ms: float) -> list[Record]:
+    """Prompts that begin alike, conversations, clients that leave, errors, and now and then one that is too long."""
+    records: list[Record] = []
+    for number in range(requests):
+        prompt, output = rng.choice([1, 4, 8, rng.randrange(1, 60)]), rng.randrange(1, 40)
+        if rng.random() < 0.03:
+            prompt = 700
+        blocks = (prompt + output - 1) // 4
+        chain = [BlockHash(rng.getrandbits(64)) for _ in range(blocks)]
+        if records and rng.random() < 0.6:
+            earlier = rng.choice(records)
+            shared = (earlier.block_hashes or []) + (earlier.output_block_hashes or [])
+            kept = rng.randrange(min(len(shared), blocks) + 1)
+            chain = shared[:kept] + chain[kept:]
+        record = Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=round(rng.uniform(0, requests * spacing_ms), rng.choice([0, 3])),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            block_hashes=chain[: prompt // 4],
+            output_block_hashes=chain[prompt // 4 :] if rng.random() < 0.8 else None,
+            priority=rng.choice([None, 0, 1, 2]),
+        )
+        if rng.random() < 0.15:
+            record.status, record.e2e_ms = "client_abort", rng.uniform(0, 400)
+            record.max_tokens = rng.randrange(1, 60)
+        elif rng.random() < 0.05:
+            record.status, record.http_status, record.e2e_ms = "error", 429, 1.5
+        elif records and rng.random() < 0.3:
+            record.parent_id, record.think_ms = rng.choice(records).request_id, rng.choice([0.0, rng.uniform(0, 100)])
+        records.append(record)
+    return records
+
+
+def outcome(simulation: Simulation) -> list[object]:
+    flights = [
+        (
+            flight.outcome,
+            flight.arrival_ms,
+            flight.entry_ms,
+            flight.admitted_ms,
+            list(flight.token_steps),
+            flight.ttft_ms,
+            flight.itl_ms.tolist(),
+            flight.e2e_ms,
+            flight.request and (flight.request.cached_tokens, flight.request.preemptions, flight.request.num_generated),
+        )
+        for flight in simulation.flights
+    ]
+    steps = simulation.timeline
+    rows = [tuple(map(float, row)) for row in steps.rows]
+    return [flights, simulation.prefix, simulation.preemptions, steps.starts_ms, steps.ends_ms, rows]
+
+
+def plan(records: list[Record], block_size: int) -> list[Arrival]:
+    return plan_arrivals(Meta(block_size=4), records, block_size, replay_sessions=True)
+
+
+CONFIGS = st.builds(
+    EngineConfig,
+    num_gpu_blocks=st.sampled_from([20, 27, 40, 101, 1000]),
+    block_size=st.sampled_from([4, 8, 16]),
+    max_num_seqs=st.sampled_from([1, 3, 6, 64]),
+    max_num_batched_tokens=st.sampled_from([3, 16, 32, 1024]),
+    max_model_len=st.sampled_from([None, 70]),
+    long_prefill_token_threshold=st.sampled_from([0, 5, 12]),
+    scheduling_policy=st.sampled_from(get_args(SchedulingPolicy)),
+    enable_prefix_caching=st.sampled_from([True, True, False]),
+    free_rule=st.sampled_from(get_args(FreeRule)),
+    async_scheduling=st.booleans(),
+) | st.builds(
+    EngineConfig,
+    num_gpu_blocks=st.sampled_from([20, 40, 101]),
+    block_size=st.sampled_from([4, 8]),
+    max_num_seqs=st.sampled_from([3, 64]),
+    max_num_batched_tokens=st.sampled_from([64, 100]),
+    long_prefill_token_threshold=st.sampled_from([0, 12]),
+    enable_chunked_prefill=st.just(False),
+    scheduling_policy=st.sampled_from(get_args(SchedulingPolicy)),
+    async_scheduling=st.booleans(),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    load_seed=st.integers(0, 10**6),
+    requests=st.integers(1, 40),
+    spacing_ms=st.sampled_from([0.0, 5.0, 30.0, 200.0]),
+    config=CONFIGS,
+    placement=st.sampled_from(get_args(FrontendPlacement)),
+    seed=st.sampled_from([None, 7]),
+)
+def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for each strategy
+    load_seed: int,
+    requests: int,
+    spacing_ms: float,
+    config: EngineConfig,
+    placement: FrontendPlacement,
+    seed: int | None,
+) -> None:
+    frontend = FrontendModel(
+        f0_ms=1.7, f1_ms_per_prompt_token=0.01, delivery_ms_per_prompt_token=0.07, placement=placement
+    )
+    model = make_model(STEP, frontend, config, NOISE)
+    arrivals = plan(load(random.Random(load_seed), requests, spacing_ms), config.block_size)
+    plain = Engine(arrivals, config, model, seed=seed).run()
+    assert all(flight.outcome for flight in plain.flights)
+    assert outcome(simulate(arrivals, config, model, seed=seed)) == outcome(plain)
+
+
+def test_a_timeline_that_is_full_grows_and_the_run_goes_on() -> None:
+    config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    arrivals = plan(load(random.Random(5), 40, 30.0), 4)
+    grown = run_world(build_world(arrivals, config, model, first_steps=2))
+    assert outcome(read_simulation(arrivals, grown)) == outcome(simulate(arrivals, config, model))
+
+
+def test_a_workload_of_nothing_ends_at_once() -> None:
+    config = EngineConfig(num_gpu_blocks=40)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    empty = simulate([], config, model, seed=1)
+    assert (empty.flights, len(empty.timeline), empty.timeline.engine_steps) == ([], 0, 0)
+
+
+def test_a_chain_that_is_too_short_is_named() -> None:
+    config = EngineConfig(num_gpu_blocks=40, block_size=4)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    record = Record(request_id=RequestId("a"), prompt_tokens=9, output_tokens=2, arrival_ms=0.0)
+    short = Arrival(record, "runs", 9, 2, [1], 0.0)
+    with pytest.raises(ValueError, match="request a: its chain of 1 keys is too short"):
+        simulate([short], config, model)
+
+
+def test_hashes_that_are_not_chained_are_refused() -> None:
+    config = EngineConfig(num_gpu_blocks=40, block_size=4)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    # The second cuts the first's chain before 2, where the third then finds it: at another depth than its own.
+    records = [
+        Record(
+            request_id=RequestId(name),
+            arrival_ms=1e4 * at,
+            prompt_tokens=9,
+            output_tokens=2,
+            block_hashes=[BlockHash(key) for key in chain],
+        )
+        for at, (name, chain) in enumerate({"a": (1, 2), "b": (1, 3), "c": (2, 4)}.items())
+    ]
+    with pytest.raises(InputError, match="block_hashes: a hash occurs at two depths"):
+        simulate(plan(records, 4), config, model)
+
+
+def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
+    # Four conversations, in blocks of 64 tokens and of a 16th: answers are no longer too short to fill a block.
+    used = []
+    for parts in (1, 16):
+        records = [
+            Record(
+                request_id=RequestId(f"{session}.{turn}"),
+                arrival_ms=1e4 * turn + session,
+                prompt_tokens=640 * (turn + 1) + 5,
+                output_tokens=20,
+                block_hashes=[BlockHash(1 + 10**6 * session + at) for at in range(10 * parts * (turn + 1))],
+            )
+            for turn in range(5)
+            for session in range(4)
+        ]
+        config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
+        model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+        arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts)
+        pool = run_world(build_world(arrivals, config, model)).scheduler.pool
+        used.append([int(pool.counts[name][0]) for name in ("num_segments", "num_holds")])
+    conversations, answers = 4, 20
+    assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
+
+
+def test_known_keys_end_where_private_ones_begin() -> None:
+    keys, counts = known_keys([[7, 2**64 - 1, FIRST_PRIVATE], [], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]])
+    assert keys.tolist() == [7, 2**64 - 1, 7]
+    assert counts.tolist() == [2, 0, 0, 1]
+
+
+def test_hashes_beyond_64_bits_are_numbered() -> None:
+    chains = [[-1, 2**70, FIRST_PRIVATE], [-1, 5]]
+    with pytest.raises(OverflowError):
+        known_keys(chains)
+    assert numbered(chains) == [[0, 1, FIRST_PRIVATE], [0, 2]]
+
+
+@given(
+    chains=st.lists(st.lists(st.integers(-(2**63), 2**64 - 1) | st.integers(0, 3), max_size=8), max_size=8),
+    positive=st.booleans(),
+)
+def test_equal_keys_get_equal_numbers(chains: list[list[int]], positive: bool) -> None:
+    chains = [[abs(key) for key in chain] for chain in chains] if positive else chains
+    starts = np.cumsum([0, *(len(chain) + 1 for chain in chains)])  # a gap after each
+    interned = intern_chains(chains, starts[:-1], int(starts[-1]))
+    keys = [key for chain in chains for key in (*chain, None)]
+    for key, number in zip(keys, interned.keys.tolist(), strict=True):
+        same = {other for other, place in zip(keys, interned.keys.tolist(), strict=True) if place == number}
+        assert same == {key}
+        assert (number == -1) == (key is None)
+        assert number < interned.distinct
+
+
+def test_private_keys_are_numbered_apart() -> None:
+    interned = intern_chains([[7, FIRST_PRIVATE], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]], np.array([0, 2, 4]), 5)
+    assert interned.keys.tolist() == [0, 1, 2, 3, 0]
+    assert interned.distinct == 4
+
+
+@pytest.mark.parametrize(
+    ("usable", "rule", "hit_blocks"),
+    [(1_000, "vllm", 12_878), (10_000, "vllm", 61_238), (50_000, "vllm", 102_226), (10_000, "append_all", 59_208)],
+)
+def test_known_answers(usable: int, rule: FreeRule, hit_blocks: int) -> None:
+    """The Mooncake conversation trace, so slowly that requests never meet: what ``sim pool`` hits, to the block."""
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
+    config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192, free_rule=rule)
+    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    simulation = simulate(plan_arrivals(meta, apart, 512), config, model)
+    assert simulation.prefix.hit_tokens == 512 * hit_blocks

@@ -1,0 +1,34 @@
+"""What ``sim run`` says of a prediction as a whole."""
+
+import pytest
+
+from sim.engine.prediction import Summary, Tally
+from tracefile import Record, RequestId
+
+
+def summary_of(spans_ms: list[tuple[float, float]]) -> Summary:
+    """Of requests that came and took so long."""
+    tally = Tally()
+    tally.add(
+        Record(request_id=RequestId(f"r{number}"), arrival_ms=arrival_ms, e2e_ms=e2e_ms)
+        for number, (arrival_ms, e2e_ms) in enumerate(spans_ms)
+    )
+    return tally.summary(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spans_ms", "is_overrun"),
+    [
+        ([(0.0, 5e3), (100e3, 200e3)], True),  # 100 s of arrivals, and 200 s more to serve them
+        ([(0.0, 5e3), (100e3, 90e3)], False),  # a long last answer
+        ([(0.0, 250e3), (100e3, 5e3)], True),  # whoever ends last need not have come last
+        ([(0.0, 5e3), (1e3, 50e3)], False),  # a burst of a second, served within a minute
+        ([], False),
+    ],
+)
+def test_an_engine_that_takes_longer_than_the_requests_took_to_come(
+    spans_ms: list[tuple[float, float]], is_overrun: bool
+) -> None:
+    summary = summary_of(spans_ms)
+    assert summary.is_overrun is is_overrun
+    assert not (spans_ms and summary.drain_ms < 0.0)

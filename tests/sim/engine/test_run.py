@@ -1,0 +1,201 @@
+"""``sim run`` as a command: files in, files out, refusals."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from sim.__main__ import main
+from sim.latency.modelfile import FitTrace, Model, default_model, model_digest, save_model
+from sim.latency.noise import LEVELS, Noise
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, load_trace, trace_digest
+from tracefile.files.writing import new_writer
+
+NOISE = Noise(
+    step_log_ratio=(tuple(0.05 * (place - 7) for place in range(len(LEVELS))),),
+    frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    model = msgspec.structs.replace(default_model(), noise=NOISE)
+    save_model(model, tmp_path / "model.json")
+    return model
+
+
+@pytest.fixture
+def trace(tmp_path: Path, model: Model, synthetic: ModuleType) -> Path:
+    records = synthetic.capture(synthetic.calibration(1, prompts=15, mixed=20), model)
+    return write(tmp_path / "trace.jsonl", records)
+
+
+def write(path: Path, records: list[Record], meta: Meta | None = None) -> Path:
+    with TraceWriter(path, meta or Meta(source="tap", block_size=32, model="tiny")) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def run(trace: Path, *flags: str, output: str = "predicted.jsonl") -> tuple[Meta, list[Record]]:
+    target = trace.with_name(output)
+    arguments = ["run", str(trace), "--model", str(trace.with_name("model.json")), "-o", str(target), *flags]
+    assert main(arguments) == 0
+    return load_trace(target)
+
+
+def test_the_prediction_is_a_trace_of_the_same_requests(
+    trace: Path, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta, predicted = run(trace)
+    _, captured = load_trace(trace)
+    assert {record.request_id for record in predicted} == {record.request_id for record in captured}
+    ends = [record.end_ms() or 0.0 for record in predicted]
+    assert ends == sorted(ends)
+    assert meta.source == "sim"
+    assert meta.model == "tiny"
+    assert meta.workload is not None
+    assert meta.workload.source_digest == trace_digest(trace)
+    assert meta.extra["model_digest"] == model_digest(model)
+    assert meta.extra["settings"]["scheduling_policy"] == "fcfs"
+    assert meta.engine is not None
+    assert meta.engine.num_gpu_blocks == model.engine.num_gpu_blocks
+    shapes = {record.request_id: record for record in captured}
+    for record in predicted:
+        assert record.cached_tokens == shapes[record.request_id].cached_tokens
+        assert record.session_id == shapes[record.request_id].session_id
+    assert "turns 2+" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [(), ("--replay-sessions",), ("--cold-prompts",), ("--block-size", "64")])
+def test_a_trace_in_columns_gives_the_same_file(trace: Path, flags: tuple[str, ...]) -> None:
+    pytest.importorskip("pyarrow")
+    meta, records = load_trace(trace)
+    columns = trace.with_suffix(".parquet")
+    with new_writer(columns, meta) as writer:
+        for record in records:
+            writer.write(record)
+    run(trace, *flags, output="of_lines.jsonl")
+    run(columns, *flags, output="of_columns.jsonl")
+    assert trace.with_name("of_columns.jsonl").read_bytes() == trace.with_name("of_lines.jsonl").read_bytes()
+    assert run(columns, *flags, output="in_columns.parquet") == load_trace(trace.with_name("of_lines.jsonl"))
+
+
+def test_one_seed_one_file(trace: Path) -> None:
+    for output, flags in (("a", ("--seed", "3")), ("b", ("--seed", "3")), ("c", ("--seed", "4"))):
+        run(trace, *flags, output=f"{output}.jsonl")
+    a, b, c = (trace.with_name(f"{name}.jsonl").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_cold_prompts_hit_nothing(trace: Path) -> None:
+    _, warm = run(trace)
+    meta, cold = run(trace, "--cold-prompts", output="cold.jsonl")
+    assert sum(record.cached_tokens or 0 for record in warm) > 0
+    assert {record.cached_tokens for record in cold} == {0}
+    assert meta.workload is not None
+    assert meta.workload.cold_prompts is True
+    assert all(record.block_hashes is None for record in cold)
+
+
+def test_caching_off_hits_nothing(trace: Path) -> None:
+    meta, predicted = run(trace, "--no-prefix-caching")
+    assert {record.cached_tokens for record in predicted} == {0}
+    assert meta.engine is not None
+    assert meta.engine.enable_prefix_caching is False
+
+
+def test_no_noise_gives_the_medians(trace: Path, tmp_path: Path) -> None:
+    _, medians = run(trace, "--no-noise")
+    save_model(msgspec.structs.replace(default_model(), noise=Noise()), tmp_path / "model.json")
+    _, exact = run(trace, output="exact.jsonl")
+    assert [record.ttft_ms for record in medians] == [record.ttft_ms for record in exact]
+
+
+def test_sessions_are_paced_by_predicted_ends(trace: Path) -> None:
+    _, predicted = run(trace, "--replay-sessions", "--no-noise", "--json")
+    by_id = {record.request_id: record for record in predicted}
+    children = [record for record in predicted if record.parent_id is not None]
+    assert children
+    for record in children:
+        assert record.parent_id is not None
+        parent_end = by_id[record.parent_id].end_ms()
+        assert parent_end is not None
+        assert record.arrival_ms == pytest.approx(parent_end + (record.think_ms or 0.0), abs=0.001)
+
+
+def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
+    _, captured = load_trace(trace)
+    anonymous = [
+        msgspec.structs.replace(record, session_id=None, parent_id=None, turn=None, think_ms=None)
+        for record in captured
+    ]
+    path = write(trace.with_name("anonymous.jsonl"), anonymous)
+    _, predicted = run(path, "--replay-sessions", output="inferred.jsonl")
+    known = {record.request_id: record.parent_id for record in captured}
+    assert sum(record.parent_id is not None for record in predicted) > 5
+    assert all(known[record.request_id] == record.parent_id for record in predicted if record.parent_id)
+
+
+def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, predicted = run(trace, "--kv-blocks", "100", "--json")
+    failed = [record for record in predicted if record.status == "error"]
+    assert failed
+    assert {record.error for record in failed} == {"exceeds_engine"}
+    assert all((record.prompt_tokens or 0) + (record.output_tokens or 0) > 3000 for record in failed)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["not_ok"] == summary["unservable"] == len(failed)
+    assert summary["requests"] == len(predicted)
+    assert 0.0 < summary["hit_rate"] < 1.0
+
+
+def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = trace.with_name("nobody.jsonl")
+    arguments = ["run", str(trace), "--model", str(trace.with_name("model.json")), "-o", str(output)]
+    assert main([*arguments, "--kv-blocks", "2"]) == 1
+    _, predicted = load_trace(output)
+    assert {record.status for record in predicted} == {"error"}
+    assert f"{len(predicted)} too long for this engine" in capsys.readouterr().out
+
+
+def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path) -> None:
+    known = FitTrace(digest=trace_digest(trace), name="capture.jsonl", requests=50)
+    save_model(msgspec.structs.replace(model, fitted_on=[known]), tmp_path / "model.json")
+    with pytest.raises(InputError, match="fitted on this very trace"):
+        run(trace)
+    assert not trace.with_name("predicted.jsonl").exists()
+
+
+def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="num_gpu_blocks: 1 "):
+        run(trace, "--kv-blocks", "1")
+    with pytest.raises(InputError, match="block size 48"):
+        run(trace, "--block-size", "48")
+    with pytest.raises(InputError, match="No such file"):
+        main(["run", str(trace), "--model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
+    _, captured = load_trace(trace)
+    unhashed = [Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured]
+    path = write(tmp_path / "unhashed.jsonl", unhashed, Meta(source="tap"))
+    for flags in ((), ("--replay-sessions",)):
+        with pytest.raises(InputError, match=r"no block hashes|block_hashes"):
+            run(path, *flags)
+    timeless = write(tmp_path / "timeless.jsonl", [msgspec.structs.replace(captured[0], arrival_ms=None)])
+    with pytest.raises(InputError, match=r"arrival_ms: missing"):
+        run(timeless)
+    run(trace)
+    with pytest.raises(InputError, match=r"predicted\.jsonl"):
+        run(trace)
+
+
+@pytest.mark.parametrize("fact", ["sliding_window", "kv_cache_groups"])
+def test_other_attention_is_refused(fact: str, trace: Path, tmp_path: Path) -> None:
+    meta, records = load_trace(trace)
+    told = msgspec.structs.replace(meta, engine=Engine(name="vllm", extra={fact: 4096}))
+    path = write(tmp_path / "window.jsonl", records, told)
+    with pytest.raises(InputError, match=rf"meta.engine.{fact}: 4096; expected .*full attention"):
+        run(path)
+    with pytest.raises(InputError, match="full attention"):
+        main(["pool", str(path)])

@@ -1,0 +1,174 @@
+"""``sim audit``: reported cached tokens against the rules, and causes that are found by trying."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.__main__ import main
+from tracefile import InputError, Record, TraceWriter
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SEED = 5
+
+
+@pytest.fixture
+def truth(captured_loads: ModuleType) -> list[Record]:
+    """What an engine of exactly the rules reports."""
+    engine = captured_loads.random_engine(SEED)
+    records: list[Record] = captured_loads.captured(captured_loads.RandomLoad(SEED).records(40), engine)
+    return records
+
+
+class Auditor:
+    """Audits records as a trace of the engine of ``SEED``."""
+
+    def __init__(self, directory: Path, loads: ModuleType) -> None:
+        self.trace = directory / "trace.jsonl"
+        self._meta = loads.META
+        engine = loads.random_engine(SEED)
+        self._flags = [
+            *("--kv-blocks", str(engine.num_gpu_blocks), "--max-num-seqs", str(engine.max_num_seqs)),
+            *("--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--no-async-scheduling"),
+        ]
+
+    def run(self, records: list[Record], *flags: str) -> int:
+        with TraceWriter(self.trace, self._meta, overwrite=True) as writer:
+            for record in records:
+                writer.write(record)
+        return main(["audit", str(self.trace), *self._flags, *flags])
+
+
+@pytest.fixture
+def auditor(tmp_path: Path, captured_loads: ModuleType) -> Auditor:
+    return Auditor(tmp_path, captured_loads)
+
+
+def audited(auditor: Auditor, records: list[Record], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert auditor.run(records, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_an_engine_that_keeps_the_rules_agrees(
+    auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert auditor.run(truth, "--least-exact", "1") == 0
+    assert "40 of 40 requests (100.0%) have the cached tokens that the rules give them" in capsys.readouterr().out
+
+
+def test_a_gate_that_is_not_reached(auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
+    assert auditor.run([changed(truth[0], 17), *truth[1:]], "--least-exact", "1") == 1
+    assert "reported is no multiple of 32: another block size" in capsys.readouterr().out
+
+
+def test_what_was_cached_before_the_capture(
+    auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A first request on blocks that nobody else has: whatever it hit is not of this trace."""
+    alone = max(
+        (record for record in truth if record.block_hashes),
+        key=lambda record: sum(1 for key in record.block_hashes or () if everyone(truth).count(key) == 1),
+    )
+    warm = 32 * len(alone.block_hashes or ())
+    audit = audited(auditor, [changed(one, warm) if one is alone else one for one in truth], capsys)
+    causes = {one["request_id"]: one["cause"] for one in audit["differences"]}
+    assert causes == {alone.request_id: "cached before the capture, or part of an answer whose ids are unknown"}
+
+
+def test_an_order_that_the_clock_could_not_tell(
+    auditor: Auditor, captured_loads: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two requests of one prompt in one step: the second hits the first's blocks, whichever came to the tap first."""
+    engine = captured_loads.random_engine(SEED)
+    first, second = captured_loads.RandomLoad(SEED).records(1) * 2
+    twins = [
+        msgspec.structs.replace(first, request_id="a", arrival_ms=0.0),
+        msgspec.structs.replace(second, request_id="b", arrival_ms=0.0),
+    ]
+    a, b = sorted(captured_loads.captured(twins, engine), key=lambda record: record.request_id)
+    assert (a.cached_tokens, b.cached_tokens) == (0, 32 * ((a.prompt_tokens - 1) // 32))
+    late = msgspec.structs.replace(a, arrival_ms=0.2, ttft_ms=a.ttft_ms - 0.25)
+    audit = audited(auditor, [late, b], capsys)
+    assert [one["cause"] for one in audit["differences"]] == [
+        "order: agrees if first tokens of a step are in line as read",
+        "order: agrees if first tokens of a step are in line as read",
+    ]
+
+
+def test_a_request_that_the_settings_could_never_serve(
+    auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    largest = max(record.prompt_tokens or 0 for record in truth)
+    assert auditor.run(truth, "--json", "--max-model-len", str(largest)) == 0
+    audit = json.loads(capsys.readouterr().out)
+    assert "never served under these settings" in {one["cause"] for one in audit["differences"]}
+
+
+@pytest.mark.parametrize("more", [-1, 4])
+def test_a_pool_of_another_size_is_found(
+    more: int, auditor: Auditor, captured_loads: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine had other blocks than the audit is told: prefixes are cut short that much sooner or later."""
+    engine = captured_loads.random_engine(SEED)
+    asked = captured_loads.RandomLoad(SEED).records(40)
+    truth = captured_loads.captured(asked, replace(engine, num_gpu_blocks=engine.num_gpu_blocks + more))
+    audit = audited(auditor, truth, capsys)
+    assert f"pool: agrees in one of {engine.num_gpu_blocks + more} blocks" in {
+        one["cause"] for one in audit["differences"]
+    }
+
+
+def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[Record]) -> None:
+    silent = [msgspec.structs.replace(record, cached_tokens=None) for record in truth]
+    with pytest.raises(InputError, match="cached_tokens: no record has any"):
+        auditor.run(silent)
+
+
+def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
+    with pytest.raises(InputError, match=r"--least-exact: 98\.0; expected a share from 0 to 1"):
+        auditor.run(truth, "--least-exact", "98")
+
+
+def everyone(records: list[Record]) -> list[int]:
+    return [key for record in records for key in (*(record.block_hashes or ()), *(record.output_block_hashes or ()))]
+
+
+def changed(record: Record, cached_tokens: int) -> Record:
+    return msgspec.structs.replace(record, cached_tokens=cached_tokens)
+
+
+def pressure(directory: Path, *flags: str) -> list[dict[str, Any]]:
+    """Run ``scripts/pressure.py``, whose gate is 98 % exact; its results."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.pressure", "--out", str(directory / "out"), *flags],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(directory / "key")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results: list[dict[str, Any]] = json.loads((directory / "out" / "results.json").read_text())
+    return results
+
+
+def test_the_embedded_engine_under_pressure(tmp_path: Path) -> None:
+    [result] = pressure(tmp_path, "--engine", "sim", "--blocks", "140", "--loads", "poisson", "--seconds", "2")
+    assert result["evicted_blocks"] > 0
+
+
+@pytest.mark.vllm
+def test_vllm_under_pressure(tmp_path: Path) -> None:
+    """A server of its own with a small pool, beside the one that other tests use."""
+    if "KVTAPE_VLLM_PYTHON" not in os.environ:
+        pytest.skip("needs vLLM's environment (make test-vllm)")
+    [result] = pressure(tmp_path, "--engine", "vllm", "--blocks", "400", "--loads", "poisson", "--seconds", "15")
+    assert result["evicted_blocks"] > 0

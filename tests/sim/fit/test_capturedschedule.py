@@ -1,0 +1,111 @@
+"""A schedule out of a capture: the engine's own, as far as its tokens tell."""
+
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from sim.fit.capturedschedule import reconstruct
+from sim.vllm.config import EngineConfig
+from tracefile import BlockHash, Record, RequestId
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_exact_times_give_the_engine_s_own_admissions(seed: int, captured_loads: ModuleType) -> None:
+    """Nothing of the model of time is given, nor what was cached: both engines must still agree request by request."""
+    engine = captured_loads.random_engine(seed)
+    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine, frontend_ms=7.0 * (seed % 2))
+    found = reconstruct(captured_loads.arrivals_of(truth), engine)
+    assert found.evicted_blocks > 0  # else nothing was put to the test
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_an_engine_that_composes_a_step_ahead(seed: int, captured_loads: ModuleType) -> None:
+    engine = captured_loads.random_engine(seed, async_scheduling=True)
+    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine)
+    found = reconstruct(captured_loads.arrivals_of(truth), engine)
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_reads_that_come_a_little_late_change_nothing(seed: int, captured_loads: ModuleType) -> None:
+    """Two milliseconds, where the shortest steps take ten."""
+    engine = captured_loads.random_engine(seed)
+    truth = captured_loads.captured(captured_loads.RandomLoad(seed).records(50), engine)
+    seen = captured_loads.late_reads(truth, seed, 2.0)
+    found = reconstruct(captured_loads.arrivals_of(seen), engine)
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+
+
+def test_preemptions_come_out_of_the_rules(captured_loads: ModuleType) -> None:
+    """Two requests of two blocks whose third does not fit beside the other's, in 5 usable blocks."""
+    engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
+    records = [asked(name, at_ms, 60, 40, first) for name, at_ms, first in [("a", 0.0, 1), ("b", 1.0, 11)]]
+    truth = captured_loads.captured(records, engine)
+    assert sorted(record.preemptions or 0 for record in truth) == [0, 1]
+    blind = [msgspec.structs.replace(record, preemptions=None, queue_ms=None) for record in truth]
+    found = reconstruct(captured_loads.arrivals_of(blind), engine)
+    assert [outcome.preemptions for outcome in found.outcomes] == [record.preemptions for record in truth]
+
+
+def test_reported_cached_tokens_are_not_looked_at(captured_loads: ModuleType) -> None:
+    engine = captured_loads.random_engine(3)
+    truth = captured_loads.captured(captured_loads.RandomLoad(3).records(30), engine)
+    wrong = [msgspec.structs.replace(record, cached_tokens=0) for record in truth]
+    found = reconstruct(captured_loads.arrivals_of(wrong), engine)
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [record.cached_tokens for record in truth]
+
+
+def test_blocks_are_back_when_the_client_has_left(captured_loads: ModuleType) -> None:
+    """``a`` leaves long before its end and before ``b`` comes, which needs all blocks; ``c`` finds nothing of a."""
+    engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
+    left = msgspec.structs.replace(
+        asked("a", 0.0, 60, 100, 1),
+        **{"status": "client_abort", "ttft_ms": 10.0, "e2e_ms": 15.0, "output_tokens": 1, "max_tokens": 100},
+    )
+    big = served(asked("b", 20.0, 159, 1, 11), ttft_ms=30.0)
+    again = served(asked("c", 100.0, 60, 1, 1), ttft_ms=10.0)
+    found = reconstruct(captured_loads.arrivals_of([left, big, again]), engine)
+    assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 20.0, 100.0]
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 0, 0]
+
+
+def test_a_client_that_stays_without_a_token_keeps_its_blocks(captured_loads: ModuleType) -> None:
+    """No read tells when ``a`` computes on, but it is there until its client leaves: ``b``, which needs all, waits."""
+    engine = EngineConfig(num_gpu_blocks=6, block_size=32, async_scheduling=False)
+    stays = msgspec.structs.replace(
+        asked("a", 0.0, 60, 100, 1),
+        **{"status": "client_abort", "ttft_ms": 10.0, "e2e_ms": 1000.0, "output_tokens": 1, "max_tokens": 100},
+    )
+    big = served(asked("b", 500.0, 159, 1, 11), ttft_ms=520.0)
+    found = reconstruct(captured_loads.arrivals_of([stays, big]), engine)
+    assert [outcome.admitted_ms for outcome in found.outcomes] == [0.0, 1000.0]
+
+
+def test_a_response_in_one_piece_keeps_its_blocks_to_its_end(captured_loads: ModuleType) -> None:
+    """Not streamed: only the end is known, and a second request that came meanwhile shares its prompt."""
+    engine = EngineConfig(num_gpu_blocks=40, block_size=32, async_scheduling=False)
+    whole = msgspec.structs.replace(asked("a", 0.0, 70, 20, 1), stream=False, e2e_ms=400.0)
+    beside = served(asked("b", 200.0, 70, 1, 1), ttft_ms=20.0)
+    found = reconstruct(captured_loads.arrivals_of([whole, beside]), engine)
+    assert [outcome.cached_tokens for outcome in found.outcomes] == [0, 64]
+
+
+def asked(name: str, arrival_ms: float, prompt: int, output: int, first: int) -> Record:
+    """A request whose blocks have the keys from ``first`` on."""
+    chain = [BlockHash(first + number) for number in range((prompt + output - 1) // 32)]
+    return Record(
+        request_id=RequestId(name),
+        arrival_ms=arrival_ms,
+        stream=True,
+        http_status=200,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        block_hashes=chain[: prompt // 32],
+        output_block_hashes=chain[prompt // 32 :],
+    )
+
+
+def served(record: Record, ttft_ms: float) -> Record:
+    return msgspec.structs.replace(record, ttft_ms=ttft_ms, e2e_ms=ttft_ms)

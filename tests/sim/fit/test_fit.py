@@ -1,0 +1,455 @@
+"""The fit against engines whose parameters are known, and what it says where it cannot know."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from types import ModuleType
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.engine.timeline import Floats
+from sim.fit import fit as fit_command
+from sim.fit.baselines import baseline_errors
+from sim.fit.fit import FitConfig, Fitted, fit_traces
+from sim.fit.noisefit import Drift, estimate_drift, estimate_noise
+from sim.fit.observations import Observations
+from sim.fit.regression import bootstrap, solve
+from sim.fit.residuals import Requests, locate_misfit
+from sim.fit.termchoice import choose_terms
+from sim.fit.variants import CachedSource
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import Model, default_model, load_model
+from sim.latency.noise import LEVELS, Noise, StepLuck
+from sim.latency.terms import TERMS
+from tracefile import Engine, InputError, Meta, Record, TraceWriter
+
+
+def engine_of(model: Model, **changes: object) -> Engine:
+    config = model.engine
+    told = {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.num_gpu_blocks,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "async_scheduling": config.async_scheduling,
+    }
+    return Engine(**(told | changes))  # type: ignore[arg-type]
+
+
+def write(path: Path, records: list[Record], engine: Engine | None) -> Path:
+    with TraceWriter(path, Meta(source="tap", block_size=32, engine=engine)) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+Learn = Callable[..., Fitted]
+
+
+@pytest.fixture
+def learn(tmp_path: Path, synthetic: ModuleType) -> Learn:
+    """Capture the calibration load on a true engine and fit what was captured."""
+
+    def capture_and_fit(truth: Model, seed: int, spread: float = 0.05, **options: object) -> Fitted:
+        options.setdefault("frontend", truth.frontend_placement)
+        records = synthetic.capture(synthetic.calibration(seed), truth, seed, spread)
+        path = write(tmp_path / f"capture-{len(list(tmp_path.iterdir()))}.jsonl", records, engine_of(truth))
+        return fit_traces(FitConfig((path,), tmp_path / "model.json", {}, **options))  # type: ignore[arg-type]
+
+    return capture_and_fit
+
+
+def assert_recovered(truth: Model, found: Model) -> None:
+    """Each parameter within 5 % or inside its interval, made half as wide again: one in twenty of 95 % misses."""
+    for name, parameter in truth.parameters.items():
+        got = found.parameters[name]
+        assert got.low is not None
+        assert got.high is not None
+        near = abs(got.value / parameter.value - 1.0) <= 0.05
+        slack = (got.high - got.low) / 4
+        inside = got.low - slack <= parameter.value <= got.high + slack
+        assert near or inside, f"{name}: {parameter.value} found as {got}"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_noisy_engine_is_recovered(learn: Learn, seed: int) -> None:
+    truth = default_model()
+    fitted = learn(truth, seed)
+    assert_recovered(truth, fitted.model)
+    assert fitted.model.diagnostics["cached_agreement"] == 1.0
+    errors = {row["cohort"]: row for row in fitted.model.diagnostics["errors"]}
+    assert errors["all"]["median_abs"] < 0.03
+    assert all(errors["all"]["median_abs"] < base.median_abs_error for base in fitted.model.baselines.values())
+
+
+def test_preemptions_are_simulated_when_asked_for(tmp_path: Path, synthetic: ModuleType) -> None:
+    """A pool of 600 blocks under a burst: prompts wait for room and answers are preempted, which factual hits miss."""
+    truth = msgspec.structs.replace(default_model(), engine=replace(default_model().engine, num_gpu_blocks=600))
+    load = synthetic.calibration(21, prompts=25, mixed=120)
+    for record in load:
+        if record.request_id.startswith("mixed"):
+            record.arrival_ms = 125_000.0 + ((record.arrival_ms or 0.0) - 125_000.0) / 5
+    path = write(tmp_path / "tight.jsonl", synthetic.capture(load, truth), engine_of(truth))
+    fits = {
+        cached: fit_traces(FitConfig((path,), tmp_path / "m.json", {}, frontend="parallel", cached=cached)).model
+        for cached in get_args(CachedSource)
+    }
+    assert fits["simulated"].diagnostics["loss"] < 0.7 * fits["factual"].diagnostics["loss"]
+    for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms"):
+        assert fits["simulated"].parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.1), name
+
+
+def test_an_exact_engine_is_recovered_exactly(learn: Learn) -> None:
+    truth = default_model()
+    found = learn(truth, 4, spread=0.0).model
+    for name, parameter in truth.parameters.items():
+        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
+
+
+def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
+    """Faster steps, cheaper attention, dearer KV, a serial front end, composing ahead."""
+    step = StepModel(
+        t0_ms=1.5,
+        per_prefill_token_ms=0.004,
+        per_attention_token2_ms=6e-6,
+        per_decode_ms=0.3,
+        per_kv_token_ms=6e-5,
+    )
+    truth = msgspec.structs.replace(
+        default_model(),
+        parameters={
+            name: msgspec.structs.replace(parameter, value=getattr(step, name, parameter.value))
+            for name, parameter in default_model().parameters.items()
+        },
+        engine=replace(default_model().engine, async_scheduling=True),
+        frontend_placement="serial",
+    )
+    assert truth.frontend == FrontendModel(f0_ms=7.0, f1_ms_per_prompt_token=0.0022, placement="serial")
+    assert_recovered(truth, learn(truth, 5).model)
+
+
+def test_a_front_end_on_the_engines_core_is_told_and_recovered(learn: Learn) -> None:
+    truth = msgspec.structs.replace(default_model(), frontend_placement="shared_core")
+    found = learn(truth, 13, frontend=None).model
+    assert found.frontend_placement == "shared_core"
+    assert_recovered(truth, found)
+
+
+def test_an_extra_term_is_recovered_when_asked_for(learn: Learn) -> None:
+    model = default_model()
+    chunk = msgspec.structs.replace(model.parameters["t0_ms"], value=12.0, unit="ms/chunk")
+    truth = msgspec.structs.replace(model, parameters=model.parameters | {"per_prefill_chunk_ms": chunk})
+    plain = learn(truth, 6, extra_terms=())
+    extended = learn(truth, 6, extra_terms=("per_prefill_chunk_ms",))
+    assert extended.model.parameters["per_prefill_chunk_ms"].value == pytest.approx(12.0, rel=0.15)
+    assert extended.model.diagnostics["loss"] < plain.model.diagnostics["loss"]
+    chosen = learn(truth, 6).model
+    assert "per_prefill_chunk_ms" in chosen.parameters  # or one that grows with it
+    assert chosen.diagnostics["loss"] < plain.model.diagnostics["loss"]
+
+
+def test_the_scheduling_is_tried_where_nobody_tells_it(tmp_path: Path, synthetic: ModuleType) -> None:
+    for ahead in (False, True):
+        truth = default_model()
+        truth = msgspec.structs.replace(truth, engine=replace(truth.engine, async_scheduling=ahead))
+        records = synthetic.capture(synthetic.calibration(7, prompts=20, mixed=150), truth)
+        path = write(tmp_path / f"{ahead}.jsonl", records, engine_of(truth, async_scheduling=None))
+        fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
+        assert len(fitted.model.diagnostics["variants"]) == 2
+        assert fitted.model.engine.async_scheduling == ahead
+
+
+def test_the_steps_spread_is_found_as_noise(learn: Learn) -> None:
+    noise = learn(default_model(), 8, spread=0.1).model.noise
+    for row in noise.step_log_ratio:
+        levels = dict(zip(noise.levels, row, strict=True))
+        assert levels[0.8] - levels[0.2] == pytest.approx(2 * 0.8416 * 0.1, rel=0.25)
+        assert levels[0.5] == pytest.approx(0.0, abs=0.03)
+    assert noise.mood_share < 0.1  # each step's luck is its own
+
+
+def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleType) -> None:
+    """A capture in saturation: a run of its own would drift from it, one that keeps to the seen tokens does not."""
+    truth = default_model()
+    load = synthetic.calibration(20, prompts=25, mixed=150)
+    first_ms = next(record.arrival_ms for record in load if record.request_id.startswith("mixed"))
+    for record in load:
+        if record.request_id.startswith("mixed"):
+            record.arrival_ms = first_ms + (record.arrival_ms - first_ms) / 5
+    records = synthetic.capture(load, truth, spread=0.15)
+    assert max(record.concurrency or 0 for record in records) > 40
+    path = write(tmp_path / "busy.jsonl", records, engine_of(truth))
+    found = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel")).model
+    assert found.diagnostics["misfits"] == 0
+    for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms", "f0_ms"):
+        assert found.parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.15), name
+
+
+def test_one_capture_one_model(learn: Learn, tmp_path: Path) -> None:
+    truth = default_model()
+    first, second = learn(truth, 9).model, learn(truth, 9).model
+    names = {"fitted_on"}
+    for field in set(Model.__struct_fields__) - names:
+        assert getattr(first, field) == getattr(second, field), field
+    assert first.fit_digests == second.fit_digests
+
+
+def test_decodes_alone_leave_prefill_terms_open(tmp_path: Path, synthetic: ModuleType) -> None:
+    """Cold prompts within one small chunk: nothing is deep, so attention's cost cannot be told."""
+    records = [
+        record
+        for record in synthetic.calibration(10, prompts=60, mixed=0)
+        if (record.prompt_tokens or 0) < 600 and record.turn == 1
+    ]
+    truth = default_model()
+    path = write(tmp_path / "short.jsonl", synthetic.capture(records, truth), engine_of(truth))
+    fitted = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel"))
+    open_terms = {one.name: one for one in fitted.unidentified}
+    assert "per_attention_token2_ms" in open_terms
+    assert "longer" in open_terms["per_attention_token2_ms"].capture
+    assert not fitted.model.parameters["per_attention_token2_ms"].identified
+
+
+def test_cached_tokens_do_without_hashes(tmp_path: Path, synthetic: ModuleType) -> None:
+    truth = default_model()
+    hashed = synthetic.capture(synthetic.calibration(14), truth)
+    bare = [msgspec.structs.replace(one, block_hashes=None, output_block_hashes=None) for one in hashed]
+    models = [
+        fit_traces(
+            FitConfig(
+                (write(tmp_path / name, records, engine_of(truth)),), tmp_path / "m.json", {}, frontend="parallel"
+            )
+        ).model
+        for name, records in (("hashed.jsonl", hashed), ("bare.jsonl", bare))
+    ]
+    assert models[0].parameters == models[1].parameters
+    assert models[1].diagnostics["cached_agreement"] is None
+    blind = [msgspec.structs.replace(one, cached_tokens=None) for one in bare]
+    path = write(tmp_path / "blind.jsonl", blind, engine_of(truth))
+    with pytest.raises(InputError, match="neither block_hashes nor cached_tokens"):
+        fit_traces(FitConfig((path,), tmp_path / "m.json", {}))
+
+
+def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
+    truth = default_model()
+    records = synthetic.capture(synthetic.calibration(11), truth)
+    few = write(tmp_path / "few.jsonl", records[:12], engine_of(truth))
+    alike = [record for record in synthetic.calibration(11, prompts=0, mixed=200) if record.prompt_tokens == 700]
+    same = write(tmp_path / "same.jsonl", synthetic.capture(alike, truth), engine_of(truth))
+    unsettled = write(tmp_path / "unsettled.jsonl", records, None)
+    smaller = write(tmp_path / "smaller.jsonl", records, engine_of(truth, num_gpu_blocks=9))
+    good = write(tmp_path / "good.jsonl", records, engine_of(truth))
+    for traces, message in (
+        ((few,), "only 12 requests"),
+        ((same,), "about one size"),
+        ((unsettled,), "--kv-blocks"),
+        ((good, smaller), "num_gpu_blocks: 9, but 4096"),
+        ((good, good), "given twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fit_traces(FitConfig(traces, tmp_path / "model.json", {}))
+
+
+def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = default_model()
+    path = write(tmp_path / "trace.jsonl.zst", synthetic.capture(synthetic.calibration(12), truth), None)
+    parser = argparse.ArgumentParser()
+    fit_command.add_arguments(parser)
+    flags = [
+        "--kv-blocks",
+        "4096",
+        "--no-async-scheduling",
+        "--residuals",
+        "--frontend",
+        "serial",
+        "-o",
+        str(tmp_path / "m.json"),
+    ]
+    assert fit_command.run(parser.parse_args([str(path), *flags])) == 0
+    model = load_model(tmp_path / "m.json")
+    assert model.fitted_on[0].name == "trace.jsonl.zst"
+    assert model.diagnostics["assumed_settings"] == {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    seen = capsys.readouterr()
+    assert "baseline constant ttft" in seen.out
+    assert "uncached tokens" in seen.out
+    assert "max_num_seqs = 256" in seen.err
+    assert json.loads((tmp_path / "m.json").read_bytes())["schema"] == "kvtape-model/1"
+
+
+def observations(counts: list[list[float]], seen: list[float], prefill: list[bool]) -> Observations:
+    padded = np.zeros((len(counts), len(TERMS)))
+    padded[:, : len(counts[0])] = counts
+    number, no = np.arange(len(counts)), np.zeros(len(counts), dtype=np.bool_)
+    starts = np.cumsum([0.0, *seen])[:-1]
+    return Observations(
+        starts,
+        np.array(seen),
+        padded,
+        np.array(prefill),
+        no,
+        np.ones(len(counts), dtype=np.int64),
+        number % 5,
+        0 * number,
+    )
+
+
+def vector(*values: float) -> Floats:
+    return np.array([*values, *[0.0] * (len(TERMS) - len(values))])
+
+
+def test_outliers_and_many_decodes_do_not_move_the_prefills() -> None:
+    rng = np.random.default_rng(0)
+    prefills = [[1.0, tokens] for tokens in rng.uniform(100, 5000, 60)]
+    decodes = [[1.0, 0.0]] * 5000
+    truth = np.array([5.0, 0.02])
+    seen = [float(np.dot(row, truth)) * float(rng.normal(1, 0.01)) for row in prefills + decodes]
+    for outlier in (3, 17, 40, 500, 900):
+        seen[outlier] *= 5.0
+    rows = observations(prefills + decodes, seen, [True] * 60 + [False] * 5000)
+    solution = solve(rows, [0, 1])
+    assert solution.parameters[:2] == pytest.approx(truth, rel=0.01)
+    draws = bootstrap(rows, solution.weights, [0, 1], 100, 0)
+    low, high = np.quantile(draws[:, 1], [0.025, 0.975])
+    assert low < solution.parameters[1] < high < 1.1 * low
+
+
+def test_no_parameter_is_negative() -> None:
+    rows = observations([[1.0, n] for n in range(1, 41)], [100.0 - n for n in range(1, 41)], [True] * 40)
+    found = solve(rows, [0, 1]).parameters
+    assert found[1] == 0.0
+    assert found[0] > 0.0
+
+
+def requests(seen: list[float], predicted: list[float], censored: list[bool], prompt: list[float]) -> Requests:
+    n = len(seen)
+    return Requests(
+        np.arange(n),
+        np.array(seen),
+        np.array(predicted),
+        np.array(censored),
+        np.array(prompt),
+        np.zeros(n),
+        np.ones(n),
+    )
+
+
+def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
+    """Steps of 10 ms that vary by 20 %, steps of 400 ms that vary by 2 %, and luck of which half lasts for 300 ms."""
+    ladder = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
+    noise = Noise(
+        step_ms=(10.0, 400.0),
+        step_log_ratio=(tuple(0.2 * ladder), tuple(0.02 * ladder)),
+        mood_share=0.5,
+        mood_ms=300.0,
+    )
+    counts, luck = [[1.0, 0.0]] * 4000 + [[1.0, 390.0]] * 300, StepLuck(noise, 3)
+    now_ms, seen = 0.0, list[float]()
+    for row in counts:
+        seen.append((10.0 * row[0] + row[1]) * luck.factor(now_ms, 10.0 * row[0] + row[1]))
+        now_ms += seen[-1]
+    found = estimate_noise(observations(counts, seen, [row[1] > 0 for row in counts]), vector(10.0, 1.0))
+    assert found.step_ms == (10.0, 400.0)
+    for logs, spread in zip(found.step_log_ratio, (0.2, 0.02), strict=True):
+        assert logs[LEVELS.index(0.9)] - logs[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * spread, rel=0.15)
+    assert found.mood_share == pytest.approx(0.5, abs=0.1)
+    assert found.mood_ms == pytest.approx(300.0, rel=0.5)
+
+
+def test_steps_that_were_seen_together_vary_less_than_one() -> None:
+    rng = np.random.default_rng(2)
+    sums = [float(np.exp(0.1 * rng.standard_normal(4)).sum()) * 100.0 for _ in range(400)]
+    together = replace(observations([[4.0]] * 400, sums, [True] * 400), steps=np.full(400, 4))
+    row = estimate_noise(together, vector(100.0)).step_log_ratio[0]
+    assert row[LEVELS.index(0.9)] - row[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * 0.1, rel=0.15)
+
+
+def test_a_late_read_is_not_taken_for_a_quick_step() -> None:
+    """Every tenth of the prefills' ends was read 80 ms late: one looks as much longer as the next looks shorter."""
+    seen = [100.0 + 80.0 * (number % 10 == 0) - 80.0 * (number % 10 == 1) for number in range(400)]
+    row = estimate_noise(observations([[1.0]] * 400, seen, [True] * 400), vector(100.0)).step_log_ratio[0]
+    assert row == pytest.approx([0.0] * len(LEVELS), abs=1e-6)
+
+
+def test_the_front_ends_luck_is_told_from_its_steps() -> None:
+    """An idle engine's front end takes 20 ms, varying by 30 %, before steps of 10 ms that vary by 5 %."""
+    rng = np.random.default_rng(4)
+    steps = [10.0 * float(np.exp(0.05 * one)) for one in rng.standard_normal(600)]
+    fronts = [20.0 * float(np.exp(0.3 * one)) for one in rng.standard_normal(200)]
+    alone = observations([[1.0]] * 400, steps[:400], [False] * 400)
+    opening = observations(
+        [[1.0, *[0.0] * 8, 1.0]] * 200, [sum(each) for each in zip(fronts, steps[400:], strict=True)], [True] * 200
+    )
+    seen = Observations.join([alone, replace(opening, opens=np.ones(200, dtype=np.bool_))])
+    parameters = vector()
+    parameters[[0, 9]] = 10.0, 20.0
+    row = estimate_noise(seen, parameters).frontend_log_ratio
+    assert row[LEVELS.index(0.5)] == pytest.approx(0.0, abs=0.06)
+    assert row[LEVELS.index(0.8)] - row[LEVELS.index(0.2)] == pytest.approx(2 * 0.8416 * 0.3, rel=0.2)
+
+
+def test_drift_is_how_captures_differ() -> None:
+    """Six captures of one engine, each steady, at speeds that differ by 10 %; then one alone, which says nothing."""
+    rng = np.random.default_rng(5)
+    parts = []
+    for speed in np.exp(0.1 * rng.standard_normal(6)):
+        seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
+        parts.append(observations([[1.0]] * 400, seen, [False] * 400))
+    speeds = [np.median(np.log(part.seen_ms / 10.0)) for part in parts]
+    # Shrunk as three steady captures more would; a seventh differs from the six by that and by what their mean is off.
+    expected = float(np.sqrt(np.var(speeds, ddof=1) * 5 / 8 * (1 + 1 / 6)))
+    drift = estimate_drift(Observations.join(parts), vector(10.0))
+    assert drift.log_sd == pytest.approx(expected, rel=0.05)
+    assert drift.freedom == 8
+    alone = estimate_drift(parts[0], vector(10.0))
+    assert alone.log_sd < 0.01
+    assert alone.freedom == 3
+    nothing = parts[0].select(np.zeros(400, dtype=np.bool_))
+    assert estimate_drift(nothing, vector(10.0)) == Drift(0.0, 0)
+
+
+def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
+    """Two captures of an engine with a cost per chunk, and of one without: taken in where it is, left out where not."""
+    rng = np.random.default_rng(6)
+
+    def captures(chunk_ms: float) -> Observations:
+        parts = []
+        for _ in range(2):
+            tokens, chunks = rng.uniform(50, 2000, 80), rng.integers(1, 6, 80)
+            rows = [[1.0, each, 0.0, 0.0, 0.0, float(count)] for each, count in zip(tokens, chunks, strict=True)]
+            rows += [[1.0] + [0.0] * 5] * 80
+            true = [5.0 * row[0] + 0.02 * row[1] + chunk_ms * row[5] for row in rows]
+            seen = [ms * float(np.exp(0.05 * rng.standard_normal())) for ms in true]
+            parts.append(observations(rows, seen, [row[1] > 0 for row in rows]))
+        return Observations.join(parts)
+
+    def same(fold: int, parameters: Floats) -> float:
+        return 0.05
+
+    assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
+    assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
+    # A term without which the TTFTs of no run come out comes in, whatever the stretches say.
+    chunk = [term.name for term in TERMS].index("per_prefill_chunk_ms")
+    tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[chunk] else 1.0)
+    assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)
+
+
+def test_baselines_by_hand() -> None:
+    line = requests([110.0, 120.0, 130.0], [1.0] * 3, [False] * 3, [10.0, 20.0, 30.0])
+    found = baseline_errors(line)
+    through = found["linear_in_uncached_tokens"]
+    assert (through.median_abs_error, found["constant_ttft"].intercept_ms) == (0.0, 120.0)
+    assert [through.intercept_ms, through.per_uncached_token_ms] == pytest.approx([100.0, 1.0])
+    assert found["constant_ttft"].median_abs_error == pytest.approx(10 / 130, abs=1e-4)
+
+
+def test_misfit_is_located() -> None:
+    sizes = [float(size) for size in range(100, 200)]
+    off = requests([100.0] * 100, [100.0 if size < 150 else 80.0 for size in sizes], [False] * 100, sizes)
+    cells = [cell for cell in locate_misfit(off, bins=2) if cell.axis == "prompt tokens"]
+    assert [(cell.requests, cell.bias, cell.bias_ms) for cell in cells] == [(50, 0.0, 0.0), (50, -0.2, -20.0)]

@@ -1,0 +1,121 @@
+"""``loadgen --pattern calibrate`` on engines whose parameters are known, in virtual time: the fit finds them again.
+
+``scripts/truth.py`` is the same over sockets and in real time.
+"""
+
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.__main__ import parse_config
+from sim.fit.fit import FitConfig, fit_traces
+from sim.latency.clocks import FrontendPlacement
+from sim.latency.modelfile import Model, Parameter, default_model
+
+
+def learn(
+    planned: ModuleType,
+    folder: Path,
+    truth: Model,
+    *,
+    seed: int,
+    spread: float,
+    flags: str = "",
+    delay_ms: float = 0.0,
+    extra_terms: tuple[str, ...] | None = None,
+) -> Model:
+    """The load sent to an engine of ``truth``, captured and fitted."""
+    argv = f"--url http://x --trace t --pattern calibrate --seed {seed} {flags}"
+    records = planned.capture(parse_config(shlex.split(argv)), truth, spread=spread, delay_ms=delay_ms)
+    path = planned.write(folder / f"{len(list(folder.iterdir()))}.jsonl", records, truth)
+    config = FitConfig((path,), folder / "model.json", {}, frontend=truth.frontend_placement, extra_terms=extra_terms)
+    return fit_traces(config).model
+
+
+def widths(model: Model) -> np.ndarray:
+    """Each parameter's interval, as a share of its value."""
+    return np.array([((one.high or 0.0) - (one.low or 0.0)) / one.value for one in model.parameters.values()])
+
+
+def test_every_parameter_is_found_within_a_twentieth_or_its_interval(planned: ModuleType, tmp_path: Path) -> None:
+    truth = default_model()
+    found = learn(planned, tmp_path, truth, seed=1, spread=0.05, flags="--number 63")
+    for name, parameter in truth.parameters.items():
+        got = found.parameters[name]
+        assert got.identified
+        near = abs(got.value / parameter.value - 1.0) <= 0.05
+        assert near or (got.low or 0.0) <= parameter.value <= (got.high or 0.0), name
+
+
+def test_one_round_on_an_engine_ten_times_as_fast_is_enough_where_nothing_is_noisy(
+    planned: ModuleType, tmp_path: Path
+) -> None:
+    slow = default_model()
+    faster = {
+        name: msgspec.structs.replace(one, value=one.value / 10) if name.startswith(("t0", "per_")) else one
+        for name, one in slow.parameters.items()
+    }
+    truth = msgspec.structs.replace(slow, parameters=faster)
+    found = learn(planned, tmp_path, truth, seed=2, spread=0.0, flags="--number 63")
+    for name, parameter in truth.parameters.items():
+        assert found.parameters[name].value == pytest.approx(parameter.value, rel=0.01), name
+
+
+@pytest.mark.parametrize("placement", ["parallel", "shared_core"])
+def test_a_first_tokens_delivery_is_noticed_and_found(
+    planned: ModuleType, tmp_path: Path, placement: FrontendPlacement
+) -> None:
+    """No flag tells of it: it is a term that predicts what it was not fitted on."""
+    delivery = Parameter(value=0.0004, unit="ms/token")
+    model = default_model()
+    parameters = {**model.parameters, "delivery_ms_per_prompt_token": delivery}
+    truth = msgspec.structs.replace(model, parameters=parameters, frontend_placement=placement)
+    found = learn(planned, tmp_path, truth, seed=4, spread=0.05)
+    # Reads that it holds up are left out, the more the longer it takes: it is found too small rather than too large.
+    assert found.parameters["delivery_ms_per_prompt_token"].value == pytest.approx(0.0004, rel=0.3)
+    for name, parameter in model.parameters.items():
+        got = found.parameters[name]
+        near = abs(got.value / parameter.value - 1.0) <= 0.1
+        low, high = got.low or 0.0, got.high or 0.0
+        slack = (high - low) / 4  # one in twenty of 95 % misses
+        assert near or low - slack <= parameter.value <= high + slack, name
+
+
+def test_an_engine_of_uneven_steps_widens_what_the_fit_says(planned: ModuleType, tmp_path: Path) -> None:
+    """Steps four times as uneven: intervals and noise grow with them."""
+    truth = default_model()
+    even, uneven = (
+        learn(planned, tmp_path, truth, seed=3, spread=spread, flags="--number 63") for spread in (0.05, 0.2)
+    )
+    assert np.median(widths(uneven) / widths(even)) > 2
+    inner = [model.noise.levels.index(level) for model in (even,) for level in (0.1, 0.9)]
+    noise = [np.ptp(np.array(model.noise.step_log_ratio)[:, inner], axis=1).max() for model in (even, uneven)]
+    assert noise[1] > 2 * noise[0]
+
+
+def test_answers_that_come_late_by_chance_widen_the_front_ends_share(planned: ModuleType, tmp_path: Path) -> None:
+    """Up to 12 ms, where the front end takes 7: no parameter holds that, so it is noise."""
+    truth = default_model()
+    prompt, late = (
+        learn(planned, tmp_path, truth, seed=5, spread=0.05, flags="--number 63", delay_ms=delay_ms)
+        for delay_ms in (0.0, 12.0)
+    )
+    assert np.ptp(late.noise.frontend_log_ratio) > 2 * np.ptp(prompt.noise.frontend_log_ratio)
+
+
+def test_work_that_no_term_counts_widens_the_steps_noise(planned: ModuleType, tmp_path: Path) -> None:
+    """An engine that takes 20 ms for every chunk, fitted as if none did."""
+    model = default_model()
+    chunk = Parameter(value=20.0, unit="ms/chunk")
+    truth = msgspec.structs.replace(model, parameters={**model.parameters, "per_prefill_chunk_ms": chunk})
+    blind, told = (
+        learn(planned, tmp_path, truth, seed=6, spread=0.05, flags="--number 63", extra_terms=terms)
+        for terms in ((), ("per_prefill_chunk_ms",))
+    )
+    assert told.parameters["per_prefill_chunk_ms"].value == pytest.approx(20.0, rel=0.1)
+    widest = [np.ptp(np.array(model.noise.step_log_ratio)[:, 3:-3], axis=1).max() for model in (blind, told)]
+    assert widest[0] > 2 * widest[1]

@@ -1,0 +1,148 @@
+"""Ensembles: each member is a run of the simulator by itself, and the spread is that of the model."""
+
+import math
+from dataclasses import replace
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.engine.compiled import simulate
+from sim.forecast.ensemble import forecast, interval, members
+from sim.kernels.layout import OUTCOMES
+from sim.latency.modelfile import Model, default_model
+from sim.workload.workload import Arrival, plan_arrivals
+from tracefile import Meta, Record, RequestId
+
+
+@pytest.fixture(scope="module")
+def arrivals(synthetic: ModuleType) -> list[Arrival]:
+    records: list[Record] = synthetic.calibration(seed=3, prompts=6, mixed=30)
+    impatient = Record(
+        request_id=RequestId("impatient"),
+        arrival_ms=21_000.0,
+        prompt_tokens=9_000,
+        output_tokens=0,
+        max_tokens=9,
+        status="client_abort",
+        e2e_ms=20.0,
+        block_hashes=[],
+    )
+    refused = Record(
+        request_id=RequestId("refused"),
+        arrival_ms=22_000.0,
+        prompt_tokens=90,
+        status="error",
+        http_status=429,
+        e2e_ms=2.0,
+    )
+    return plan_arrivals(Meta(block_size=32), [*records, impatient, refused], 32, replay_sessions=True)
+
+
+def drawn_model() -> Model:
+    model = default_model()
+    row = [parameter.value for parameter in model.parameters.values()]
+    return msgspec.structs.replace(model, draws=[[value * share for value in row] for share in (0.9, 1.0, 1.3)])
+
+
+def test_a_member_is_the_same_run_as_by_itself(arrivals: list[Arrival]) -> None:
+    model = drawn_model()
+    drawn = members(model, 4, seed=5)
+    found = forecast(arrivals, model.engine, drawn, seed=None)
+    assert found.members == 4
+    for number, member in enumerate(drawn):
+        alone = simulate(arrivals, model.engine, member)
+        for place, flight in enumerate(alone.flights):
+            assert OUTCOMES[found.outcome[number, place]] == flight.outcome
+            assert found.arrival_ms[number, place] == flight.arrival_ms
+            assert nan_or(found.ttft_ms[number, place]) == flight.ttft_ms
+            assert nan_or(found.e2e_ms[number, place]) == flight.e2e_ms
+            assert found.output_tokens[number, place] == len(flight.token_steps)
+            cached = None if flight.request is None else flight.request.cached_tokens
+            assert found.cached_tokens[number, place] == (-1 if cached is None else cached)
+        assert found.gaps_ms[number].tolist() == [gap for flight in alone.flights for gap in flight.itl_ms]
+    assert [OUTCOMES[code] for code in found.outcome[0, -2:]] == ["aborted", "as_recorded"]
+    assert math.isnan(found.ttft_ms[0, -2])
+
+
+def nan_or(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: list[Arrival]) -> None:
+    model = drawn_model()
+    assert members(model, 5, seed=1) == members(model, 5, seed=1)
+    assert members(model, 5, seed=1) != members(model, 5, seed=2)
+    one, same = (forecast(arrivals, model.engine, members(model, 5, seed=1), seed=7) for _ in range(2))
+    np.testing.assert_array_equal(one.ttft_ms, same.ttft_ms)
+    np.testing.assert_array_equal(one.e2e_ms, same.e2e_ms)
+
+
+def test_a_member_is_the_same_beside_few_or_many(arrivals: list[Arrival]) -> None:
+    """So that a run may be begun with few members and go on with more."""
+    drawn = members(drawn_model(), 5, seed=1)
+    all_of_them = forecast(arrivals, default_model().engine, drawn, seed=7)
+    first_two = forecast(arrivals, default_model().engine, drawn[:2], seed=7)
+    np.testing.assert_array_equal(all_of_them.ttft_ms[:2], first_two.ttft_ms)
+
+
+def test_every_draw_is_taken_before_any_is_taken_again() -> None:
+    model = drawn_model()
+    t0 = model.parameters["t0_ms"].value
+    taken = [member.step.t0_ms / t0 for member in members(model, 6, seed=0)]
+    assert sorted(round(share, 9) for share in taken) == [0.9, 0.9, 1.0, 1.0, 1.3, 1.3]
+
+
+def test_drift_is_one_speed_for_all_of_a_member() -> None:
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.1)
+    drawn = members(model, 101, seed=0)
+    speeds = np.array([member.step.t0_ms / model.step.t0_ms for member in drawn])
+    assert np.median(speeds) == pytest.approx(1.0)  # the quantiles at the shares' middles are symmetric
+    assert np.log(speeds).std() == pytest.approx(0.1, rel=0.03)
+    for member, speed in zip(drawn, speeds, strict=True):
+        assert member.frontend.f0_ms == pytest.approx(model.frontend.f0_ms * speed)
+        assert member.step.per_decode_ms == pytest.approx(model.step.per_decode_ms * speed)
+
+
+def test_drift_that_few_captures_told_has_heavier_tails() -> None:
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.1, drift_freedom=5)
+    drawn = members(model, 201, seed=0)
+    logs = np.sort(np.log([member.step.t0_ms / model.step.t0_ms for member in drawn]))
+    # Student's t of 5 degrees of freedom is beyond 2.015 in a twentieth of cases, the normal beyond 1.645.
+    assert logs[190] == pytest.approx(0.2015, rel=0.02)
+    assert np.median(logs) == pytest.approx(0.0)
+
+
+def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
+    model = default_model()
+    assert {member.step for member in members(model, 3, seed=0)} == {model.step}
+
+
+def test_the_same_luck_meets_another_cache(arrivals: list[Arrival]) -> None:
+    """Nothing is shared in the isolated prompts' first turns: with caching off they come out the same, member by
+    member."""
+    drawn = members(drawn_model(), 3, seed=1)
+    config = default_model().engine
+    cached = forecast(arrivals, config, drawn, seed=7)
+    uncached = forecast(arrivals, replace(config, enable_prefix_caching=False), drawn, seed=7)
+    first = next(place for place, arrival in enumerate(arrivals) if arrival.record.request_id == "cold 0")
+    np.testing.assert_array_equal(cached.ttft_ms[:, first], uncached.ttft_ms[:, first])
+    assert (cached.cached_tokens.sum(axis=1) > 0).all()
+    assert (uncached.cached_tokens.max(axis=1) == 0).all()
+
+
+def test_gaps_beyond_the_most_are_thinned(arrivals: list[Arrival], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, drawn = default_model().engine, [default_model()]
+    whole = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
+    monkeypatch.setattr("sim.forecast.ensemble.MOST_GAPS", 100)
+    thinned = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
+    step = -(-len(whole) // 100)
+    np.testing.assert_array_equal(thinned, whole[::step])
+
+
+def test_intervals_are_order_statistics_and_may_be_open() -> None:
+    found = interval(np.array([*range(1, 20), np.inf]))
+    assert (found.middle, found.low, found.high) == (10.0, 1.0, 19.0)
+    assert interval(np.array([1.0, np.inf, np.inf, np.inf])).middle == np.inf
+    assert math.isnan(interval(np.array([np.nan])).middle)

@@ -1,0 +1,114 @@
+"""What a load asks of an engine, on loads whose utilisation is known by hand."""
+
+import random
+
+import pytest
+
+from sim.forecast.saturation import Demand, demand_of, run_point
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import Model, make_model
+from sim.vllm.config import EngineConfig
+from sim.workload.workload import Arrival, plan_arrivals
+from tracefile import BlockHash, Meta, Record, RequestId
+
+PROMPT = 1_000
+
+
+def model(
+    t0_ms: float = 10.0, decode_ms: float = 0.0, max_num_seqs: int = 256, max_num_batched_tokens: int = PROMPT
+) -> Model:
+    """A step of 10 ms and 0.1 ms for a prompt token: 1,000 of them, alone in a step, take 110 ms."""
+    step = StepModel(
+        t0_ms=t0_ms,
+        per_prefill_token_ms=0.1,
+        per_attention_token2_ms=0.0,
+        per_decode_ms=decode_ms,
+        per_kv_token_ms=0.0,
+    )
+    config = EngineConfig(
+        num_gpu_blocks=20_000,
+        block_size=16,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=False,
+    )
+    return make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), config)
+
+
+def poisson(count: int, spacing_ms: float, output_tokens: int = 1, seed: int = 0) -> list[Arrival]:
+    """Unshared prompts at random times, exactly ``count`` − 1 spacings from the first to the last."""
+    rng = random.Random(seed)
+    last_ms = (count - 1) * spacing_ms
+    times_ms = sorted([0.0, last_ms, *(rng.uniform(0, last_ms) for _ in range(count - 2))])
+    records = [
+        Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=time_ms,
+            prompt_tokens=PROMPT,
+            output_tokens=output_tokens,
+            block_hashes=[BlockHash(number * 100 + block) for block in range(PROMPT // 16)],
+        )
+        for number, time_ms in enumerate(times_ms)
+    ]
+    return plan_arrivals(Meta(block_size=16), records, 16)
+
+
+def demand(arrivals: list[Arrival], of: Model) -> Demand:
+    return demand_of(run_point(arrivals, of.engine, of), arrivals, of.engine, of)
+
+
+@pytest.mark.parametrize("utilisation", [0.2, 0.5, 0.9, 1.2, 3.0])
+def test_the_load_of_a_queue_with_one_server_is_arrivals_times_service(utilisation: float) -> None:
+    """M/D/1: a step serves one prompt, in 110 ms, so a prompt every 110 / ρ ms is a load of ρ."""
+    found = demand(poisson(200, 110.0 / utilisation), model())
+    assert found.load == pytest.approx(utilisation, rel=1e-6)
+    assert found.prefill == pytest.approx(utilisation * 100.0 / 110.0, rel=1e-6)
+    assert found.decode == found.frontend == 0.0
+    assert found.yield_at_most == pytest.approx(100.0 / 110.0, rel=1e-6)
+    assert found.is_saturated == (utilisation >= 1.0)
+
+
+def test_a_saturated_line_grows_as_fast_as_more_comes_than_is_served() -> None:
+    """20 a second come, 1 / 0.11 are served: 10.9 a second stay, and of 400 requests 183 are there at the end."""
+    found = demand(poisson(400, 50.0), model())
+    assert found.in_flight_growth_per_s == pytest.approx(20.0 - 1 / 0.11, rel=0.1)
+    assert found.in_flight_at_end == pytest.approx(400 * (1 - 50.0 / 110.0), rel=0.1)
+
+
+def test_an_engine_that_is_always_busy_need_not_be_near_its_end() -> None:
+    """One request decodes at all times, at 10 ms a step and nothing for the request: 64 could do so at once, so the
+    engine does nearly nothing that belongs to a load, and the prompts are all that asks anything of it."""
+    arrivals = poisson(100, 1_000.0, output_tokens=100)
+    found = demand(arrivals, model(max_num_seqs=64))
+    assert found.load == pytest.approx(0.110, rel=0.25)
+    assert not found.is_saturated
+
+
+def test_decodes_count_for_what_they_cost_in_a_full_batch() -> None:
+    """100 tokens each, at 1 ms a request beside a step's 10: in a batch of 8 a token takes 18 / 8 ms of the engine, so
+    that 10 requests a second, 1,000 tokens, ask for 2.2 times what it can do; their own work is a second per second."""
+    found = demand(poisson(400, 100.0, output_tokens=101), model(decode_ms=1.0, max_num_seqs=8))
+    assert found.decode == pytest.approx(1.0, rel=0.02)
+    assert found.prefill == pytest.approx(1.0, rel=0.02)
+    # 8 requests: 800 ms of prompt in 8 steps and 101 steps between them, less what prompts' and tokens' steps share.
+    assert found.yield_at_most == pytest.approx(1_600 / (1_600 + 10 * 105), rel=0.06)
+    assert found.is_saturated
+
+
+def test_requests_that_fit_one_step_are_all_at_once() -> None:
+    """20 prompts in one step of 2,010 ms."""
+    found = demand(poisson(20, 1_000.0), model(max_num_batched_tokens=20 * PROMPT))
+    assert found.yield_at_most == pytest.approx(2_000 / 2_010, rel=1e-6)
+    assert found.load == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
+
+
+def test_one_arrival_is_no_rate() -> None:
+    found = demand(poisson(2, 10.0)[:1], model())
+    assert found.load != found.load  # NaN
+    assert not found.is_saturated
+
+
+def test_an_engine_whose_steps_cost_nothing_of_their_own_does_work_in_all_of_its_time() -> None:
+    found = demand(poisson(50, 1.0), model(t0_ms=0.0))
+    assert found.yield_at_most == pytest.approx(1.0)
+    assert found.load == pytest.approx(100.0)  # a prompt of 100 ms every millisecond

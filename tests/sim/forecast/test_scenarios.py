@@ -1,0 +1,130 @@
+"""What differs, out of flags, and what becomes of the load then."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from sim.forecast.scenarios import (
+    Alternative,
+    Captured,
+    add_alternative_flags,
+    alternatives_of,
+    at_rate,
+    plan,
+    read_captured,
+)
+from sim.latency.modelfile import default_model
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload
+
+
+def parsed(*flags: str) -> list[Alternative]:
+    parser = argparse.ArgumentParser()
+    add_alternative_flags(parser)
+    return alternatives_of(parser.parse_args(flags))
+
+
+def captured(records: list[Record], *, paced: bool) -> Captured:
+    return Captured(Path("t.jsonl"), "digest", Meta(block_size=32), records, default_model().engine, paced)
+
+
+def test_several_values_are_as_many_rows_and_several_flags_all_combinations() -> None:
+    assert [one.name for one in parsed("--kv-blocks", "500,1000")] == ["kv-blocks 500", "kv-blocks 1000"]
+    assert [one.name for one in parsed("--rate", "0.5,1,2", "--max-num-seqs", "8,16", "--cold-prompts")] == [
+        "cold prompts, rate ×0.5, max-num-seqs 8",
+        "cold prompts, rate ×0.5, max-num-seqs 16",
+        "cold prompts, max-num-seqs 8",
+        "cold prompts, max-num-seqs 16",
+        "cold prompts, rate ×2, max-num-seqs 8",
+        "cold prompts, rate ×2, max-num-seqs 16",
+    ]
+    assert [one.name for one in parsed("--free-rule", "append_all", "--no-prefix-caching")] == [
+        "free-rule append_all, prefix caching off"
+    ]
+
+
+def test_the_capture_itself_is_no_alternative() -> None:
+    assert parsed() == []
+    assert [one.name for one in parsed("--rate", "1,3")] == ["rate ×3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--kv-blocks", "5x"), "--kv-blocks: '5x'; expected a whole number"),
+        (("--kv-blocks", "5,,6"), "--kv-blocks: '5,,6'; expected different values"),
+        (("--rate", "0"), "--rate: '0'; expected a number above 0"),
+        (("--rate", "fast"), "--rate: 'fast'; expected a number above 0"),
+        (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
+        (("--free-rule", "lifo"), "--free-rule: 'lifo'; expected vllm or append_all"),
+        (
+            ("--kv-blocks", ",".join(map(str, range(2, 300)))),
+            "298 alternatives, all combinations; expected at most 200",
+        ),
+    ],
+)
+def test_what_no_flag_means_is_refused_in_a_line(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parsed(*flags)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_setting_that_no_engine_has_is_refused(synthetic: ModuleType) -> None:
+    with pytest.raises(InputError, match="max_num_seqs: 0 is too small"):
+        plan(captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False), Alternative({"max_num_seqs": 0}))
+
+
+def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) -> None:
+    records = synthetic.calibration(0, prompts=3, mixed=4)
+    before = plan(captured(records, paced=True), Alternative({})).arrivals
+    twice = at_rate(before, 2.0)
+    roots = [place for place, one in enumerate(before) if one.parent is None]
+    assert [twice[place].arrival_ms for place in roots] == [before[place].arrival_ms / 2.0 for place in roots]
+    assert [one.think_ms for one in twice] == [one.think_ms for one in before]
+    shifted = [replace(one, arrival_ms=one.arrival_ms + 600.0) for one in before]
+    assert min(one.arrival_ms for one in at_rate(shifted, 4.0)) == 600.0
+
+
+def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic: ModuleType) -> None:
+    there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
+    assert there.engine.usable_blocks == 4_095
+    assert plan(there, Alternative({"block_size": 64})).engine.usable_blocks == 2_047
+    both = Alternative({"num_gpu_blocks": 100, "block_size": 64})
+    assert plan(there, both).engine.num_gpu_blocks == 100
+
+
+def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
+    records = [
+        msgspec.structs.replace(record, e2e_ms=1_500.0) for record in synthetic.calibration(0, prompts=2, mixed=0)
+    ]
+    there = captured(records, paced=False)
+    last_ms = max(record.arrival_ms or 0.0 for record in records)
+    assert plan(there, Alternative({})).horizon_ms == last_ms + 1_500.0
+    assert plan(there, Alternative({}, rate=2.0)).horizon_ms == pytest.approx(last_ms / 2 + 1_500.0)
+
+
+def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synthetic: ModuleType) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path, Meta(block_size=32, engine=Engine(num_gpu_blocks=77, max_num_seqs=None))) as writer:
+        for record in synthetic.calibration(0, prompts=2, mixed=2):
+            writer.write(record)
+    model = default_model()
+    read = read_captured(path, model, paced=None)
+    assert read.engine == replace(model.engine, num_gpu_blocks=77)
+    assert read.paced  # it has parents
+    assert not read_captured(path, model, paced=False).paced
+
+
+def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: ModuleType) -> None:
+    for pattern, cold, paced in (("replay", False, False), ("replay-sessions", True, True)):
+        path = tmp_path / f"{pattern}.jsonl"
+        with TraceWriter(path, Meta(block_size=32, workload=Workload(pattern=pattern, cold_prompts=cold))) as writer:
+            for record in synthetic.calibration(seed=1, prompts=3, mixed=2):
+                writer.write(record)
+        read = read_captured(path, default_model(), paced=None)
+        assert read.paced is paced
+        hashes = [key for arrival in plan(read, Alternative({})).arrivals for key in arrival.hashes]
+        assert (len(set(hashes)) == len(hashes)) is cold

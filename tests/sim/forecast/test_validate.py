@@ -1,0 +1,176 @@
+"""``sim calibrate`` as a command: a capture of a known engine, forecasts of it, and the exit code that CI reads."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.__main__ import command, main
+from sim.latency.modelfile import Baseline, FitTrace, Model, Parameter, default_model, save_model
+from tests.report.browser import CHROMIUM, figures_drawn
+from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload, load_trace, trace_digest
+
+BASELINES = {
+    "constant_ttft": Baseline(formula="60 ms", intercept_ms=60.0, median_abs_error=0.5, p90_abs_error=2.0),
+    "linear_in_uncached_tokens": Baseline(
+        formula="5 ms + 0.03 ms/token",
+        intercept_ms=5.0,
+        per_uncached_token_ms=0.03,
+        median_abs_error=0.3,
+        p90_abs_error=1.0,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
+    """A model, two captures of its engine, one without its cache, and models that are off."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    model = msgspec.structs.replace(default_model(), drift_log_sd=0.03, baselines=BASELINES)
+    save_model(model, folder / "model.json")
+    save_model(slower(model, 1.5), folder / "off.json")
+    uncached = replace(model.engine, enable_prefix_caching=False)
+    for name, engine, luck in (("a", model.engine, 11), ("b", model.engine, 12), ("cold", uncached, 13)):
+        served = msgspec.structs.replace(model, engine=engine)
+        records = synthetic.capture(synthetic.calibration(1, prompts=24, mixed=60), served, seed=luck)
+        told = Engine(block_size=32, num_gpu_blocks=4096, enable_prefix_caching=engine.enable_prefix_caching)
+        write(folder / f"{name}.jsonl", records, Meta(source="tap", block_size=32, engine=told))
+    fitted = msgspec.structs.replace(
+        model, fitted_on=[FitTrace(digest=trace_digest(folder / "a.jsonl"), name="a.jsonl", requests=108)]
+    )
+    save_model(fitted, folder / "fitted.json")
+    return folder
+
+
+def slower(model: Model, factor: float) -> Model:
+    return msgspec.structs.replace(
+        model,
+        parameters={name: Parameter(value=one.value * factor, unit=one.unit) for name, one in model.parameters.items()},
+    )
+
+
+def write(path: Path, records: list[Record], meta: Meta) -> None:
+    with TraceWriter(path, meta) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def calibrate(folder: Path, *flags: str, model: str = "model.json", trace: str = "a.jsonl") -> tuple[int, Any]:
+    out = folder / "out.json"
+    argv = ["calibrate", str(folder / trace), "--model", str(folder / model), "--members", "12", "--bootstrap", "40"]
+    code = main([*argv, "--json", str(out), *flags])
+    return code, json.loads(out.read_text())
+
+
+def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = calibrate(folder, "--aa", str(folder / "b.jsonl"))
+    assert code == 0
+    assert (result["schema"], result["yardstick"]) == ("kvtape-calibrate/1", "again")
+    made = result["forecasts"]["predicted"]
+    assert (made["members"], made["pacing"], made["saturated"], made["preempted"]) == (12, "sessions", False, 0)
+    assert made["settings"]["num_gpu_blocks"] == 4096
+    pair = result["pairs"]["predicted"]
+    assert (pair["truth"], pair["joined"], pair["kind"]) == ("captured", 108, "error")
+    everything = pair["cohorts"]["all"]
+    assert everything["cached"]["exact_share"] == 1.0
+    assert everything["ttft"]["p50"]["inside_band"] is True
+    assert everything["ttft"]["verdict"] in {"within band", "within A/A"}
+    assert pair["coverage"]["share"] >= 0.85
+    assert result["traces"]["predicted"]["members"] == 12
+    worse = [cohorts["all"]["median_abs_error"] for cohorts in result["baselines"].values()]
+    assert len(worse) == 2
+    assert min(worse) > everything["ttft"]["median_abs_error"]
+    assert [gate["passed"] for gate in result["gates"]] == [True] * 6
+    assert result["headline"][0].startswith("predicted against captured: TTFT within ")
+    seen = capsys.readouterr().out
+    assert "TTFT of predicted against captured" in seen
+    assert max(map(len, seen.splitlines())) <= 80
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    calibrate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
+    said = page.read_text()
+    assert "Did the forecasts come true?" in said
+    assert "cold-predicted, held to cold" in said
+    assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "arrivals"}
+
+
+def test_one_seed_one_result(folder: Path) -> None:
+    assert calibrate(folder, "--seed", "3") == calibrate(folder, "--seed", "3")
+    assert calibrate(folder, "--seed", "3")[1] != calibrate(folder, "--seed", "4")[1]
+
+
+def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
+    code, result = calibrate(folder, model="off.json")
+    assert code == 1
+    passed = {gate["expression"].partition(": ")[2][:10]: gate["passed"] for gate in result["gates"]}
+    assert passed["cached tok"] is True
+    assert passed["TTFT p50 w"] is False
+    assert passed["bands hold"] is False
+    assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"].startswith("off by ")
+
+
+def test_gates_of_ones_own(folder: Path) -> None:
+    gate = "predicted.all.ttft.p50.error<=1%"
+    code, result = calibrate(folder, "--no-default-gates", "--gate", gate, model="off.json")
+    assert (code, [one["expression"] for one in result["gates"]]) == (1, [gate])
+    assert calibrate(folder, "--no-default-gates", model="off.json")[0] == 0
+    with pytest.raises(InputError, match="no cohort 'warm'"):
+        calibrate(folder, "--gate", "predicted.warm.ttft.p50.error<=1%")
+
+
+def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
+    _, result = calibrate(folder, "--cold", str(folder / "cold.jsonl"), "--no-replay-sessions")
+    assert {label: (pair["truth"], pair["kind"]) for label, pair in result["pairs"].items()} == {
+        "cold": ("captured", "contrast"),
+        "predicted": ("captured", "error"),
+        "cold-predicted": ("cold", "error"),
+    }
+    made = result["forecasts"]["cold-predicted"]
+    assert (made["settings"]["enable_prefix_caching"], made["pacing"]) == (False, "recorded")
+    later = result["pairs"]["cold-predicted"]["cohorts"]["all"]
+    assert (later["cached"]["exact_share"], later["cached"]["other_hit_ratio"]) == (1.0, 0.0)
+    assert later["ttft"]["p50"]["inside_band"] is True
+
+
+def test_a_replay_at_recorded_times_is_forecast_at_them(folder: Path) -> None:
+    meta, records = load_trace(folder / "a.jsonl")
+    workload = Workload(pattern="replay", cold_prompts=True)
+    write(folder / "replay.jsonl", records, msgspec.structs.replace(meta, source="replay", workload=workload))
+    made = calibrate(folder, trace="replay.jsonl")[1]["forecasts"]["predicted"]
+    assert (made["pacing"], made["cold_prompts"]) == ("recorded", True)
+
+
+def test_bad_input_is_one_line_and_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["sim", "calibrate", str(folder / "a.jsonl"), "--model", str(folder / "fitted.json")]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    assert "the model was fitted on this very trace (a.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--aa", "a.jsonl"], "fitted on this very trace"),
+        (["--members", "0"], "--members 0: expected 1 or more"),
+        (["--beside", "captured=b.jsonl"], "a label of its own"),
+    ],
+)
+def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=said):
+        main(["calibrate", "b.jsonl", "--model", "fitted.json", *flags])

@@ -1,0 +1,327 @@
+"""``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and what is said of it."""
+
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import numpy as np
+import pytest
+
+from measure.survival import CENSORED, EVENT, FAILED, Waits
+from report.pages.whatifpage import drawn_rows, render_what_if
+from report.pages.whatifresults import Measure, Row, WhatIf
+from report.pages.whatifterminal import describe
+from sim.__main__ import main
+from sim.forecast.ensemble import Forecast, forecast, members
+from sim.forecast.outlook import cohorts_of, first_token_waits, ttft_quantiles
+from sim.forecast.scenarios import Alternative
+from sim.forecast.whatif import WhatIfConfig, forecast_alternatives
+from sim.latency.modelfile import Model, Parameter, default_model, save_model
+from sim.workload.workload import plan_arrivals
+from tests.report.browser import CHROMIUM, figures_drawn
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+
+MEMBERS = 9
+
+
+def model() -> Model:
+    return msgspec.structs.replace(default_model(), drift_log_sd=0.2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
+    """A trace of two-turn sessions and single prompts, one of a line that never ends, one of five prefixes in turn, and
+    the model."""
+    path = tmp_path_factory.mktemp("whatif")
+    sessions = synthetic.calibration(seed=1, prompts=8, mixed=40)
+    rush = [
+        Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=number * 20.0,
+            e2e_ms=30.0,
+            prompt_tokens=2_000,
+            output_tokens=2,
+            block_hashes=[BlockHash(number * 1_000 + block) for block in range(62)],
+        )
+        for number in range(120)
+    ]
+    shared = [
+        Record(
+            request_id=RequestId(f"s{number}"),
+            arrival_ms=number * 400.0,
+            prompt_tokens=960,
+            output_tokens=2,
+            block_hashes=[
+                *(BlockHash(number % 5 * 100 + block) for block in range(28)),
+                *(BlockHash(10_000 + number * 10 + block) for block in range(2)),
+            ],
+        )
+        for number in range(40)
+    ]
+    for name, records in (("sessions", sessions), ("rush", rush), ("shared", shared)):
+        with TraceWriter(path / f"{name}.jsonl", Meta(block_size=32)) as writer:
+            for record in records:
+                writer.write(record)
+    save_model(model(), path / "model.json")
+    return path
+
+
+def asked(folder: Path, *alternatives: Alternative, trace: str = "sessions", paced: bool | None = None) -> WhatIf:
+    config = WhatIfConfig(folder / f"{trace}.jsonl", folder / "model.json", alternatives, paced, members=MEMBERS)
+    result, finished = forecast_alternatives(config)
+    assert finished
+    return result
+
+
+def middle(row: Row, name: str) -> float:
+    value = row.measures[name].value.middle
+    assert value is not None
+    return value
+
+
+def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -> None:
+    result = asked(folder, Alternative({}, cold_prompts=True), Alternative({"max_num_seqs": 1}))
+    assert [row.name for row in result.rows] == ["as captured", "cold prompts", "max-num-seqs 1"]
+    assert all(measure.difference is None for measure in result.rows[0].measures.values())
+    assert result.cohorts == {"all": 56, "turn1": 48, "turns2+": 8}
+    assert result.paced
+    assert middle(result.rows[0], "hit_rate") > 0.1
+    assert middle(result.rows[1], "hit_rate") == 0.0
+    assert middle(result.rows[1], "ttft.turns2+.p50") > 2 * middle(result.rows[0], "ttft.turns2+.p50")
+    assert middle(result.rows[2], "queue.p90") > middle(result.rows[0], "queue.p90")
+
+
+def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -> None:
+    """A pool twice as large that never was full changes nothing, in no member, however far the members are apart."""
+    row = asked(folder, Alternative({"num_gpu_blocks": 8_192})).rows[1]
+    ttft = row.measures["ttft.all.p50"]
+    assert ttft.value.low is not None
+    assert ttft.value.high is not None
+    assert ttft.value.high > 1.2 * ttft.value.low
+    assert ttft.difference is not None
+    assert (ttft.difference.low, ttft.difference.middle, ttft.difference.high) == (0.0, 0.0, 0.0)
+    assert ttft.ratio is not None
+    assert (ttft.ratio.low, ttft.ratio.high) == (1.0, 1.0)
+
+
+def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType) -> None:
+    """Worked out again from the members, request by request."""
+    row = asked(folder, Alternative({}, cold_prompts=True)).rows[1]
+    records = synthetic.calibration(seed=1, prompts=8, mixed=40)
+    config, drawn = default_model().engine, members(model(), MEMBERS, 0)
+    pair = [
+        forecast(
+            plan_arrivals(Meta(block_size=32), records, 32, replay_sessions=True, cold_prompts=cold), config, drawn
+        )
+        for cold in (False, True)
+    ]
+    later = cohorts_of(records)["turns2+"]
+    assert [records[place].turn for place in later] == [2] * 8
+
+    def p90(found: Forecast) -> list[float]:
+        """The 8th of 8: the smallest by which nine tenths had it."""
+        return [sorted(found.ttft_ms[member, later])[7] for member in range(MEMBERS)]
+
+    warm, cold = (np.array(p90(found)) for found in pair)
+    measure = row.measures["ttft.turns2+.p90"]
+    assert measure.value.middle == pytest.approx(sorted(cold)[4], abs=1e-6)
+    assert measure.value.high == pytest.approx(max(cold), abs=1e-6)
+    assert measure.difference is not None
+    assert measure.difference.middle == pytest.approx(sorted(cold - warm)[4], abs=1e-6)
+    assert measure.difference.low == pytest.approx(min(cold - warm), abs=1e-6)
+    assert measure.ratio is not None
+    assert measure.ratio.middle == pytest.approx(sorted(cold / warm)[4], abs=1e-6)
+    tokens = sum(record.output_tokens or 0 for record in records)
+    seconds = [np.nanmax((pair[1].arrival_ms + pair[1].e2e_ms)[member]) / 1e3 for member in range(MEMBERS)]
+    assert middle(row, "output_tokens_per_s") == pytest.approx(sorted(tokens / np.array(seconds))[4], abs=1e-5)
+
+
+def test_a_seed_gives_the_same_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json")]
+    said = []
+    for seed in ("0", "0", "1"):
+        assert main([*argv, "--rate", "2", "--members", "3", "--seed", seed, "--json"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+
+
+def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> None:
+    rates = asked(folder, *(Alternative({}, rate=rate) for rate in (2.0, 4.0, 8.0))).rows
+    for name in ("ttft.all.p90", "queue.p99"):
+        values = [middle(row, name) for row in rates]
+        assert values == sorted(values)
+    loads = [row.demand.load or 0.0 for row in rates]
+    assert loads == pytest.approx([loads[0] * rate for rate in (1, 2, 4, 8)], rel=0.1)
+
+
+def test_a_larger_cache_hits_more_and_answers_sooner(folder: Path) -> None:
+    """Five prefixes of 28 blocks: a pool for two prompts holds none until asked for again, one for all holds all."""
+    sizes = asked(folder, *(Alternative({"num_gpu_blocks": blocks}) for blocks in (64, 400)), trace="shared").rows[1:]
+    assert [middle(row, "hit_rate") for row in sizes] == [0.0, pytest.approx(35 * 28 / (40 * 30), abs=1e-6)]
+    assert middle(sizes[1], "ttft.all.p50") < 0.5 * middle(sizes[0], "ttft.all.p50")
+
+
+def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Path) -> None:
+    """120 prompts come, one every 20 ms, and each needs some 50: most have no first token when the capture ends."""
+    result = asked(folder, Alternative({}, rate=0.1), trace="rush")
+    row, slow = result.rows
+    assert row.demand.saturated
+    assert row.demand.load is not None
+    assert row.demand.load > 2.0
+    p99 = row.measures["ttft.all.p99"].value
+    assert p99.middle is None
+    assert p99.beyond is not None
+    assert 500.0 < p99.beyond < 2_430.0
+    assert row.curves["all"].stops
+    assert row.curves["all"].middle[-1] > 0.3
+    assert f"> {p99.beyond:,.0f}" in describe(result)
+    assert not slow.demand.saturated
+    assert slow.measures["ttft.all.p99"].value.middle is not None
+    assert not slow.curves["all"].stops
+    effect = slow.measures["ttft.all.p99"].difference
+    assert effect is not None
+    assert effect.middle is None  # nobody knows how much less than more than x it is
+
+
+def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
+    """A client that gave up is censored where it did; a request longer than the engine failed."""
+    records = [
+        Record(
+            request_id=RequestId("gone"), arrival_ms=0.0, prompt_tokens=9_000, output_tokens=0, max_tokens=5,
+            status="client_abort", e2e_ms=11.0,
+        ),
+        Record(request_id=RequestId("long"), arrival_ms=0.0, prompt_tokens=90_000, output_tokens=5),
+        Record(request_id=RequestId("fine"), arrival_ms=900.0, prompt_tokens=90, output_tokens=5),
+    ]  # fmt: skip
+    arrivals = plan_arrivals(Meta(block_size=32), records, 32, needs_hashes=False)
+    found = forecast(arrivals, default_model().engine, [default_model()], seed=None)
+    waits = first_token_waits(found, 0, np.arange(3))
+    fine_ms = float(found.ttft_ms[0, 2])
+    assert ends(waits) == {0: (11.0, CENSORED), 1: (float(found.e2e_ms[0, 1]), FAILED), 2: (fine_ms, EVENT)}
+    levels, horizon_ms = np.array([0.3, 0.5, 0.9]), 900.0 + fine_ms / 2
+    late = ttft_quantiles(found, 0, np.array([2]), levels, horizon_ms)
+    assert late.values_ms.tolist() == [np.inf] * 3
+    assert late.so_far_ms == pytest.approx([fine_ms / 2] * 3)
+    in_time = ttft_quantiles(found, 0, np.array([2]), levels, 900.0 + fine_ms)
+    assert in_time.values_ms.tolist() == [fine_ms] * 3
+
+
+def test_a_quantile_that_enough_reach_in_time_counts_all_waits(folder: Path) -> None:
+    """Half of the tokens come in time: the median is that of all, the rest more than what was waited by then."""
+    result = asked(folder, Alternative({}, rate=2.0), trace="rush")
+    for row in result.rows:
+        told = 1.0 - row.curves["all"].middle[-1]
+        for level, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            value = row.measures[f"ttft.all.{level}"].value
+            assert (value.middle is None) == (share > told)
+            assert (value.beyond is None) == (share <= told)
+
+
+def ends(waits: Waits) -> dict[int, tuple[float, int]]:
+    """How long each request waited, and how that ended."""
+    rows, times_ms = waits.row.tolist(), waits.time_ms.tolist()
+    return {row: (time_ms, end) for row, time_ms, end in zip(rows, times_ms, waits.end.tolist(), strict=True)}
+
+
+def test_what_no_capture_showed_is_said(folder: Path) -> None:
+    open_model = model()
+    b = open_model.parameters["per_attention_token2_ms"]
+    parameters = {
+        **open_model.parameters,
+        "per_attention_token2_ms": Parameter(value=0.0, unit=b.unit, high=1e-4, identified=False, note="anything"),
+    }
+    save_model(msgspec.structs.replace(open_model, parameters=parameters), folder / "open.json")
+    alternatives = (
+        Alternative({}, cold_prompts=True),
+        Alternative({"block_size": 64, "max_num_batched_tokens": 4_096}),
+        Alternative({}, rate=100.0),
+    )
+    config = WhatIfConfig(folder / "shared.jsonl", folder / "open.json", alternatives, members=2)
+    captured, cold, larger, faster = forecast_alternatives(config)[0].rows
+    b_is_open = "per_attention_token2_ms is not identified (anything)"
+    assert any(b_is_open in warning for warning in captured.warnings)
+    assert any(b_is_open in warning for warning in cold.warnings)  # more of it
+    assert not any(b_is_open in warning for warning in larger.warnings)  # as much of it
+    assert any("blocks of 64 tokens" in warning for warning in larger.warnings)
+    assert any("steps of up to 4,096 tokens" in warning for warning in larger.warnings)
+    assert any("requests decoding in one step: the capture had at most 1" in warning for warning in faster.warnings)
+
+
+def test_what_was_done_is_kept_on_interrupt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = 0
+
+    def interrupted(*arguments: object, **options: object) -> Forecast:
+        nonlocal runs
+        runs += 1
+        if runs == 3:
+            raise KeyboardInterrupt
+        return forecast(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sim.forecast.whatif.forecast", interrupted)
+    argv = ["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json"), "--members", "2"]
+    assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
+    printed = capsys.readouterr()
+    assert [row["name"] for row in json.loads(printed.out)["rows"]] == ["as captured", "rate ×2"]
+    assert "interrupted; 2 of 4 rows are done" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--members", "1"], "--members: 1; expected 2 or more"),
+        (["--rate", "-1"], "--rate: '-1'; expected a number above 0"),
+        (["--block-size", "48"], "block size 48: not a multiple of the trace's 32"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        main(["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json"), *flags])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
+    result = asked(folder, Alternative({}, cold_prompts=True), Alternative({}, rate=2.0), trace="sessions")
+    page = render_what_if(result)
+    for row in result.rows:
+        assert row.name in page
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert list(figures) == ["survival-0", "survival-1", "survival-2"]
+    lines = [trace["name"] for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "line"]
+    assert lines == ["as captured", "cold prompts", "rate ×2"]
+    bands = [trace for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "band"]
+    assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
+def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(render_what_if(asked(folder, Alternative({}, cold_prompts=True), trace="sessions")))
+    assert figures_drawn(page) == {"survival-0", "survival-1", "survival-2"}
+
+
+def test_a_long_sweep_is_drawn_in_part_with_both_ends() -> None:
+    assert drawn_rows(3) == [0, 1, 2]
+    assert drawn_rows(30) == [0, 4, 8, 12, 17, 21, 25, 29]
+
+
+def test_the_terminal_names_a_factor_where_a_difference_says_less(folder: Path) -> None:
+    result = asked(folder, Alternative({}, cold_prompts=True))
+    effect = result.rows[1].measures["ttft.turns2+.p50"]
+    assert isinstance(effect, Measure)
+    assert effect.ratio is not None
+    assert effect.ratio.middle is not None
+    text = describe(result)
+    assert f"×{effect.ratio.middle:.3g}"[:4] in text
+    assert "of what the engine can do" in text
+
+
+def test_a_pool_that_no_request_fits_says_who_was_never_served(folder: Path) -> None:
+    row = asked(folder, Alternative({"num_gpu_blocks": 100}), paced=False).rows[1]
+    assert middle(row, "unserved") > 0

@@ -1,0 +1,134 @@
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from sim.latency.clocks import StepModel
+from sim.latency.modelfile import Model, default_model, engine_with, load_model, model_digest, save_model
+from sim.latency.noise import LEVELS, Noise, StepLuck
+from sim.latency.terms import STEP_TERMS, decode_row
+from tracefile import InputError
+
+
+def test_a_model_survives_its_file(tmp_path: Path) -> None:
+    model = default_model()
+    save_model(model, tmp_path / "model.json")
+    assert load_model(tmp_path / "model.json") == model
+    assert model_digest(load_model(tmp_path / "model.json")) == model_digest(model)
+    assert b'"schema": "kvtape-model/1"' in (tmp_path / "model.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "Expected `object`"),
+        (b'{"schema": "kvtape-model/9", "parameters": {}, "engine": {"num_gpu_blocks": 9}}', r"\$\.schema"),
+        (b'{"parameters": {}}', "engine"),
+        (b'{"parameters": {"t1_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "t1_ms"),
+        (b'{"parameters": {"t0_ms": {"value": -1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "-1"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 1}}', "num_gpu_blocks: 1"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"frontend_log_ratio": [0]}}', "noise"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"itl_log_ratio": [0]}}', "itl_log_ratio"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"mood_share": 1.5}}', "share 1.5"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "draws": [[1.0]]}', r"draws\[0\]: 1 numbers"),
+        (
+            b'{"parameters": {"f0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
+            "0 or",
+        ),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": -0.1}', "drift_log_sd: -0.1"),
+        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_freedom": -1}', "drift_freedom: -1"),
+    ],
+)
+def test_a_malformed_model_is_refused_by_file_and_field(tmp_path: Path, content: bytes, named: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=named) as refusal:
+        load_model(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load_model(tmp_path / "absent.json")
+
+
+def test_overrides_leave_what_they_do_not_name() -> None:
+    config = default_model().engine
+    assert engine_with(config, {"num_gpu_blocks": 7, "block_size": None}).num_gpu_blocks == 7
+    assert engine_with(config, {"num_gpu_blocks": 7, "block_size": None}).block_size == config.block_size
+
+
+def test_a_step_costs_the_sum_of_its_terms() -> None:
+    costs = {term.name: 2.0**-place for place, term in enumerate(STEP_TERMS)}
+    row = (1.0, 3, 5.0, 7, 11, 13, 17, 19.0, 1.0)
+    expected = sum(count * cost for count, cost in zip(row, costs.values(), strict=True))
+    assert StepModel(**costs).row_ms(row) == expected
+    assert StepModel(**costs).row_ms(decode_row(7, 11)) == 1.0 + 7 / 8 + 11 / 16
+
+
+LADDER = tuple(float(np.log(2.0)) * (place - 7) for place in range(len(LEVELS)))  # 0 at the median, level 7
+
+
+def test_medians_without_a_seed() -> None:
+    noise = Noise(
+        step_ms=(10.0, 1000.0),
+        step_log_ratio=((0.0,) * 15, (math.log(1.1),) * 15),
+        frontend_log_ratio=tuple(0.1 + level for level in LADDER),
+    )
+    luck = StepLuck(noise, None)
+    assert luck.factor(0.0, 1.0) == luck.factor(5.0, 10.0) == 1.0
+    assert luck.factor(0.0, 100.0) == pytest.approx(math.sqrt(1.1))  # halfway between the knots, in the log
+    assert luck.factor(0.0, 1000.0) == luck.factor(0.0, 1e6) == pytest.approx(1.1)
+    assert noise.frontend_factors(None, ["a", "b"]).tolist() == pytest.approx([math.exp(0.1)] * 2)
+
+
+def test_no_noise_is_no_factor() -> None:
+    assert StepLuck(Noise(), 3).factor(1.0, 20.0) == 1.0
+    assert Noise().frontend_factors(3, ["a"]).tolist() == [1.0]
+
+
+def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
+    noise = Noise(step_log_ratio=(LADDER,), frontend_log_ratio=LADDER)
+
+    def factors(seed: int, *, step_ms: float = 7.0) -> list[float]:
+        luck = StepLuck(noise, seed)
+        return [luck.factor(step_ms * step, step_ms) for step in range(5)]
+
+    assert factors(1) == factors(1) == factors(1, step_ms=9.0)
+    assert factors(1) != factors(2)
+    alone, among = noise.frontend_factors(1, ["a"]), noise.frontend_factors(1, ["b", "a"])
+    assert alone[0] == among[1] != among[0]
+    assert alone[0] != noise.frontend_factors(2, ["a"])[0]
+
+
+def test_draws_follow_the_tables() -> None:
+    noise = Noise(step_ms=(10.0, 400.0), step_log_ratio=(LADDER, (0.0,) * 15), frontend_log_ratio=LADDER)
+    luck = StepLuck(noise, 7)
+    steps = np.log([luck.factor(0.0, 10.0) for _ in range(4000)])
+    frontends = np.log(noise.frontend_factors(7, [f"request {number}" for number in range(4000)]))
+    for level, value in ((0.1, LADDER[3]), (0.5, 0.0), (0.8, LADDER[10])):
+        assert np.quantile(steps, level) == pytest.approx(value, abs=0.15)
+        assert np.quantile(frontends, level) == pytest.approx(value, abs=0.15)
+    assert luck.factor(0.0, 400.0) == 1.0  # a long step hardly varies
+
+
+def test_a_mood_lasts_and_wears_off() -> None:
+    noise = Noise(step_log_ratio=(LADDER,), mood_share=0.6, mood_ms=1000.0)
+    luck = StepLuck(noise, 5)
+    logs = np.log([luck.factor(100.0 * step, 100.0) for step in range(20_000)])
+
+    def correlation(steps: int) -> float:
+        return float(np.corrcoef(logs[:-steps], logs[steps:])[0, 1])
+
+    # The ladder is near linear in its normals, so that plain correlations are near theirs.
+    for steps in (1, 10, 60):
+        assert correlation(steps) == pytest.approx(0.6 * math.exp(-steps / 10), abs=0.05)
+
+
+def test_model_json_has_no_field_that_a_reader_must_guess() -> None:
+    decoded = msgspec.json.decode(msgspec.json.encode(default_model()))
+    assert set(decoded) == set(Model.__struct_fields__)
+    assert all(parameter["unit"] for parameter in decoded["parameters"].values())

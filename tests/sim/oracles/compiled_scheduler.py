@@ -1,0 +1,122 @@
+"""The compiled scheduler one call at a time, for tests that look at every step."""
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+from sim.engine.compiled import build_world
+from sim.kernels import layout
+from sim.kernels import scheduler as kernels
+from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import make_model
+from sim.vllm.config import EngineConfig
+from sim.vllm.request import Request
+from sim.workload.workload import Arrival
+from tracefile import Record, RequestId
+
+_add, _abort, _schedule, _finish = (
+    numba.njit(function.py_func, _nrt=False)  # type: ignore[union-attr]
+    for function in (kernels.add, kernels.abort, kernels.schedule, kernels.finish_step)
+)
+
+Content = tuple[int, int]
+"""A block's key, and its place in the line of those under that key."""
+
+
+class CompiledScheduler:
+    """Requests by their place in the given order."""
+
+    def __init__(self, config: EngineConfig, requests: Sequence[Request]) -> None:
+        step = StepModel(
+            t0_ms=1.0, per_prefill_token_ms=0.0, per_attention_token2_ms=0.0, per_decode_ms=0.0, per_kv_token_ms=0.0
+        )
+        arrivals = [
+            Arrival(
+                Record(request_id=RequestId(one.request_id), priority=one.priority),
+                "runs",
+                one.prompt_tokens,
+                one.output_tokens,
+                one.hashes,
+                one.arrival_ms,
+            )
+            for one in requests
+        ]
+        model = make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), config)
+        self._scheduler = build_world(arrivals, config, model).scheduler
+        self._scheduler.requests["arrival_ms"][:-1] = [one.arrival_ms for one in requests]
+        self._preemptions = self._scheduler.requests["preemptions"].copy()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.state["num_running"][0] + self._scheduler.state["num_waiting"][0])
+
+    def add(self, place: int) -> None:
+        _add(self._scheduler, place)
+
+    def abort(self, place: int) -> None:
+        if self._scheduler.requests["state"][place] != layout.FINISHED:
+            _abort(self._scheduler, place)
+
+    def schedule(self, slot: int) -> None:
+        _schedule(self._scheduler, slot)
+
+    def finish_step(self, slot: int) -> None:
+        _finish(self._scheduler, slot)
+
+    def shares(self, slot: int) -> list[tuple[int, int, int]]:
+        """Place, tokens and depth of each share."""
+        shares = self._scheduler.shares[slot, : self._scheduler.steps["count"][slot]]
+        return list(zip(shares["place"].tolist(), shares["num_tokens"].tolist(), shares["depth"].tolist(), strict=True))
+
+    def take_preempted(self) -> list[int]:
+        """Places preempted since the last call."""
+        now = self._scheduler.requests["preemptions"].copy()
+        found: list[int] = np.flatnonzero(now != self._preemptions).tolist()
+        self._preemptions = now
+        return found
+
+    def free_contents(self) -> list[Content | None]:
+        """What the free blocks hold, next to be taken first; None: nothing known."""
+        pool = self._scheduler.pool
+        contents: list[Content | None] = [None] * int(pool.counts["num_unhashed"][0])
+        copy = int(pool.copies["after"][QUEUE])
+        while copy != QUEUE:
+            contents += reversed(self._contents(copy))
+            copy = int(pool.copies["after"][copy])
+        return contents
+
+    def holders(self) -> dict[Content, int]:
+        """Of every cached block, how many hold it."""
+        pool = self._scheduler.pool
+        found: dict[Content, int] = {}
+        for first in pool.table.tolist():
+            number = first
+            while number != NONE:
+                copy = first_copy = int(pool.segments["copy"][number])
+                while True:
+                    references = int(pool.copies["references"][copy])
+                    found |= {content: references for content in self._contents(copy) if content is not None}
+                    copy = int(pool.copies["next_twin"][copy])
+                    if copy == first_copy:
+                        break
+                number = int(pool.segments["next_in_slot"][number])
+        return found
+
+    def _contents(self, copy: int) -> list[Content | None]:
+        """Of one copy's blocks, root first."""
+        pool = self._scheduler.pool
+        segment = pool.segments[pool.copies["segment"][copy]]
+        kind, base, start, end, line = (int(segment[name]) for name in ("kind", "base", "start", "end", "copy"))
+        if kind == UNHASHED:
+            return [None] * (end - start)
+        assert kind == KNOWN, "the workloads' keys are all known"
+        place_in_line = 0
+        while line != copy:
+            line, place_in_line = int(pool.copies["next_twin"][line]), place_in_line + 1
+        return [(key, place_in_line) for key in pool.keys[base + start : base + end].tolist()]
+
+    def stats(self) -> tuple[int, int, int]:
+        stats = self._scheduler.stats[0]
+        return int(stats["requests"]), int(stats["query_tokens"]), int(stats["hit_tokens"])

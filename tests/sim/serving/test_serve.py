@@ -1,0 +1,405 @@
+"""``sim serve`` over real sockets: shapes, cached tokens to the token, aborts, and how it starts and ends."""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sim.__main__ import main
+from tracefile.records.errors import InputError
+
+Body = dict[str, Any]
+StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def engine(start_sim_server: StartSimServer) -> Iterator[httpx.Client]:
+    """An engine that does not sleep, so that nothing here waits for it."""
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--kv-blocks", "2048", "--max-model-len", "8192")
+    with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(request: pytest.FixtureRequest) -> None:
+    if "engine" in request.fixturenames:
+        client: httpx.Client = request.getfixturevalue("engine")
+        assert client.post("/reset_prefix_cache").json() == {"success": True}
+
+
+def complete(client: httpx.Client, prompt: Any, **fields: Any) -> Body:
+    """An unstreamed completion that fills its max_tokens."""
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True, **fields}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer: Body = response.json()
+    return answer
+
+
+def cached(answer: Body) -> int:
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def streamed(client: httpx.Client, path: str, **body: Any) -> list[Body]:
+    """The events of a stream, ``[DONE]`` checked and left out."""
+    with client.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = response.read().decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def test_a_long_stream_says_what_the_whole_answer_says(engine: httpx.Client) -> None:
+    """Longer than what is worded at once, in two choices."""
+    body: Body = {"max_tokens": 100, "ignore_eos": True, "return_token_ids": True, "n": 2}
+    asked: list[tuple[str, Body]] = [
+        ("/v1/completions", {"prompt": [7, 8, 9]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ]
+    for path, prompt in asked:
+        chunks = [event["choices"][0] for event in streamed(engine, path, **prompt, **body)]
+        for whole in engine.post(path, json=prompt | body).json()["choices"]:
+            mine = [chunk for chunk in chunks if chunk["index"] == whole["index"]]
+            assert [token for chunk in mine for token in chunk.get("token_ids") or []] == whole["token_ids"]
+            assert "".join(map(_said, mine)) == _said(whole)
+
+
+def _said(choice: Body) -> str:
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice.get("delta") or choice["message"]).get("content", ""))
+
+
+def metric(client: httpx.Client, name: str, label: str = "") -> float:
+    lines = client.get("/metrics").text.splitlines()
+    (found,) = [line for line in lines if re.match(rf"{name}[ {{]", line) and label in line]
+    return float(found.split()[-1])
+
+
+def test_a_shared_prefix_is_cached_to_the_block_and_never_whole(engine: httpx.Client) -> None:
+    prefix = list(range(1000, 1000 + 5 * BLOCK))
+    assert cached(complete(engine, [*prefix, 1, 2, 3])) == 0
+    assert cached(complete(engine, [*prefix, 4, 5, 6])) == 5 * BLOCK
+    # The last token is always computed, and with it its block.
+    assert cached(complete(engine, prefix)) == 4 * BLOCK
+    # A prefix that differs in its third block.
+    assert cached(complete(engine, [*prefix[: 2 * BLOCK], 7, *prefix[2 * BLOCK + 1 :]])) == 2 * BLOCK
+    # Another tenant's cache.
+    assert cached(complete(engine, [*prefix, 1, 2, 3], cache_salt="other")) == 0
+
+
+def test_turn_two_hits_the_blocks_that_the_answer_filled(engine: httpx.Client) -> None:
+    prompt = list(range(2000, 2030))
+    first = complete(engine, prompt, max_tokens=50)
+    answer = first["choices"][0]["token_ids"]
+    second = complete(engine, [*prompt, *answer, *range(3000, 3020)])
+    # 80 tokens, of which the last one's KV was never computed: 4 full blocks.
+    assert cached(second) == (30 + 50 - 1) // BLOCK * BLOCK == 64
+    assert cached(complete(engine, [*prompt, *answer[:20], 9, *answer[21:]])) == 50 // BLOCK * BLOCK
+
+
+def test_a_chat_answer_sent_back_as_text_hits_like_its_ids(engine: httpx.Client) -> None:
+    messages: list[Body] = [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": "What is a block? " * 9},
+    ]
+    body: Body = {"messages": messages, "max_tokens": 70, "return_token_ids": True}
+    first = engine.post("/v1/chat/completions", json=body).json()
+    choice = first["choices"][0]
+    prompt_tokens, output_tokens = first["usage"]["prompt_tokens"], first["usage"]["completion_tokens"]
+    assert first["prompt_token_ids"] == engine.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert len(choice["token_ids"]) == output_tokens
+    messages += [choice["message"], {"role": "user", "content": [{"type": "text", "text": "And a "}, _text("chain?")]}]
+    second = engine.post("/v1/chat/completions", json=body | {"messages": messages, "tools": []}).json()
+    full_blocks = (prompt_tokens + output_tokens - 1) // BLOCK
+    assert cached(second) == full_blocks * BLOCK > prompt_tokens
+
+
+def _text(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
+def test_a_completion_stream_has_vllms_shapes(engine: httpx.Client) -> None:
+    prompt = list(range(4000, 4020))
+    options = {"include_usage": True}
+    events = streamed(
+        engine,
+        "/v1/completions",
+        prompt=prompt,
+        max_tokens=5,
+        ignore_eos=True,
+        return_token_ids=True,
+        stream_options=options,
+    )
+    *chunks, last = events
+    choices = [chunk["choices"][0] for chunk in chunks]
+    whole = complete(engine, prompt, max_tokens=5)["choices"][0]
+    assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert [choice["prompt_token_ids"] for choice in choices] == [prompt] + [None] * (len(choices) - 1)
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert len({chunk["id"] for chunk in events}) == 1
+    assert all("usage" not in chunk for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 20,
+        "completion_tokens": 5,
+        "total_tokens": 25,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_a_chat_stream_begins_with_the_role_and_says_no_usage_unasked(engine: httpx.Client) -> None:
+    body: Body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "ignore_eos": True}
+    role, *chunks = streamed(engine, "/v1/chat/completions", **body, return_token_ids=True)
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert role["object"] == "chat.completion.chunk"
+    assert len(role["prompt_token_ids"]) == 4  # role, text, end of message, role of the answer
+    assert "token_ids" not in role["choices"][0]
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    whole = engine.post("/v1/chat/completions", json=body).json()
+    assert text == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_continuous_usage_counts_up(engine: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = streamed(engine, "/v1/completions", prompt="x y z", max_tokens=4, ignore_eos=True, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4
+
+
+def test_several_prompts_and_choices_each_get_their_answer(engine: httpx.Client) -> None:
+    prompts = [list(range(5000, 5040)), list(range(6000, 6020))]
+    both = complete(engine, prompts, n=2, max_tokens=8)
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert [choice["prompt_token_ids"] for choice in both["choices"]] == [prompts[0]] * 2 + [prompts[1]] * 2
+    answers = [tuple(choice["token_ids"]) for choice in both["choices"]]
+    assert len(set(answers)) == 4
+    assert both["usage"]["prompt_tokens"] == 60
+    assert both["usage"]["completion_tokens"] == 32
+    alone = complete(engine, prompts[1], max_tokens=8)
+    assert tuple(alone["choices"][0]["token_ids"]) == answers[2]
+    events = streamed(engine, "/v1/completions", prompt=["a b", "c d"], n=2, max_tokens=3, ignore_eos=True)
+    ends = [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
+def test_an_answer_that_may_end_ends_with_stop(engine: httpx.Client) -> None:
+    answer = complete(engine, "tell me", ignore_eos=False, max_tokens=8000)
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) < 8000
+    # The end token is counted and not spoken.
+    spoken = engine.post("/detokenize", json={"tokens": choice["token_ids"][:-1]}).json()["prompt"]
+    assert choice["text"] == spoken
+    longer = complete(engine, "tell me", ignore_eos=False, min_tokens=3000, max_tokens=8000)
+    assert longer["usage"]["completion_tokens"] > 3000
+
+
+def test_tokens_survive_detokenizing(engine: httpx.Client) -> None:
+    text = "Ein Größenvergleich: 12345 Token — naïve? 日本"
+    counted = engine.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
+    assert counted["max_model_len"] == 8192
+    assert engine.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": text}
+    assert complete(engine, text)["usage"]["prompt_tokens"] == counted["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/completions", b'{"prompt": ', 400, "not JSON"),
+        ("/v1/completions", b'{"prompt": "\xff"}', 400, "expected a text"),
+        ("/v1/completions", b'{"max_tokens": 3}', 400, "prompt"),
+        ("/v1/completions", b'{"prompt": [[1], "x"]}', 400, "expected a text"),
+        ("/v1/completions", b'{"prompt": []}', 400, "empty"),
+        ("/v1/completions", b'{"prompt": [99999999]}', 400, "out of vocabulary"),
+        ("/v1/completions", b'{"prompt": "x", "max_tokens": "many"}', 400, "max_tokens"),
+        ("/v1/completions", b'{"prompt": "x", "max_tokens": 0}', 400, "at least 1"),
+        ("/v1/completions", b'{"prompt": "x", "max_tokens": 2, "min_tokens": 3}', 400, "min_tokens"),
+        ("/v1/completions", b'{"prompt": "x", "stream_options": {}}', 400, "stream"),
+        ("/v1/completions", json.dumps({"prompt": [5] * 8192}).encode(), 400, "maximum context length is 8192"),
+        ("/v1/completions", b'{"prompt": "x", "model": "other"}', 404, "`other` does not exist"),
+        ("/v1/chat/completions", b'{"messages": []}', 400, "messages"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "u", "content": [{"type": "image"}]}]}', 400, "'image'"),
+        ("/detokenize", b'{"tokens": [99999999]}', 400, "out of vocabulary"),
+        ("/tokenize", b"{}", 400, "prompt or messages"),
+        ("/v1/nothing", b"{}", 404, "Not Found"),
+    ],
+)  # fmt: skip
+def test_errors_have_openais_shape(engine: httpx.Client, path: str, body: bytes, status: int, says: str) -> None:
+    response = engine.post(path, content=body)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert says in error["message"]
+
+
+def test_unknown_fields_are_ignored_and_what_exceeds_the_context_is_cut(engine: httpx.Client) -> None:
+    answer = complete(engine, [5] * 8190, max_tokens=50, temperature=0.0, logit_bias={}, stop=["x"], nonsense=[1])
+    assert answer["usage"]["completion_tokens"] == 2
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_the_engine_says_of_itself(engine: httpx.Client) -> None:
+    assert engine.get("/health").status_code == 200
+    assert "version" in engine.get("/version").json()
+    (card,) = engine.get("/v1/models").json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("kvtape-sim", 8192)
+    labels = re.search(r"^vllm:cache_config_info{(.*)} 1", engine.get("/metrics").text, re.MULTILINE)
+    assert labels
+    assert {'block_size="16"', 'num_gpu_blocks="2048"', 'enable_prefix_caching="True"'} <= set(labels[1].split(","))
+    assert complete(engine, "x", model="kvtape-sim")["model"] == "kvtape-sim"
+    tagged = engine.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "abc"})
+    assert tagged.json()["id"] == "cmpl-abc"
+
+
+def test_metrics_count_tokens_and_hits(engine: httpx.Client) -> None:
+    names = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    before = [metric(engine, f"vllm:{name}_total") for name in names]
+    prompt = list(range(7000, 7000 + 3 * BLOCK + 2))
+    for _ in range(2):
+        complete(engine, prompt, max_tokens=6)
+    after = [metric(engine, f"vllm:{name}_total") for name in names]
+    gained = [late - early for early, late in zip(before, after, strict=True)]
+    assert gained == [2 * 50, 2 * 6, 2 * 50, 3 * BLOCK]
+    assert metric(engine, "vllm:kv_cache_usage_perc") == 0.0
+    assert metric(engine, "vllm:time_to_first_token_seconds_count") >= 2
+
+
+def test_fifty_streams_at_once_all_get_their_tokens(engine: httpx.Client) -> None:
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        wanted = 5 + number
+        body = {
+            "prompt": list(range(100, 200 + number)),
+            "max_tokens": wanted,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        tokens = 0
+        async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    tokens += len(json.loads(line[6:])["choices"][0]["token_ids"])
+        assert tokens == wanted
+
+    async def all_of_them() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=engine.base_url, timeout=60.0, limits=limits) as client:
+            await asyncio.gather(*(one(client, number) for number in range(50)))
+
+    asyncio.run(all_of_them())
+    assert metric(engine, "vllm:num_requests_running") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_blocks(sim_server: str, stream: bool) -> None:
+    body = {"prompt": list(range(900)), "max_tokens": 30_000, "ignore_eos": True, "stream": stream}
+    with httpx.Client(base_url=sim_server, timeout=30.0) as client:
+        aborted = metric(client, "vllm:request_success_total", 'finished_reason="abort"')
+        sender = socket.create_connection((httpx.URL(sim_server).host, httpx.URL(sim_server).port or 0))
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        sender.sendall(head.encode() + content)
+        while metric(client, "vllm:num_requests_running") == 0:
+            pass
+        assert metric(client, "vllm:kv_cache_usage_perc") > 0
+        assert client.post("/reset_prefix_cache").json() == {"success": False}
+        sender.close()
+        while metric(client, "vllm:num_requests_running") > 0:
+            pass
+        assert metric(client, "vllm:kv_cache_usage_perc") == 0
+        assert client.post("/reset_prefix_cache").json() == {"success": True}
+        assert metric(client, "vllm:request_success_total", 'finished_reason="abort"') == aborted + 1
+
+
+def test_a_first_token_that_takes_long_to_deliver_comes_with_those_after_it(start_sim_server: StartSimServer) -> None:
+    # Half a second, in which the other seven are generated.
+    flags = ("--delivery-ms-per-prompt-token", "5", "--t0-ms", "1", "--per-decode-ms", "0.1", "--f0-ms", "0")
+    with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
+        body: Body = {"prompt": [7] * 100, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+        events = streamed(client, "/v1/completions", **body)
+    assert [len(event["choices"][0]["token_ids"]) for event in events if event["choices"]] == [8]
+
+
+def test_prefix_caching_can_be_off(start_sim_server: StartSimServer) -> None:
+    with (
+        start_sim_server("--speed", "max", "--no-prefix-caching", "--served-model-name", "tiny") as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        for _ in range(2):
+            assert cached(complete(client, list(range(500)))) == 0
+        assert 'enable_prefix_caching="False"' in client.get("/metrics").text
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+
+
+def test_a_busy_port_is_one_line_and_exit_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "sim", "serve", "--listen", address]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert result.stderr == f"sim: error: --listen {address}: Address already in use\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--listen", "nowhere"), "--listen nowhere: expected HOST:PORT"),
+        (("--listen", "127.0.0.1:66000"), "expected HOST:PORT"),
+        (("--model", "{dir}/model.json"), "{dir}/model.json: "),
+        (("--model", "{dir}/none.json"), "No such file"),
+        (("--tokenizer", "{dir}"), "--tokenizer {dir}: no tokenizer there"),
+        (("--speed", "fast"), "--speed fast: expected a number above 0, or max"),
+        (("--speed", "0"), "--speed 0"),
+        (("--t0-ms", "-1"), "--t0-ms: -1.0"),
+        (("--kv-blocks", "1"), "num_gpu_blocks: 1 is too small"),
+        (("--kv-blocks", "10", "--block-size", "16", "--max-model-len", "145"), "at most the KV cache's 144 tokens"),
+        (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
+        (("--answer-tokens", "0"), "--answer-tokens"),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(InputError) as refused:
+        main(["serve", *(flag.format(dir=tmp_path) for flag in flags)])
+    assert says.format(dir=tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_ctrl_c_with_a_stream_open_ends_it_cut_off_and_exits_0() -> None:
+    command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        found = re.search(r"http://\S+", server.stdout.readline())
+        assert found
+        body = {"prompt": "x", "max_tokens": 10_000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{found.group()}/v1/completions", json=body, timeout=30.0) as response:
+            chunks = response.iter_bytes()
+            next(chunks)
+            server.send_signal(signal.SIGINT)
+            with pytest.raises(httpx.RemoteProtocolError):
+                for _ in chunks:
+                    pass
+        _, complaints = server.communicate(timeout=20)
+        assert server.returncode == 0
+        assert complaints == ""

@@ -1,0 +1,263 @@
+"""The real-time engine in this process, as fast as it goes: what its virtual clock says, to the digit."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from sim.latency.clocks import FrontendModel, StepModel
+from sim.latency.modelfile import Model, make_model
+from sim.latency.noise import Noise
+from sim.serving.apis.completions import Completions
+from sim.serving.engine.faults import Faults
+from sim.serving.engine.fleet import Fleet
+from sim.serving.engine.realtime import RealTimeEngine
+from sim.serving.engine.service import Service
+from sim.serving.requests.answer import Answer
+from sim.serving.requests.generation import Generation
+from sim.serving.requests.spelling import Spelling
+from sim.serving.requests.vocabulary import PieceVocabulary
+from sim.vllm.config import EngineConfig
+from sim.vllm.request import Request
+from tracefile import HashKey
+
+STEP = StepModel(
+    t0_ms=4.0, per_prefill_token_ms=0.5, per_attention_token2_ms=0.0, per_decode_ms=1.0, per_kv_token_ms=0.0
+)
+CONFIG = EngineConfig(
+    num_gpu_blocks=33, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False
+)
+MODEL = make_model(STEP, FrontendModel(f0_ms=10.0, f1_ms_per_prompt_token=0.25), CONFIG)
+
+
+def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
+    blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
+    request = Request(f"r{first_key}", prompt_tokens, output_tokens, list(range(first_key, first_key + blocks)))
+    return Generation(request, Answer([7] * output_tokens, "length"), lambda _: None)
+
+
+def with_running(
+    model: Model, use: Callable[[RealTimeEngine], Awaitable[None]], speed: float | None = None
+) -> RealTimeEngine:
+    """Run ``use`` beside the engine's loop; gives the engine."""
+
+    async def main() -> RealTimeEngine:
+        engine = RealTimeEngine(model, speed=speed)
+        stepping = asyncio.create_task(engine.run())
+        await use(engine)
+        stepping.cancel()
+        await asyncio.gather(stepping, return_exceptions=True)
+        return engine
+
+    return asyncio.run(main())
+
+
+async def until(engine: RealTimeEngine, condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the engine only lives between turns of this loop
+        await asyncio.sleep(0)
+    engine.settle()
+
+
+def test_the_clock_adds_up_front_end_prefill_and_decodes() -> None:
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(engine, lambda: one.outcome is not None)
+        # Front end 10 + 8 × 0.25 = 12; prefill 4 + 8 × 0.5 = 8; three decodes of 4 + 1.
+        assert one.token_ms == [20.0, 35.0]
+        assert engine.now_ms == 35.0
+        two = generation(prompt_tokens=8, output_tokens=1, first_key=100)
+        engine.submit(two)
+        await until(engine, lambda: two.outcome is not None)
+        # At the end of the last step; its prefix is cached but for the block of its last token.
+        assert two.request.cached_tokens == 4
+        assert two.token_ms[0] == 35.0 + 12.0 + 4.0 + 4 * 0.5
+
+    engine = with_running(MODEL, use)
+    engine.check_integrity()
+    assert engine.counters.steps == 5
+    assert engine.counters.generation_tokens == 5
+    assert engine.counters.cached_prompt_tokens == 4
+
+
+def test_two_arrivals_share_steps_and_a_serial_front_end_lets_them_queue() -> None:
+    arrivals: list[list[float]] = []
+
+    async def use(engine: RealTimeEngine) -> None:
+        both = [generation(8, 2, first_key) for first_key in (100, 200)]
+        for one in both:
+            engine.submit(one)
+        await until(engine, lambda: all(one.outcome is not None for one in both))
+        arrivals.append([one.token_ms[0] for one in both])
+
+    with_running(MODEL, use)
+    serial = msgspec.structs.replace(MODEL, frontend_placement="serial")
+    with_running(serial, use)
+    # Parallel: both enter at 12 and share one prefill of 16 tokens. Serial: the second enters at 24, when the first
+    # has been prefilled (at 20) and is decoding (until 25); then it is prefilled alone.
+    assert arrivals == [[24.0, 24.0], [20.0, 33.0]]
+
+
+def test_a_step_composed_ahead_makes_an_arrival_wait_a_step_longer() -> None:
+    seen: dict[bool, float] = {}
+
+    def late_arrival(ahead: bool) -> Callable[[RealTimeEngine], Awaitable[None]]:
+        async def use(engine: RealTimeEngine) -> None:
+            early, late = generation(8, 12, 100), generation(4, 1, 200)
+            engine.submit(early)
+            await until(engine, lambda: early.delivered == 2)
+            engine.submit(late)
+            await until(engine, lambda: late.outcome is not None and early.outcome is not None)
+            seen[ahead] = late.token_ms[0] - late.arrival_ms
+
+        return use
+
+    for ahead in (False, True):
+        config = replace(CONFIG, async_scheduling=ahead)
+        with_running(msgspec.structs.replace(MODEL, engine=config), late_arrival(ahead))
+    assert seen[True] - seen[False] == 5.0  # one decode step
+
+
+def test_by_priority_the_urgent_one_overtakes_who_waits() -> None:
+    first_tokens: list[float] = []
+
+    async def use(engine: RealTimeEngine) -> None:
+        three = [generation(8, 3, first_key) for first_key in (100, 200, 300)]
+        for one, priority in zip(three, (0, 5, 1), strict=True):
+            one.request.priority = priority
+            engine.submit(one)
+        await until(engine, lambda: all(one.outcome is not None for one in three))
+        first_tokens.extend(one.token_ms[0] for one in three)
+
+    one_at_a_time = replace(CONFIG, max_num_seqs=1, scheduling_policy="priority")
+    with_running(msgspec.structs.replace(MODEL, engine=one_at_a_time), use)
+    # Each takes a prefill of 8 and two decodes of 5, all having entered at 12.
+    assert first_tokens == [20.0, 20.0 + 2 * (10.0 + 8.0), 20.0 + 10.0 + 8.0]
+
+
+def test_a_requests_priority_is_the_schedulers() -> None:
+    vocabulary = PieceVocabulary()
+    service = Service(
+        fleet=Fleet(MODEL, 1, "round-robin", speed=None, noise_seed=None),
+        vocabulary=vocabulary,
+        spelling=Spelling(vocabulary),
+        model_name="tiny",
+        max_model_len=64,
+        version="",
+        seed=0,
+        median_answer_tokens=8.0,
+        tool_share=0.0,
+        faults=Faults((), 0),
+        hash_key=HashKey(bytes(32)),
+    )
+    asked = Completions().read(service, b'{"prompt": [1, 2, 3], "priority": 4}')
+    (planned,) = service.plan(asked, lambda _: None)
+    assert planned.request.priority == 4
+
+
+def test_an_abort_frees_the_blocks_whatever_the_request_was_doing() -> None:
+    async def use(engine: RealTimeEngine) -> None:
+        running, entering = generation(8, 40, 100), generation(8, 40, 200)
+        engine.submit(running)
+        await until(engine, lambda: running.delivered == 3)
+        engine.submit(entering)
+        assert engine.num_running == 1
+        assert engine.kv_usage > 0.0
+        assert not engine.reset_prefix_cache()
+        for one in (running, entering):
+            engine.abort(one)
+        await until(engine, lambda: running.outcome == entering.outcome == "aborted")
+        engine.check_integrity()
+        assert (engine.num_running, engine.num_waiting, engine.kv_usage) == (0, 0, 0.0)
+        assert engine.reset_prefix_cache()
+        # The engine goes on for others.
+        after = generation(8, 2, 100)
+        engine.submit(after)
+        await until(engine, lambda: after.outcome == "finished")
+        assert after.request.cached_tokens == 0
+
+    engine = with_running(MODEL, use)
+    assert engine.counters.finished == {"stop": 0, "length": 1, "abort": 2}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_more_requests_than_the_pool_holds_all_finish(ahead: bool) -> None:
+    # Each ends with 15 blocks of 32: two at a time grow until one of them is preempted.
+    config = replace(CONFIG, async_scheduling=ahead)
+
+    async def use(engine: RealTimeEngine) -> None:
+        many = [generation(8, 53, 1000 * number) for number in range(1, 7)]
+        for one in many:
+            engine.submit(one)
+        while not all(one.outcome == "finished" for one in many):
+            engine.check_integrity()
+            await asyncio.sleep(0)
+        assert [one.delivered for one in many] == [53] * 6
+
+    engine = with_running(msgspec.structs.replace(MODEL, engine=config), use)
+    assert engine.counters.preemptions > 0
+    assert engine.counters.generation_tokens == 6 * 53
+    assert engine.kv_usage == 0.0
+
+
+def test_real_time_follows_the_same_virtual_clock() -> None:
+    # Same durations as at full speed, from whenever the request arrived; the real clock is only waited for.
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(engine, lambda: one.outcome is not None)
+        assert one.token_ms[0] - one.arrival_ms == pytest.approx(20.0)
+        assert one.token_ms[1] - one.arrival_ms == pytest.approx(35.0)
+        assert engine.clock_ms() >= one.token_ms[1]
+
+    with_running(MODEL, use, speed=4.0)
+
+
+def test_the_fits_noise_stretches_the_front_end_and_steps_by_their_length() -> None:
+    # Constant tables, so whatever is drawn: the front end takes half of what the model says, steps of 8 ms (the
+    # prefill's) twice and of 5 ms three times as long.
+    levels = len(Noise().levels)
+    noise = Noise(
+        step_ms=(5.0, 8.0),
+        step_log_ratio=((math.log(3.0),) * levels, (math.log(2.0),) * levels),
+        frontend_log_ratio=(math.log(0.5),) * levels,
+    )
+
+    async def use(engine: RealTimeEngine) -> None:
+        one = generation(prompt_tokens=8, output_tokens=4, first_key=100)
+        engine.submit(one)
+        await until(engine, lambda: one.outcome is not None)
+        assert one.token_ms == [pytest.approx(6.0 + 2 * 8.0), pytest.approx(22.0 + 3 * 15.0)]
+
+    with_running(msgspec.structs.replace(MODEL, noise=noise), use)
+
+
+def test_a_sequential_client_sees_the_same_at_any_speed() -> None:
+    """A conversation of three turns: what is cached, and when each token comes, counted from its request."""
+    levels = len(Noise().levels)
+    spread = tuple(level / 9 for level in range(levels))
+    noisy = msgspec.structs.replace(MODEL, noise=Noise(step_log_ratio=(spread,), frontend_log_ratio=spread))
+    seen: dict[float | None, list[tuple[int | None, list[float]]]] = {}
+
+    def conversation(speed: float | None) -> Callable[[RealTimeEngine], Awaitable[None]]:
+        async def use(engine: RealTimeEngine) -> None:
+            seen[speed] = []
+            for turn in range(3):
+                one = generation(prompt_tokens=8 + 12 * turn, output_tokens=5, first_key=100)
+                engine.submit(one)
+                await until(engine, lambda: one.outcome is not None)  # noqa: B023 - awaited before the next turn
+                times_ms = [time_ms - one.arrival_ms for time_ms in one.token_ms]
+                seen[speed].append((one.request.cached_tokens, times_ms))
+
+        return use
+
+    for speed in (None, 20.0, 100.0):
+        with_running(noisy, conversation(speed), speed)
+    assert [cached for cached, _ in seen[None]] == [0, 12, 24]
+    for speed in (20.0, 100.0):
+        assert [cached for cached, _ in seen[speed]] == [cached for cached, _ in seen[None]]
+        for (_, at_speed_ms), (_, at_once_ms) in zip(seen[speed], seen[None], strict=True):
+            assert at_speed_ms == pytest.approx(at_once_ms)

@@ -1,0 +1,309 @@
+"""The scheduler's literal steps, with the rule each follows from (docs/simulator.md)."""
+
+import pytest
+
+from sim.vllm.config import EngineConfig
+from sim.vllm.request import Request
+from sim.vllm.scheduler import Scheduler, Step
+from tracefile.records.errors import InputError
+
+
+def engine(usable: int = 20, **settings: int | bool | str) -> Scheduler:
+    defaults: dict[str, int | bool | str] = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    return Scheduler(EngineConfig(num_gpu_blocks=usable + 1, **{**defaults, **settings}))  # type: ignore[arg-type]
+
+
+def request(name: str, prompt: int, output: int, family: int = 0, block_size: int = 4) -> Request:
+    """Requests of one family share their chain; each block's key is the family and its place."""
+    return Request(name, prompt, output, [1000 * family + i for i in range((prompt + output - 1) // block_size)])
+
+
+def shares(step: Step) -> list[tuple[str, int, int]]:
+    return [(s.request.request_id, s.num_tokens, s.depth) for s in step.scheduled]
+
+
+def run_step(scheduler: Scheduler) -> list[tuple[str, int, int]]:
+    step = scheduler.schedule()
+    scheduler.check_integrity()
+    scheduler.finish_step(step)
+    scheduler.check_integrity()
+    return shares(step)
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> None:
+    scheduler = engine(max_num_batched_tokens=6)
+    a = request("a", 9, 3)
+    scheduler.add(a)
+    assert run_step(scheduler) == [("a", 6, 0)]
+    assert a.num_generated == 0  # 3 prompt tokens remain: nothing is sampled
+    assert run_step(scheduler) == [("a", 3, 6)]
+    assert a.num_generated == 1  # the prompt's last chunk samples the first token
+    assert run_step(scheduler) == [("a", 1, 9)]
+    assert run_step(scheduler) == [("a", 1, 10)]
+    assert a.state == "finished"
+    assert not scheduler.has_work
+    # Rule 11: ceil((9 + 3 - 1) / 4) = 3 blocks were held, of which the two full ones stay cached.
+    assert scheduler.pool.free_order()[-2:] == [2, 1]
+    assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, None]
+
+
+def test_running_requests_go_first_and_waiting_ones_share_what_is_left() -> None:
+    scheduler = engine(max_num_batched_tokens=6)
+    scheduler.add(request("a", 4, 5, family=1))
+    assert run_step(scheduler) == [("a", 4, 0)]
+    scheduler.add(request("b", 9, 2, family=2))
+    scheduler.add(request("c", 2, 2, family=3))
+    assert run_step(scheduler) == [("a", 1, 4), ("b", 5, 0)]
+    assert run_step(scheduler) == [("a", 1, 5), ("b", 4, 5), ("c", 1, 0)]
+
+
+def test_blocks_can_be_hit_within_the_step_that_fills_them() -> None:
+    scheduler = engine(max_num_batched_tokens=32)
+    scheduler.add(request("a", 10, 4))
+    b = request("b", 10, 4)
+    scheduler.add(b)
+    # Rule 10: a's two full blocks are there when b is looked up, before anything has run.
+    assert run_step(scheduler) == [("a", 10, 0), ("b", 2, 8)]
+    assert b.cached_tokens == 8
+    assert b.blocks[:2] == [1, 2]
+
+
+def test_chunks_become_visible_one_by_one() -> None:
+    scheduler = engine(max_num_batched_tokens=5)
+    scheduler.add(request("a", 12, 2))
+    b = request("b", 12, 2)
+    assert run_step(scheduler) == [("a", 5, 0)]
+    scheduler.add(b)
+    assert run_step(scheduler) == [("a", 5, 5)]
+    # a takes its last 2 of 5; b hits the two blocks filled so far, 8 tokens, not the third that a fills only now …
+    assert run_step(scheduler) == [("a", 2, 10), ("b", 3, 8)]
+    # … which by rule 6 it could not have hit either: a prompt's last token is always computed.
+    assert b.cached_tokens == 8
+
+
+def test_a_prompt_of_full_blocks_recomputes_its_last() -> None:
+    scheduler = engine()
+    scheduler.add(request("a", 8, 1))
+    run_step(scheduler)
+    b = request("b", 8, 1)
+    scheduler.add(b)
+    assert run_step(scheduler) == [("b", 4, 4)]  # rule 6: at most (8 - 1) // 4 = 1 block
+    assert b.cached_tokens == 4
+    scheduler.pool.check_integrity([])
+    # Rule 7: the second copy of block 1 is cached behind the first, both with key 1.
+    assert [scheduler.pool.key_of(block) for block in (1, 2, 3)] == [0, 1, 1]
+    assert scheduler.pool.lookup([0, 1], 2) == [1, 2]
+
+
+def test_admission_needs_the_whole_prompt_to_fit_and_the_head_blocks_the_rest() -> None:
+    scheduler = engine(usable=6, max_num_batched_tokens=4)
+    scheduler.add(request("a", 4, 12, family=1))
+    run_step(scheduler)
+    scheduler.add(request("big", 24, 1, family=2))
+    scheduler.add(request("small", 1, 1, family=3))
+    # Rule 9: big's 6 blocks are not free, though its first chunk's one is; small waits behind it (rule 12).
+    assert run_step(scheduler) == [("a", 1, 4)]
+    assert [waiting.request_id for waiting in scheduler.waiting] == ["big", "small"]
+
+
+def test_idle_hits_count_against_the_free_blocks() -> None:
+    scheduler = engine(usable=6, max_num_batched_tokens=64)
+    scheduler.add(request("a", 8, 1, family=1))
+    run_step(scheduler)  # family 1's two blocks are cached and idle
+    scheduler.add(request("b", 12, 8, family=2))
+    run_step(scheduler)  # b takes 3 blocks; 3 are free, two of them a's
+    c = request("c", 16, 1, family=1)
+    scheduler.add(c)
+    # Rule 8: c needs 4 - 2 hits + 2 hits at reference 0 = 4 blocks and 3 are free.
+    assert run_step(scheduler) == [("b", 1, 12)]
+    assert c.cached_tokens is None
+    assert scheduler.stats.requests == 2  # rule 14: an attempt that fails is not counted
+
+
+def test_the_last_running_request_is_preempted_and_recomputed_over_its_answer() -> None:
+    scheduler = engine(usable=5, max_num_batched_tokens=64)
+    a, b = request("a", 8, 8, family=1), request("b", 8, 3, family=2)
+    scheduler.add(a)
+    scheduler.add(b)
+    assert run_step(scheduler) == [("a", 8, 0), ("b", 8, 0)]  # 4 of 5 blocks
+    step = scheduler.schedule()
+    # Both have 9 tokens and need a third block; a gets the last one, b has to give way (rule 13) …
+    assert shares(step) == [("a", 1, 8)]
+    assert step.preempted == [b]
+    assert (b.num_computed, b.num_generated, b.blocks) == (0, 1, [])
+    assert list(scheduler.waiting) == [b]
+    scheduler.finish_step(step)
+    # … and is looked up again over prompt + generated: its two own blocks, of which both count as the limit is
+    # (9 - 1) // 4 = 2. Admitting it needs 3 - 2 + 2 = 3 blocks, and only 2 are free until a ends.
+    while a.state != "finished":
+        assert [name for name, *_ in run_step(scheduler)] == ["a"]
+    step = scheduler.schedule()
+    # a's decode took one of the freed blocks, so the leaf is gone and one block is hit.
+    assert shares(step) == [("b", 5, 4)]
+    assert step.admitted == [b]
+    assert (b.preemptions, b.cached_tokens) == (1, 0)  # reported: what the first admission hit
+    scheduler.finish_step(step)
+    assert (scheduler.stats.preempted_requests, scheduler.stats.preempted_hit_tokens) == (1, 4)
+    assert scheduler.stats.hit_tokens == 0
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    scheduler = engine(usable=5, max_num_batched_tokens=64)
+    scheduler.add(request("a", 8, 4, family=1))
+    scheduler.add(request("b", 8, 3, family=2))
+    run_step(scheduler)
+    scheduler.add(request("c", 1, 1, family=3))
+    step = scheduler.schedule()
+    assert [victim.request_id for victim in step.preempted] == ["b"]
+    assert shares(step) == [("a", 1, 8)]  # c would fit: two blocks are free again
+    assert [waiting.request_id for waiting in scheduler.waiting] == ["b", "c"]
+
+
+def test_a_request_alone_may_preempt_itself() -> None:
+    # a fills the pool while b is at its end: a's next block can only come from a itself.
+    scheduler = engine(usable=4, max_num_batched_tokens=64)
+    b, a = request("b", 4, 4, family=2), request("a", 8, 6, family=1)
+    scheduler.add(b)
+    scheduler.add(a)
+    run_step(scheduler)
+    step = scheduler.schedule()
+    assert shares(step) == [("b", 1, 4)]
+    assert step.preempted == [a]
+    scheduler.finish_step(step)
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (a.num_generated, b.num_generated) == (6, 4)
+
+
+def test_composing_a_step_ahead_makes_an_arrival_wait_a_step_longer() -> None:
+    scheduler = engine()
+    a = request("a", 4, 4, family=1)
+    scheduler.add(a)
+    first = scheduler.schedule()
+    second = scheduler.schedule()  # while the first runs: on a placeholder for the token it will sample
+    assert (shares(first), shares(second)) == ([("a", 4, 0)], [("a", 1, 4)])
+    scheduler.add(request("b", 2, 1, family=2))  # arrives during the first step, misses the second
+    scheduler.finish_step(first)
+    third = scheduler.schedule()
+    assert shares(third) == [("a", 1, 5), ("b", 2, 0)]
+    scheduler.finish_step(second)
+    fourth = scheduler.schedule()
+    assert shares(fourth) == [("a", 1, 6)]
+    scheduler.finish_step(third)
+    # a's last token is on its way and its number is known: no step is wasted on it.
+    assert shares(scheduler.schedule()) == []
+    assert scheduler.finish_step(fourth) == [a]
+    scheduler.check_integrity()
+
+
+def test_an_end_that_the_engine_cannot_foresee_costs_a_step_more() -> None:
+    scheduler = engine()
+    a = Request("a", 4, 1, [0], max_tokens=100)
+    scheduler.add(a)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert shares(second) == [("a", 1, 4)]
+    assert scheduler.finish_step(first) == [a]
+    assert scheduler.finish_step(second) == []  # its token is thrown away
+    assert a.num_generated == 1
+    scheduler.check_integrity()
+
+
+def test_a_token_in_flight_survives_the_preemption_of_its_request() -> None:
+    scheduler = engine(usable=5, max_num_batched_tokens=64)
+    a, b = request("a", 8, 8, family=1), request("b", 8, 2, family=2)
+    scheduler.add(a)
+    scheduler.add(b)
+    first = scheduler.schedule()
+    second = scheduler.schedule()  # a takes the fifth block, b none: preempted with its first token in flight
+    assert second.preempted == [b]
+    assert b.num_generated == 0
+    scheduler.finish_step(first)
+    assert b.num_generated == 1
+    assert b.state == "waiting"
+    assert list(scheduler.waiting) == [b]
+    scheduler.check_integrity()
+
+
+def test_abort_frees_at_once_wherever_the_request_is() -> None:
+    scheduler = engine(max_num_seqs=1)
+    running, waiting = request("running", 8, 4), request("waiting", 8, 4)
+    scheduler.add(running)
+    scheduler.add(waiting)
+    step = scheduler.schedule()
+    scheduler.abort(waiting)
+    scheduler.abort(running)
+    scheduler.abort(running)
+    assert scheduler.pool.num_free == 20
+    assert not scheduler.has_work
+    assert scheduler.finish_step(step) == []  # what it was computing is thrown away
+    scheduler.check_integrity()
+
+
+def test_a_long_prefill_leaves_room_only_while_there_are_others() -> None:
+    scheduler = engine(long_prefill_token_threshold=5)
+    scheduler.add(request("a", 40, 1, family=1))
+    assert run_step(scheduler) == [("a", 16, 0)]
+    scheduler.add(request("b", 7, 1, family=2))
+    assert run_step(scheduler) == [("a", 5, 16), ("b", 5, 0)]
+
+
+def test_requests_that_never_fit_are_refused() -> None:
+    scheduler = engine(usable=4, max_model_len=15)
+    assert scheduler.accepts(request("a", 10, 5))
+    assert not scheduler.accepts(request("b", 10, 6))  # 16 tokens exceed max_model_len
+    roomy = engine(usable=4)
+    assert roomy.accepts(request("c", 16, 1))  # the last token's KV is never computed
+    assert not roomy.accepts(request("d", 16, 2))
+    with pytest.raises(ValueError, match="d: 18 tokens do not fit"):
+        roomy.add(request("d", 16, 2))
+    with pytest.raises(ValueError, match="chain of 0 keys is too short"):
+        roomy.add(Request("e", 8, 2, []))
+    with pytest.raises(ValueError, match="at least one token"):
+        Request("f", 0, 1, [])
+
+
+def test_settings_no_engine_could_have_are_refused() -> None:
+    with pytest.raises(InputError, match="num_gpu_blocks: 1 is too small; expected at least 2"):
+        EngineConfig(num_gpu_blocks=1)
+    with pytest.raises(InputError, match="free_rule: 'fifo' is unknown; expected vllm or append_all"):
+        EngineConfig(num_gpu_blocks=10, free_rule="fifo")  # type: ignore[arg-type]
+
+
+def test_the_smallest_priority_is_served_first_and_ties_by_arrival() -> None:
+    scheduler = engine(scheduling_policy="priority", max_num_batched_tokens=4)
+    for place, (name, priority) in enumerate([("late", 1), ("first", 0), ("second", 0)]):
+        waiting = request(name, 4, 1, family=place)
+        waiting.priority, waiting.arrival_ms = priority, {"late": 0.0, "first": 1.0, "second": 2.0}[name]
+        scheduler.add(waiting)
+    assert [run_step(scheduler)[0][0] for _ in range(3)] == ["first", "second", "late"]
+
+
+def test_by_priority_whoever_gives_way_may_stand_first_and_loses_its_share() -> None:
+    scheduler = engine(usable=4, scheduling_policy="priority")
+    humble, urgent = request("humble", 7, 9, family=1), request("urgent", 8, 8, family=2)
+    humble.priority, urgent.priority = 5, 1
+    scheduler.add(humble)
+    scheduler.add(urgent)
+    assert run_step(scheduler) == [("urgent", 8, 0), ("humble", 7, 0)]
+    scheduler.running.reverse()  # humble is asked first from here on, and gets its share …
+    step = scheduler.schedule()
+    # … which it loses when urgent's ninth token finds no block: rule 13 takes the largest priority.
+    assert (shares(step), step.preempted, humble.steps_in_flight) == ([("urgent", 1, 8)], [humble], 0)
+    scheduler.check_integrity()
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_with_room_for_it() -> None:
+    scheduler = engine(enable_chunked_prefill=False, max_num_batched_tokens=10)
+    scheduler.add(request("a", 6, 3, family=1))
+    scheduler.add(request("b", 5, 1, family=2))
+    scheduler.add(request("c", 1, 1, family=3))
+    assert run_step(scheduler) == [("a", 6, 0)]  # 4 tokens are left; c, which would fit, waits behind b
+    assert run_step(scheduler) == [("a", 1, 6), ("b", 5, 0), ("c", 1, 0)]
+    assert not scheduler.accepts(request("d", 9, 2))  # 11 tokens could need a step of their own after a preemption
+
+
+def test_without_chunks_a_step_must_hold_the_longest_request() -> None:
+    with pytest.raises(
+        InputError, match=r"max_num_batched_tokens: 16 is too small without chunked prefill; expected .*64"
+    ):
+        engine(enable_chunked_prefill=False, max_model_len=64)

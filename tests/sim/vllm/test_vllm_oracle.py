@@ -1,0 +1,259 @@
+"""Our pool and scheduler, plain and compiled, against vLLM's own: every step of many random workloads.
+
+Synchronous and asynchronous, first come first served and by priority, with and without chunked prefill, prefix caching,
+a threshold for long prefills, and cache salts.
+"""
+
+import json
+import os
+import random
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.vllm.config import EngineConfig
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Request
+from sim.vllm.scheduler import Scheduler, Step
+from tests.sim.oracles.compiled_scheduler import CompiledScheduler, Content
+
+STOP_TOKEN = 2
+SCRIPT = Path(__file__).parents[1] / "oracles" / "vllm_scheduler.py"
+
+Workload = dict[str, Any]
+
+
+def make_workload(seed: int) -> Workload:
+    """Prompts that share prefixes, some continuing an earlier answer, on a pool too small for all of them at once."""
+    rng = random.Random(seed)
+    block_size = rng.choice([16, 32])
+    max_num_seqs = rng.choice([2, 4, 8])
+    config: dict[str, Any] = {
+        "num_gpu_blocks": rng.choice([12, 20, 33, 65]),
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": rng.choice([16, 48, 128, 256]),
+        "long_prefill_token_threshold": rng.choice([0, 0, 24]),
+        "enable_chunked_prefill": rng.random() > 0.15,
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "enable_prefix_caching": rng.random() > 0.1,
+        "async_scheduling": seed % 2 == 1,
+    }
+    most_tokens = (config["num_gpu_blocks"] - 1) * block_size
+    if not config["enable_chunked_prefill"]:
+        config["max_num_batched_tokens"] = rng.choice([200, 400])
+        most_tokens = min(most_tokens, config["max_num_batched_tokens"] - 1)
+    prefix = random_tokens(rng, most_tokens)
+    requests: list[dict[str, Any]] = []
+    for number in range(rng.randrange(8, 24)):
+        requests.append(make_request(rng, number, requests, prefix, most_tokens))
+    if rng.random() < 0.5:  # ends that are a matter of length only, as the compiled scheduler knows them
+        for request in requests:
+            request["max_tokens"] = len(request["output"])
+            request["output"] = [token if token != STOP_TOKEN else 10 for token in request["output"]]
+    return {"config": config, "requests": requests}
+
+
+def make_request(
+    rng: random.Random, number: int, earlier: list[dict[str, Any]], prefix: list[int], most_tokens: int
+) -> dict[str, Any]:
+    if earlier and rng.random() < 0.4:
+        parent = rng.choice(earlier)
+        shared = parent["prompt"] + parent["output"]
+    else:
+        shared = prefix[: rng.randrange(0, len(prefix) // 2)]
+    prompt = (shared + random_tokens(rng, rng.choice([0, 1, 5, 40])))[: most_tokens * 2 // 3] or [10]
+    most_output = max(min(most_tokens - len(prompt), 100), 1)
+    output = random_tokens(rng, rng.randrange(1, most_output + 1))
+    stops = len(output) < most_output and rng.random() < 0.4
+    if stops:
+        output[-1] = STOP_TOKEN
+    step = rng.randrange(0, 60)
+    return {
+        "id": f"r{number}",
+        "step": step,
+        "arrival": step + number / 1000,
+        "priority": rng.randrange(3),
+        "salt": rng.choice([None, None, None, "pepper"]),
+        "prompt": prompt,
+        "output": output,
+        "max_tokens": len(output) + (rng.randrange(1, most_output - len(output) + 1) if stops else 0),
+        "abort_step": rng.randrange(0, 90) if rng.random() < 0.1 else None,
+    }
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(10, 1000) for _ in range(count)]
+
+
+def our_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The same workload on our scheduler, in the shape that ``vllm_scheduler.py`` answers in, and what blocks hold."""
+    config = our_config(workload)
+    scheduler, keys = Scheduler(config), Keys()
+    requests = {spec["id"]: our_request(spec, config.block_size, keys) for spec in workload["requests"]}
+    pending = deque(sorted(workload["requests"], key=lambda spec: spec["step"]))
+    in_flight: deque[Step] = deque()
+    steps: list[dict[str, Any]] = []
+    while pending or scheduler.has_work:
+        while pending and pending[0]["step"] <= len(steps):
+            scheduler.add(requests[pending.popleft()["id"]])
+        for spec in workload["requests"]:
+            if spec["abort_step"] == len(steps) and spec["step"] <= len(steps):
+                scheduler.abort(requests[spec["id"]])
+        before = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
+        step = scheduler.schedule()
+        after = scheduler.stats.requests, scheduler.stats.query_tokens, scheduler.stats.hit_tokens
+        free_scheduled, contents_scheduled = scheduler.pool.free_order(), free_contents(scheduler.pool)
+        scheduler.check_integrity()
+        in_flight.append(step)
+        if len(in_flight) >= (2 if config.async_scheduling else 1):
+            scheduler.finish_step(in_flight.popleft())
+        scheduler.check_integrity()
+        steps.append(
+            {
+                "scheduled": [[s.request.request_id, s.num_tokens, s.depth] for s in step.scheduled],
+                "preempted": sorted(request.request_id for request in step.preempted),
+                "free_scheduled": free_scheduled,
+                "free_finished": scheduler.pool.free_order(),
+                "cached": [b for b in range(config.num_gpu_blocks) if scheduler.pool.key_of(b) is not None],
+                "stats": [new - old for new, old in zip(after, before, strict=True)],
+                "contents_scheduled": contents_scheduled,
+                "contents_finished": free_contents(scheduler.pool),
+                "holders": holders(scheduler.pool),
+            }
+        )
+    return steps
+
+
+def compiled_steps(workload: Workload) -> list[dict[str, Any]]:
+    """The same on the compiled scheduler, step by step. It tells blocks by what they hold."""
+    config, keys = our_config(workload), Keys()
+    specs = workload["requests"]
+    scheduler = CompiledScheduler(config, [our_request(spec, config.block_size, keys) for spec in specs])
+    pending = deque(sorted(range(len(specs)), key=lambda place: specs[place]["step"]))
+    in_flight: deque[int] = deque()
+    steps: list[dict[str, Any]] = []
+    while pending or scheduler.has_work:
+        while pending and specs[pending[0]]["step"] <= len(steps):
+            scheduler.add(pending.popleft())
+        for place, spec in enumerate(specs):
+            if spec["abort_step"] == len(steps) and spec["step"] <= len(steps):
+                scheduler.abort(place)
+        before = scheduler.stats()
+        slot = len(steps) % 2 if config.async_scheduling else 0
+        scheduler.schedule(slot)
+        described = {
+            "scheduled": [[specs[place]["id"], tokens, depth] for place, tokens, depth in scheduler.shares(slot)],
+            "preempted": sorted(specs[place]["id"] for place in scheduler.take_preempted()),
+            "contents_scheduled": scheduler.free_contents(),
+            "stats": [new - old for new, old in zip(scheduler.stats(), before, strict=True)],
+        }
+        in_flight.append(slot)
+        if len(in_flight) >= (2 if config.async_scheduling else 1):
+            scheduler.finish_step(in_flight.popleft())
+        steps.append({**described, "contents_finished": scheduler.free_contents(), "holders": scheduler.holders()})
+    return steps
+
+
+def contents(pool: BlockPool) -> dict[int, Content]:
+    """By cached block: its key, and its place in the line of those under that key."""
+    found: dict[int, Content] = {}
+    for block in range(1, pool.num_gpu_blocks):
+        key = pool.key_of(block)
+        if key is not None and block not in found:
+            found |= {twin: (key, place) for place, twin in enumerate(pool.twins(key))}
+    return found
+
+
+def free_contents(pool: BlockPool) -> list[Content | None]:
+    held = contents(pool)
+    return [held.get(block) for block in pool.free_order()]
+
+
+def holders(pool: BlockPool) -> dict[Content, int]:
+    return {content: pool.references(block) for block, content in contents(pool).items()}
+
+
+def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the compiled scheduler can say of the steps: which block it is that holds something is all the same."""
+    names = ("scheduled", "preempted", "contents_scheduled", "stats", "contents_finished", "holders")
+    return [{name: step[name] for name in names} for step in steps]
+
+
+def our_config(workload: Workload) -> EngineConfig:
+    limit = 4096 if workload["config"]["enable_chunked_prefill"] else None
+    return EngineConfig(max_model_len=limit, **workload["config"])
+
+
+class Keys(dict[tuple[object, ...], int]):
+    """Chains of plain numbers: equal ones for equal salts and tokens up to a block's end."""
+
+    def chain(self, spec: dict[str, Any], block_size: int) -> list[int]:
+        tokens = spec["prompt"] + spec["output"]
+        full = (len(tokens) - 1) // block_size
+        return [self.setdefault((spec["salt"], *tokens[: (i + 1) * block_size]), len(self)) for i in range(full)]
+
+
+def our_request(spec: dict[str, Any], block_size: int, keys: Keys) -> Request:
+    return Request(
+        spec["id"],
+        len(spec["prompt"]),
+        len(spec["output"]),
+        keys.chain(spec, block_size),
+        arrival_ms=spec["arrival"],
+        priority=spec["priority"],
+        max_tokens=spec["max_tokens"],
+    )
+
+
+def ends_are_known(workload: Workload) -> bool:
+    """Whether no request may end before its length says, which only matters to a step composed ahead."""
+    ahead = workload["config"]["async_scheduling"]
+    return not ahead or all(spec["max_tokens"] == len(spec["output"]) for spec in workload["requests"])
+
+
+@pytest.mark.vllm
+def test_every_step_is_vllms() -> None:
+    python, model = os.environ.get("KVTAPE_VLLM_PYTHON"), os.environ.get("KVTAPE_VLLM_MODEL")
+    if not python or not model:
+        pytest.skip("KVTAPE_VLLM_PYTHON and KVTAPE_VLLM_MODEL do not name a vLLM and a model directory")
+    count = int(os.environ.get("KVTAPE_VLLM_WORKLOADS", "100"))
+    workloads = [make_workload(seed) for seed in range(count)]
+    answer = subprocess.run(
+        [python, str(SCRIPT), model],
+        input=json.dumps(workloads),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    preemptions = hits = 0
+    for seed, (workload, theirs) in enumerate(zip(workloads, json.loads(answer.stdout), strict=True)):
+        ours = our_steps(workload)
+        for number, (our_step, their_step) in enumerate(zip(ours, theirs, strict=False)):
+            assert {name: our_step[name] for name in their_step} == their_step, f"workload {seed}, step {number}"
+        assert len(ours) == len(theirs), f"workload {seed}"
+        if ends_are_known(workload):
+            assert compiled_steps(workload) == without_ids(ours), f"workload {seed}, compiled"
+        preemptions += sum(len(step["preempted"]) for step in ours)
+        hits += sum(step["stats"][2] for step in ours)
+    # Agreement on workloads without pressure or sharing would prove little.
+    assert preemptions > count
+    assert hits > 100 * count
+
+
+def test_the_workloads_end_on_our_scheduler() -> None:
+    # What the differential test compares must itself come to an end, here too where no vLLM is.
+    for seed in range(12):
+        assert our_steps(make_workload(seed))[-1]["scheduled"] is not None
+
+
+def test_compiled_every_step_is_the_same() -> None:
+    for seed in range(40):
+        workload = make_workload(seed)
+        if ends_are_known(workload):
+            assert compiled_steps(workload) == without_ids(our_steps(workload)), f"workload {seed}"

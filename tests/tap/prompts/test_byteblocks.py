@@ -1,0 +1,108 @@
+"""Blocks of bytes in place of tokens: as many as the engine counts, shared as far as the bytes are equal."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tap.prompts.byteblocks import ByteBlocks
+from tracefile import BlockHash, BlockHasher, HashKey
+
+HASHER = BlockHasher(HashKey(bytes(32)), block_size=4)
+
+
+def blocks(max_blocks: int = 1000) -> ByteBlocks:
+    return ByteBlocks(4, max_blocks)
+
+
+def test_a_first_prompt_is_cut_evenly_over_its_tokens() -> None:
+    chain = blocks().hash_blocks(HASHER, "m", bytes(range(120)), 30)
+    assert len(chain) == len(set(chain)) == 7, "30 tokens are 7 full blocks of 4"
+
+
+def test_a_later_prompt_keeps_the_boundaries_of_what_it_shares_whatever_its_own_density() -> None:
+    known = blocks()
+    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
+    dense = known.hash_blocks(HASHER, "m", b"a" * 160 + b"b" * 40, 80)
+    assert dense[:10] == first
+    assert len(dense) == 20
+    known.check_integrity()
+
+
+def test_a_prompt_that_ends_before_the_boundary_has_no_block_there() -> None:
+    known = blocks()
+    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
+    shorter = known.hash_blocks(HASHER, "m", b"a" * 150, 37)
+    assert shorter == first[:9]
+
+
+def test_prompts_differ_from_the_block_in_which_their_bytes_differ() -> None:
+    known = blocks()
+    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
+    other = known.hash_blocks(HASHER, "m", b"a" * 80 + b"b" * 80, 40)
+    assert first[:5] == other[:5]
+    assert not set(first[5:]) & set(other[5:])
+
+
+def test_chains_of_different_roots_do_not_share_boundaries_or_hashes() -> None:
+    known = blocks()
+    adapted = BlockHasher(HashKey(bytes(32)), block_size=4, lora="x")
+    first = known.hash_blocks(HASHER, "m", b"a" * 160, 40)
+    second = known.hash_blocks(adapted, "x", b"a" * 160, 80)
+    assert (len(first), len(second)) == (10, 20)
+    assert not set(first) & set(second)
+
+
+def test_a_text_with_fewer_bytes_than_tokens_has_a_byte_in_every_block_at_least() -> None:
+    assert len(blocks().hash_blocks(HASHER, "m", b"abc", 400)) == 0
+    assert len(blocks().hash_blocks(HASHER, "m", b"abcdefgh", 400)) == 2
+
+
+def test_memory_is_bounded_and_the_leaves_of_the_least_recent_prompt_go_first() -> None:
+    known = blocks(max_blocks=30)
+    first = known.hash_blocks(HASHER, "m", b"a" * 400, 40)
+    for letter in (b"b", b"c"):
+        known.hash_blocks(HASHER, "m", letter * 400, 40)
+        known.check_integrity()
+    assert known.hash_blocks(HASHER, "m", b"a" * 400, 40) == first, "cut anew, by the same numbers"
+    known.check_integrity()
+
+
+class WatchedBlocks(ByteBlocks):
+    """Remembers which bytes, from the prompt's start on, each hash was made of."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.prefixes: dict[BlockHash, bytes] = {}
+
+    def _hash(self, hasher: BlockHasher, chain: list[BlockHash], block: bytes) -> BlockHash:
+        made = super()._hash(hasher, chain, block)
+        prefix = (self.prefixes[chain[-1]] if chain else b"") + block
+        assert self.prefixes.setdefault(made, prefix) == prefix, "a hash stands for one prefix only"
+        return made
+
+
+PROMPTS = st.lists(st.tuples(st.text("ab", min_size=1, max_size=200), st.integers(1, 120)), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(PROMPTS)
+def test_a_hash_stands_for_the_bytes_up_to_its_blocks_end(prompts: list[tuple[str, int]]) -> None:
+    known = WatchedBlocks()
+    for text, tokens in prompts:
+        data = text.encode()
+        chain = known.hash_blocks(HASHER, "m", data, tokens)
+        assert len(chain) <= min(tokens, len(data)) // 4
+        prefixes = [known.prefixes[block] for block in chain]
+        assert all(data.startswith(prefix) for prefix in prefixes)
+        assert all(len(shorter) < len(longer) for shorter, longer in pairwise(prefixes))
+        assert known.hash_blocks(HASHER, "m", data, tokens) == chain, "the same prompt again is the same chain"
+        known.check_integrity()
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 16, 32])
+def test_every_block_size_gives_the_engines_count(size: int) -> None:
+    hasher = BlockHasher(HashKey(bytes(32)), block_size=size)
+    chain = ByteBlocks(size).hash_blocks(hasher, "m", b"The quick brown fox. " * 100, 523)
+    assert len(chain) == 523 // size

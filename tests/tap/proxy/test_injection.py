@@ -1,0 +1,192 @@
+"""What is asked for beside the client's request, and nothing else: additions against an oracle over decoded JSON."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tap.ipc.exchange import Dialect, Injection
+from tap.proxy.injection import inject
+from tap.proxy.jsonspans import Span, UnlocatableError, apply_edits, array_items, object_members, without_members
+from tap.supervisor.config import checked_injection
+from tracefile.records.errors import InputError
+
+BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(-1e9, 1e9) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+spacings = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:  ")])
+flags = st.sampled_from([True, False, None, 1, "yes"])
+stream_options = st.none() | st.fixed_dictionaries(
+    {}, optional={"include_usage": flags, "continuous_usage_stats": flags, "x": values}
+)
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": st.text(max_size=30) | st.lists(st.integers(0, 129279), max_size=9),
+        "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": values}), max_size=2),
+        "stream": flags,
+        "stream_options": stream_options,
+        "return_token_ids": flags,
+        "echo": flags,
+        "parallel_tool_calls": flags,
+        "tools": values,
+    },
+)
+
+
+def asked_for(fields: dict[str, Any], endpoint: str, dialect: Dialect) -> tuple[Any, frozenset[Injection]]:
+    """The oracle: the request as it is to reach the engine, and what was added to it."""
+
+    def is_unset(value: object) -> bool:
+        return value is None or value is False
+
+    prompt = ("messages",) if endpoint == CHAT else ("prompt", "prompt_embeds")
+    result = json.loads(json.dumps(fields))
+    added: set[Injection] = set()
+    if not any(name in fields for name in prompt):
+        return result, frozenset()
+    options = fields.get("stream_options") or {}
+    if (
+        fields.get("stream") is True
+        and (dialect in ("vllm", "sglang") or (dialect == "llamacpp" and endpoint == CHAT))
+        and is_unset(options.get("continuous_usage_stats"))
+        and is_unset(options.get("include_usage"))
+    ):
+        result["stream_options"] = options | {"include_usage": True}
+        added.add("usage")
+    streams = not is_unset(fields.get("stream"))
+    refused = streams and endpoint == CHAT and (dialect == "sglang" or fields.get("parallel_tool_calls") is False)
+    if (
+        dialect in ("vllm", "sglang")
+        and is_unset(fields.get("echo"))
+        and is_unset(fields.get("return_token_ids"))
+        and not refused
+    ):
+        result["return_token_ids"] = True
+        added.add("token-ids")
+    return result, frozenset(added)
+
+
+@given(
+    fields=requests,
+    endpoint=st.sampled_from([CHAT, TEXT]),
+    dialect=st.sampled_from(["vllm", "sglang", "llamacpp", "trtllm"]),
+    spacing=spacings,
+    padding=st.sampled_from(["", " ", "\r\n"]),
+)
+def test_a_request_says_what_the_client_said_and_what_was_wanted(
+    fields: dict[str, Any], endpoint: str, dialect: Dialect, spacing: tuple[str, str], padding: str
+) -> None:
+    text = padding + json.dumps(fields, separators=spacing, ensure_ascii=not padding) + padding
+    body = text.encode(errors="surrogatepass")
+    injected, added = inject(body, endpoint, dialect, BOTH)
+    expected, expected_added = asked_for(fields, endpoint, dialect)
+    assert (json.loads(injected.decode(errors="surrogatepass")), added) == (expected, expected_added)
+    if not added:
+        assert injected == body
+    elif "stream_options" not in fields and "return_token_ids" not in fields:
+        assert injected.startswith(body.rstrip()[:-1])  # nothing that the client wrote has moved
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"prompt":"x","stream":true',
+        b'{"prompt":"x","stream":true}}',
+        b'{"prompt":"x","prompt":"y","stream":true}',
+        b'{"prompt":"x","stream":true,"stream":false}',
+        b'{"prompt":"x","pr\\u006fmpt":"y"}',
+        b'{"prompt":NaN}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_plain_object_is_left_alone(body: bytes) -> None:
+    assert inject(body, TEXT, "vllm", BOTH) == (body, frozenset())
+
+
+def test_a_name_written_with_escapes_is_the_name() -> None:
+    body = b'{"prompt":"x","stre\\u0061m":true,"stream_options":{"include_us\\u0061ge":true}}'
+    assert inject(body, TEXT, "vllm", BOTH)[1] == {"token-ids"}
+
+
+def test_what_a_string_or_an_inner_object_says_is_not_the_request() -> None:
+    body = json.dumps({"prompt": '"stream":true}', "tools": [{"stream": True, "return_token_ids": True}]}).encode()
+    injected, added = inject(body, TEXT, "vllm", BOTH)
+    assert added == {"token-ids"}
+    assert injected == body[:-1] + b',"return_token_ids":true}'
+
+
+LONG_IDS = list(range(10_000, 14_000))
+WITH_LONG_IDS: list[dict[str, Any]] = [
+    {"prompt": LONG_IDS, "stream": True, "stream_options": {"x": [1]}},
+    {"stream_options": {"x": 1}, "stream": True, "prompt": LONG_IDS},
+    {"a": [LONG_IDS], "prompt": LONG_IDS, "stream": True},
+    {"prompt": f"{LONG_IDS}]", "stream": True, "stream_options": None},
+    {"stream_options": {"include_usage": False}, "prompt": f'"[{LONG_IDS}\\"]', "stream": True, "echo": [1]},
+]
+
+
+@pytest.mark.parametrize("fields", WITH_LONG_IDS)
+@pytest.mark.parametrize("spacing", [(",", ":"), (", ", ": ")])
+def test_long_lists_of_ids_are_stepped_over_wherever_they_stand(
+    fields: dict[str, Any], spacing: tuple[str, str]
+) -> None:
+    body = json.dumps(fields, separators=spacing).encode()
+    injected, added = inject(body, TEXT, "vllm", BOTH)
+    assert (json.loads(injected), added) == asked_for(fields, TEXT, "vllm")
+    assert len(injected) - len(body) < 80
+
+
+def test_other_endpoints_are_left_alone() -> None:
+    body = b'{"input":"x","prompt":"x","messages":[],"stream":true}'
+    for endpoint in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
+        assert inject(body, endpoint, "vllm", BOTH) == (body, frozenset())
+
+
+def test_an_engine_that_cannot_be_asked_is_refused_at_the_flags() -> None:
+    with pytest.raises(InputError, match="TensorRT-LLM"):
+        checked_injection(["usage"], "trtllm")
+    with pytest.raises(InputError, match="no token ids"):
+        checked_injection(["usage,token-ids"], "llamacpp")
+    assert checked_injection(["usage"], "llamacpp") == {"usage"}
+
+
+@given(
+    fields=st.dictionaries(st.text(max_size=8), values, max_size=6),
+    spacing=spacings,
+    names=st.sets(st.text(max_size=8)),
+)
+@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"a", "b"})
+@example(fields={"a": 1, "b": 2, "c": 3}, spacing=(",", ":"), names={"b", "c"})
+@example(fields={"a": 1, "b": 2}, spacing=(" ,\n", "\t:  "), names={"a", "b"})
+def test_spans_are_where_the_values_are(fields: dict[str, Any], spacing: tuple[str, str], names: set[str]) -> None:
+    text = json.dumps(fields, separators=spacing).encode()
+    try:
+        members = object_members(text)
+    except UnlocatableError:
+        assert b"\\ud" in text  # a surrogate on its own, which is no text
+        return
+    assert {name: json.loads(member.value.of(text)) for name, member in members.items()} == fields
+    without = apply_edits(text, without_members(members, frozenset(names)))
+    assert json.loads(without) == {name: value for name, value in fields.items() if name not in names}
+
+
+@given(items=st.lists(values, max_size=5), spacing=spacings)
+def test_items_are_where_they_are(items: list[Any], spacing: tuple[str, str]) -> None:
+    text = b"xx" + json.dumps(items, separators=spacing, ensure_ascii=True).encode() + b"yy"
+    try:
+        spans = array_items(text, Span(2, len(text) - 2))
+    except UnlocatableError:
+        assert b"\\ud" in text
+        return
+    assert [json.loads(span.of(text)) for span in spans] == items

@@ -1,0 +1,207 @@
+"""A worker's link to a recorder that is slow, away, or dies half-way: what it got, what it did not, all counted."""
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tap.ipc.exchange import ExchangeCopy, split_frames
+from tap.ipc.workercounts import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
+from tap.proxy.recorderlink import RecorderLink
+from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.supervisor.account import Ledger
+
+_decoder = msgspec.msgpack.Decoder(ExchangeCopy)
+
+
+class Recorder:
+    """A listening socket that is read only when the test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self.connection: socket.socket | None = None
+
+    async def accept(self) -> None:
+        async with asyncio.timeout(30):
+            self.connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+
+    async def read(self, size: int) -> bytes:
+        assert self.connection is not None
+        async with asyncio.timeout(30):
+            return await asyncio.get_running_loop().sock_recv(self.connection, size)
+
+    async def read_all(self) -> list[ExchangeCopy]:
+        """Everything up to the end, as exchanges."""
+        buffer, exchanges = bytearray(), []
+        while data := await self.read(1 << 20):
+            buffer += data
+            exchanges += [_decoder.decode(payload) for payload in split_frames(buffer)]
+        assert not buffer, "half a frame"
+        return exchanges
+
+    def close(self) -> None:
+        self._listener.close()
+        if self.connection is not None:
+            self.connection.close()
+
+
+class Lab:
+    """A link, its counts, and requests to hand over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "recorder.sock"
+        self.counts = WorkerCounts(folder / "counts", 1)
+        self.cells = self.counts.row(0)
+        self.budget = CopyBudget(1 << 30)
+
+    def link(self, queue_bytes: int = 1 << 30) -> RecorderLink:
+        self.budget.limit_bytes = queue_bytes
+        return RecorderLink(str(self.socket), self.budget, self.counts)
+
+    def hand_over(self, link: RecorderLink, body: bytes) -> None:
+        side = SideCopy(
+            self.budget,
+            1 << 30,
+            endpoint="/v1/completions",
+            arrival_ns=0,
+            concurrency=link.begin(),
+            headers=[],
+            names=[],
+        )
+        side.request_body(body)
+        link.submit(side, 1, "ok", None)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for a socket's path
+        yield Lab(Path(folder))
+
+
+def bodies(exchanges: list[ExchangeCopy]) -> list[bytes]:
+    return [b"".join(exchange.request_body or []) for exchange in exchanges]
+
+
+def test_everything_arrives_in_order(lab: Lab) -> None:
+    async def scenario() -> None:
+        recorder = Recorder(lab.socket)
+        link = lab.link()
+        await recorder.accept()
+        sent = [b"%d" % number * (number * 1000) for number in range(100)]
+        for body in sent:
+            lab.hand_over(link, body)
+        reading = asyncio.create_task(recorder.read_all())
+        await link.finish(30)
+        assert bodies(await reading) == sent
+        recorder.close()
+
+    asyncio.run(scenario())
+    assert list(lab.cells[: IN_FLIGHT + 1]) == [100, 100, 0, 0, 0]
+    assert lab.budget.held_bytes == 0
+
+
+def test_what_a_slow_recorder_does_not_take_is_kept_up_to_the_bound_and_then_dropped(lab: Lab) -> None:
+    async def scenario() -> int:
+        recorder = Recorder(lab.socket)
+        link = lab.link(queue_bytes=2_000_000)
+        await recorder.accept()
+        for number in range(100):
+            lab.hand_over(link, b"x" * 100_000)
+            assert lab.budget.held_bytes < 2_200_000
+            if number % 10 == 0:
+                await asyncio.sleep(0.02)
+        reading = asyncio.create_task(recorder.read_all())
+        await link.finish(30)
+        received = len(await reading)
+        recorder.close()
+        return received
+
+    received = asyncio.run(scenario())
+    assert 15 < received < 100
+    assert (lab.cells[SENT], lab.cells[QUEUE_FULL]) == (received, 100 - received)
+    assert lab.budget.held_bytes == 0
+
+
+def test_what_is_handed_over_before_there_is_a_recorder_waits_for_it(lab: Lab) -> None:
+    async def scenario() -> None:
+        link = lab.link()
+        for body in (b"a", b"b"):
+            lab.hand_over(link, body)
+        await asyncio.sleep(0.05)
+        recorder = Recorder(lab.socket)
+        await recorder.accept()
+        lab.hand_over(link, b"c")
+        reading = asyncio.create_task(recorder.read_all())
+        await link.finish(30)
+        assert bodies(await reading) == [b"a", b"b", b"c"]
+        recorder.close()
+
+    asyncio.run(scenario())
+    assert (lab.cells[OFFERED], lab.cells[SENT]) == (3, 3)
+
+
+def test_a_frame_that_a_dead_recorder_had_half_of_goes_whole_to_the_next(lab: Lab) -> None:
+    large = b"y" * 5_000_000
+
+    async def scenario() -> None:
+        first = Recorder(lab.socket)
+        link = lab.link()
+        await first.accept()
+        lab.hand_over(link, large)
+        await first.read(1000)
+        assert lab.cells[SENT] == 0
+        first.close()
+        lab.socket.unlink()
+        second = Recorder(lab.socket)
+        await second.accept()
+        reading = asyncio.create_task(second.read_all())
+        await link.finish(30)
+        assert bodies(await reading) == [large]
+        second.close()
+
+    asyncio.run(scenario())
+    assert (lab.cells[OFFERED], lab.cells[SENT]) == (1, 1)
+
+
+def test_without_a_recorder_to_the_end_every_exchange_is_counted_as_such(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tap.proxy.recorderlink.UNCONNECTED_S", 0.1)
+
+    async def scenario() -> None:
+        link = lab.link(queue_bytes=1_000_000)
+        for _ in range(20):
+            lab.hand_over(link, b"z" * 100_000)
+        await link.finish(30)
+        lab.hand_over(link, b"too late")
+
+    asyncio.run(scenario())
+    assert (lab.cells[OFFERED], lab.cells[RECORDER_OFF], lab.cells[SENT]) == (21, 21, 0)
+    assert lab.budget.held_bytes == 0
+
+
+def test_a_dead_workers_counts_are_kept_and_its_row_is_free(lab: Lab) -> None:
+    """Offered 7: 3 sent, 1 dropped, 3 with it when it died. Of the 3 sent, the recorder lost 1."""
+    ledger = Ledger(lab.counts, 1)
+    lab.cells[OFFERED], lab.cells[SENT], lab.cells[QUEUE_FULL], lab.cells[IN_FLIGHT] = 7, 3, 1, 2
+    ledger.worker_died(0)
+    assert list(lab.cells) == [0] * 8
+    assert ledger.in_flight == 0
+    ledger.progress = msgspec.structs.replace(ledger.progress, recorded=2)
+    account = ledger.account(ended=True)
+    assert (account.offered, account.recorded) == (7, 2)
+    assert account.dropped == {"queue_full": 1, "worker_died": 3, "recorder_died": 1}
+
+
+def test_counts_outlive_whoever_wrote_them(lab: Lab) -> None:
+    other = WorkerCounts(lab.socket.with_name("counts"), 1)
+    other.row(0)[OFFERED] += 5
+    del other
+    assert lab.cells[OFFERED] == 5

@@ -1,0 +1,284 @@
+"""Injected responses, filtered, are the bytes of the responses that nobody injected anything into."""
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tap.ipc.exchange import Dialect, Injection
+from tap.proxy.eventcuts import EventCutter
+from tap.proxy.jsonspans import apply_edits
+from tap.proxy.responsefilter import ResponseFilter, count_ids, id_edits
+from tap.proxy.responsefilter import _decode as decode_event
+
+
+def load_rendering() -> ModuleType:
+    name = "kvtape_tests_vllm_rendering"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("vllm_rendering.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+vllm = load_rendering()
+
+# Texts that look like what is looked for: names, events, escapes.
+awkward = st.sampled_from(
+    [
+        '"token_ids":[1]',
+        ',"token_ids":[1,2]',
+        '{"usage":null}',
+        "data: x\n\n",
+        "\r\n\r",
+        "token_ids",
+        "\\",
+        '"',
+        "é☃😀",
+        "",
+    ]
+)
+texts = st.lists(awkward | st.text(max_size=6), max_size=3).map("".join)
+token_ids = st.lists(st.integers(0, 129279), min_size=1, max_size=3)
+logprobs = st.none() | st.just({"content": [{"token": '"token_ids":[7]', "logprob": -0.5, "bytes": [34]}]})
+chat_deltas = st.one_of(
+    st.none(),
+    texts.map(lambda text: {"content": text}),
+    texts.map(lambda text: {"reasoning": text}),
+    st.builds(
+        lambda text, odd: {"tool_calls": [{"index": 0, "function": {"arguments": odd or text}}]},
+        texts,
+        st.none() | st.just({"token_ids": [1, 2], "usage": None}),  # engines that are free with arguments
+    ),
+)
+text_deltas = texts.map(lambda text: {"text": text})
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Any:
+    chat, n = draw(st.booleans()), draw(st.integers(1, 3))
+    steps = []
+    for index in range(n):
+        deltas = draw(st.lists(chat_deltas if chat else text_deltas, max_size=4))
+        steps += [vllm.Step(index, draw(token_ids), delta, None, draw(logprobs)) for delta in deltas]
+        last = draw(st.none() | texts.map(lambda text: {"content" if chat else "text": text}))
+        steps.append(vllm.Step(index, draw(token_ids), last, draw(st.sampled_from(["stop", "length", "tool_calls"]))))
+    return vllm.Answer(
+        chat=chat,
+        prompt_token_ids=draw(st.lists(st.integers(0, 129279), max_size=40)),
+        steps=draw(st.permutations(steps)) if draw(st.booleans()) else steps,
+        n=n,
+        cached_tokens=draw(st.none() | st.integers(0, 32)),
+        continuous_usage=draw(st.booleans()),
+        comments=draw(st.lists(st.sampled_from(["keep-alive", 'token_ids":[1]', '"usage"']), max_size=2)),
+    )
+
+
+injections: st.SearchStrategy[frozenset[Injection]] = st.sampled_from(
+    [frozenset({"usage"}), frozenset({"token-ids"}), frozenset({"usage", "token-ids"})]
+)
+
+
+def filtered(reads: list[bytes], injected: frozenset[Injection], dialect: Dialect = "vllm") -> bytes:
+    response = ResponseFilter(injected, dialect)
+    return b"".join([*map(response.feed, reads), response.finish()])
+
+
+def cut(stream: bytes, at: list[int]) -> list[bytes]:
+    ends = sorted({min(place, len(stream)) for place in at} | {len(stream)})
+    return [stream[a:b] for a, b in itertools.pairwise([0, *ends])]
+
+
+@given(
+    answer=answers(),
+    injected=injections,
+    at=st.lists(st.integers(0, 4000), max_size=12),
+    line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+)
+def test_a_stream_is_what_it_would_have_been(
+    answer: Any, injected: frozenset[Injection], at: list[int], line_end: bytes
+) -> None:
+    asked = vllm.stream_events(answer, usage="usage" in injected, ids="token-ids" in injected)
+    plain = vllm.stream_events(answer, usage=False, ids=False)
+    reads = cut(b"".join(asked).replace(b"\n", line_end), at)
+    assert filtered(reads, injected) == b"".join(plain).replace(b"\n", line_end)
+
+
+@given(answer=answers(), ids_asked=st.booleans(), at=st.lists(st.integers(0, 4000), max_size=12))
+def test_what_the_client_asked_for_itself_stays(answer: Any, ids_asked: bool, at: list[int]) -> None:
+    """One of the two is the client's own, the other was added."""
+    injected: frozenset[Injection] = frozenset({"usage"} if ids_asked else {"token-ids"})
+    asked = vllm.stream_events(answer, usage=True, ids=True)
+    plain = vllm.stream_events(answer, usage=not ids_asked, ids=ids_asked)
+    assert filtered(cut(b"".join(asked), at), injected) == b"".join(plain)
+
+
+@given(answer=answers())
+def test_a_whole_body_is_what_it_would_have_been(answer: Any) -> None:
+    asked, plain = vllm.whole_body(answer, ids=True), vllm.whole_body(answer, ids=False)
+    assert ResponseFilter(frozenset({"token-ids"}), "vllm").whole(asked) == plain
+    assert ResponseFilter(frozenset({"usage"}), "vllm").whole(plain) == plain
+
+
+CHAT = vllm.Answer(
+    chat=True,
+    prompt_token_ids=[1, 22, 333],
+    steps=[
+        vllm.Step(0, [5], {"content": "a\n"}),
+        vllm.Step(1, [6], None),
+        vllm.Step(0, [7, 8], {"content": "☃"}, "stop"),
+        vllm.Step(1, [9], {"content": "b"}, "length"),
+    ],
+    n=2,
+    comments=["keep-alive"],
+)
+BOTH: frozenset[Injection] = frozenset({"usage", "token-ids"})
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_a_stream_cut_at_any_byte_is_the_same_stream(line_end: bytes) -> None:
+    asked = b"".join(vllm.stream_events(CHAT, usage=True, ids=True)).replace(b"\n", line_end)
+    plain = b"".join(vllm.stream_events(CHAT, usage=False, ids=False)).replace(b"\n", line_end)
+    assert plain != asked
+    for at in range(len(asked) + 1):
+        assert filtered([asked[:at], asked[at:]], BOTH) == plain
+    assert filtered([asked[at : at + 1] for at in range(len(asked))], BOTH) == plain
+
+
+def test_every_event_leaves_with_the_read_that_completes_it() -> None:
+    response = ResponseFilter(BOTH, "vllm")
+    asked = vllm.stream_events(CHAT, usage=True, ids=True)
+    plain = vllm.stream_events(CHAT, usage=False, ids=False)
+    left = [out for event in asked if (out := response.feed(event))]
+    assert left == plain
+    assert response.finish() == b""
+
+
+def test_an_event_cut_in_half_waits_for_its_end_and_nothing_before_it_does() -> None:
+    response = ResponseFilter(BOTH, "vllm")
+    assert response.feed(b": hello\n\ndata: {") == b": hello\n\n"
+    assert response.feed(b'"choices"') == b""
+    assert response.feed(b":[]}\n\ndata") == b'data: {"choices":[]}\n\n'
+    assert response.finish() == b"data"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"data: [DONE]\n\n",
+        b'data: {"error":{"message":"token_ids\\":[1] \\"usage\\""}}\n\n',
+        b'data: {"token_ids": not json "usage"\n\n',
+        b'data: {"choices":"token_ids","token_ids":[1],"usage":{}}\n\n',
+        b'event: x\ndata: {"token_ids":[1],\ndata: "usage":1}\n\n',  # data of two lines: no engine writes that
+        b'data: {"choices":[],"usage":null}\n\n',
+        b'data: {"choices":[],"sglext":{"token_ids":[1]}}\n\n',
+        b"\n\n\n",
+        b"",
+    ],
+)
+def test_what_is_not_as_engines_write_it_passes(event: bytes) -> None:
+    assert filtered([event], BOTH) == event
+
+
+def test_ids_in_other_spacings_and_spellings_go_too() -> None:
+    event = (
+        b'data: {"choices": [ {"index":0, "to\\u006ben_ids" : [1, 2] , "text":"\\"token_ids\\":[3]"} ], '
+        b'"prompt_token_ids":[4]}\n\n'
+    )
+    assert b'token_ids"' in event
+    assert filtered([event], BOTH) == (
+        b'data: {"choices": [ {"index":0, "to\\u006ben_ids" : null , "text":"\\"token_ids\\":[3]"} ], '
+        b'"prompt_token_ids":null}\n\n'
+    )
+
+
+@given(answer=answers())
+def test_the_short_way_and_the_walk_cut_the_same_bytes(answer: Any) -> None:
+    for event in vllm.stream_events(answer, usage=False, ids=True)[:-1]:
+        data = event.removeprefix(b"data: ").removesuffix(b"\n\n")
+        if data.startswith(b":") or not count_ids(decode_event(data), nulls=False):
+            continue
+        without = ResponseFilter(frozenset({"token-ids"}), "vllm").whole(data)
+        assert without == apply_edits(data, id_edits(data, leave_null=True))
+
+
+def sglang_stream(*, usage: bool, ids: bool) -> bytes:
+    """SGLang writes every null there is, but leaves ids out that nobody asked for."""
+    events: list[dict[str, Any]] = []
+    for number, text in enumerate(["a", "b"]):
+        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+        if ids:
+            choice |= {"prompt_token_ids": [1, 2]} if number == 0 else {}
+            choice |= {"token_ids": [number]}
+        choice["matched_stop"] = None
+        events.append({"id": "1", "choices": [choice], "usage": None})
+    if usage:
+        events.append({"id": "1", "choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2}})
+    return b"".join(b"data: %b\n\n" % vllm.compact(event) for event in events) + b"data: [DONE]\n\n"
+
+
+def test_sglang_gets_its_members_cut_and_keeps_its_nulls() -> None:
+    asked = sglang_stream(usage=True, ids=True)
+    for at in range(len(asked)):
+        assert filtered([asked[:at], asked[at:]], BOTH, "sglang") == sglang_stream(usage=False, ids=False)
+    whole = b'{"choices": [{"token_ids": [1], "prompt_token_ids": [2], "index": 0}], "usage": {}}'
+    assert ResponseFilter(BOTH, "sglang").whole(whole) == b'{"choices": [{"index": 0}], "usage": {}}'
+
+
+def test_older_vllm_announces_usage_by_nulls() -> None:
+    asked = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\ndata: {"choices":[],"usage":{"a":1}}\n\n'
+    assert filtered([asked], BOTH) == b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+
+
+def test_llamacpp_gets_its_timings_back_where_they_are_without_usage() -> None:
+    last = b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"object":"chat.completion.chunk"%b}\n\n'
+    timings = b',"timings":{"cache_n":3,"prompt_ms":1.5}'
+    asked = last % b"" + b'data: {"choices":[],"usage":{"total_tokens":9}%b}\n\ndata: [DONE]\n\n' % timings
+    assert filtered([asked], frozenset({"usage"}), "llamacpp") == last % timings + b"data: [DONE]\n\n"
+
+
+def test_the_fingerprint_is_what_vllm_moves() -> None:
+    """It stands in the last event: with usage asked for that is the usage event, and it goes with it."""
+    answer = vllm.Answer(True, [1], [vllm.Step(0, [2], {"content": "x"}, "stop")], fingerprint="vllm-0.32.0-abcdef12")
+    asked = b"".join(vllm.stream_events(answer, usage=True, ids=True))
+    plain = b"".join(vllm.stream_events(answer, usage=False, ids=False))
+    moved = b',"system_fingerprint":"vllm-0.32.0-abcdef12"'
+    assert filtered([asked], BOTH) == plain.replace(moved, b"")
+    ids_only = b"".join(vllm.stream_events(answer, usage=False, ids=True))
+    assert filtered([ids_only], frozenset({"token-ids"})) == plain
+
+
+def test_an_endless_event_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tap.proxy.responsefilter.MAX_EVENT_BYTES", 100)
+    response = ResponseFilter(BOTH, "vllm")
+    assert response.feed(b"data: " + b"x" * 60) == b""
+    assert response.feed(b"y" * 60) == b"data: " + b"x" * 60 + b"y" * 60
+    assert response.feed(b"z") == b"z"
+
+
+@given(
+    stream=st.lists(st.sampled_from([b"a", b"\r", b"\n", b"data:", b": ", b"\xef\xbb\xbf"]), max_size=30).map(b"".join),
+    at=st.lists(st.integers(0, 60), max_size=10),
+)
+def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at: list[int]) -> None:
+    cutter, at_once = EventCutter(), EventCutter()
+    pieces = [event for read in cut(stream, at) for event in cutter.feed(read)]
+    whole = at_once.feed(stream)
+    assert b"".join(pieces) + cutter.rest() == stream
+    assert b"".join(whole) + at_once.rest() == stream
+    # An LF that a cut parted from its CR comes as a piece of its own.
+    joined: list[bytes] = []
+    for piece in pieces:
+        if piece == b"\n" and joined and joined[-1].endswith(b"\r"):
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    assert joined == whole

@@ -1,0 +1,227 @@
+"""Several upstreams: who gets which request, what happens to one that is down, and what a reload changes."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tap.proxy.upstreams import Upstream, Upstreams, by_rendezvous
+from wire.requesthead import RequestHead, parse_request_head
+from wire.url import Origin
+
+COMPLETION = {"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
+SESSION_HEADERS = ("X-Session-ID", "X-Dynamo-Session-ID")
+
+
+async def answer(request: Any) -> None:
+    request.write_json({"choices": [{"index": 0, "text": "t", "finish_reason": "length"}]})
+
+
+@contextlib.asynccontextmanager
+async def upstreams_of(lab: Any, *scripts: Any) -> AsyncIterator[list[Any]]:
+    async with contextlib.AsyncExitStack() as stack:
+        started = [lab.upstream(script) for script in scripts]
+        for one in started:
+            await stack.enter_async_context(one.serving())
+        yield started
+
+
+def origins_of(*upstreams: Any) -> tuple[Origin, ...]:
+    return tuple(Origin("http", "127.0.0.1", one if isinstance(one, int) else one.port) for one in upstreams)
+
+
+def origin(number: int) -> Origin:
+    return Origin("http", f"engine-{number}", 8000)
+
+
+def head(session: str | None = None, header: str = "X-Session-ID") -> RequestHead:
+    line = "" if session is None else f"{header}: {session}\r\n"
+    return parse_request_head(f"POST /v1/completions HTTP/1.1\r\nHost: t\r\n{line}\r\n".encode())
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_each_has_its_turn_and_the_record_says_who_served(lab: Any) -> None:
+    async def scenario() -> list[str]:
+        async with (
+            upstreams_of(lab, answer, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started)) as (tap, _),
+        ):
+            for _ in range(6):
+                assert (await tap.post("/v1/completions", COMPLETION)).status == 200
+            assert [len(one.requests) for one in started] == [2, 2, 2]
+            return [str(one) for one in origins_of(*started)]
+
+    names = asyncio.run(scenario())
+    assert sorted(record.upstream for record in lab.records) == sorted(names * 2)
+
+
+@pytest.mark.parametrize("header", SESSION_HEADERS)
+def test_a_session_stays_where_it_is_and_requests_without_one_take_turns(lab: Any, header: str) -> None:
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer, answer) as started,
+            lab.tap(answer, upstreams=origins_of(*started), balance="session") as (tap, _),
+        ):
+            for session in ("a", "b", "c", "d"):
+                before = [len(one.requests) for one in started]
+                for _ in range(3):
+                    await tap.post("/v1/completions", COMPLETION, f"{header}: {session}\r\n".encode())
+                grown = [len(one.requests) - count for one, count in zip(started, before, strict=True)]
+                assert sorted(grown) == [0, 3]
+            before = [len(one.requests) for one in started]
+            for _ in range(4):
+                await tap.post("/v1/completions", COMPLETION)
+            assert [len(one.requests) - count for one, count in zip(started, before, strict=True)] == [2, 2]
+
+    asyncio.run(scenario())
+
+
+@given(st.integers(2, 6), st.data())
+def test_only_the_sessions_of_an_upstream_that_goes_move(count: int, data: st.DataObject) -> None:
+    everyone = [Upstream(origin(number)) for number in range(count)]
+    gone = data.draw(st.sampled_from(everyone))
+    rest = [one for one in everyone if one is not gone]
+    for session in data.draw(st.lists(st.binary(max_size=20), max_size=30)):
+        favourite = by_rendezvous(everyone, session)[0]
+        moved_to = by_rendezvous(rest, session)[0]
+        assert moved_to is favourite or favourite is gone
+
+
+def test_sessions_spread_evenly() -> None:
+    everyone = [Upstream(origin(number)) for number in range(4)]
+    served = Counter(by_rendezvous(everyone, b"session-%d" % number)[0].name for number in range(4000))
+    assert all(850 < count < 1150 for count in served.values()), "each has a quarter, give or take"
+
+
+def test_workers_agree_on_a_sessions_upstream_and_not_on_whose_turn_is_first() -> None:
+    origins = [origin(number) for number in range(3)]
+    workers = [Upstreams(origins, by_session=True, first=number) for number in range(3)]
+    assert len({worker.pick(head("s")).name for worker in workers}) == 1
+    assert len({worker.pick(head()).name for worker in workers}) == 3
+
+
+def test_one_that_cannot_be_reached_is_passed_over_and_nobody_notices(lab: Any, closed_port: int) -> None:
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer) as [up],
+            lab.tap(answer, upstreams=origins_of(closed_port, up)) as (tap, _),
+        ):
+            for _ in range(6):
+                assert (await tap.post("/v1/completions", COMPLETION)).status == 200
+            assert len(up.requests) == 6
+            down = tap.relays.upstreams
+            assert {one.name for one in (down.pick(head()), down.pick(head()))} == {str(*origins_of(up))}
+
+    asyncio.run(scenario())
+    assert len({record.upstream for record in lab.records}) == 1
+
+
+def test_a_session_whose_upstream_is_down_is_served_by_another(lab: Any, closed_port: int) -> None:
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, answer) as [up],
+            lab.tap(answer, upstreams=origins_of(closed_port, up), balance="session") as (tap, _),
+        ):
+            for number in range(8):  # some of them hash to the one that is down
+                headers = b"X-Session-ID: s%d\r\n" % number
+                assert (await tap.post("/v1/completions", COMPLETION, headers)).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_with_none_to_reach_the_client_is_told(lab: Any, closed_port: int) -> None:
+    async def scenario() -> None:
+        async with lab.tap(answer, upstreams=(*origins_of(closed_port), Origin("http", "127.0.0.1", 1))) as (tap, _):
+            response = await tap.post("/v1/completions", COMPLETION)
+            assert response.status == 502
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert (record.status, record.error, record.upstream) == ("error", "connect_refused", None)
+
+
+def test_what_was_sent_to_one_is_never_sent_to_another(lab: Any) -> None:
+    async def hang_up(request: Any) -> None:
+        request.writer.transport.abort()
+        raise ConnectionError
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, hang_up, answer) as [dying, other],
+            lab.tap(answer, upstreams=origins_of(dying, other)) as (tap, _),
+        ):
+            responses = [(await tap.post("/v1/completions", COMPLETION)).raw for _ in range(2)]
+            assert sorted(response[:12] for response in responses) == [b"", b"HTTP/1.1 200"]
+            assert (len(dying.requests), len(other.requests)) == (1, 1)
+
+    asyncio.run(scenario())
+    assert sorted(record.status for record in lab.records) == ["ok", "upstream_abort"]
+
+
+def test_one_that_is_removed_finishes_what_it_has_and_is_closed(lab: Any) -> None:
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any) -> None:
+        begun.set()
+        await finish.wait()
+        await answer(request)
+
+    async def scenario() -> None:
+        async with (
+            upstreams_of(lab, slow, answer) as [old, new],
+            lab.tap(answer, upstreams=origins_of(old)) as (tap, _),
+        ):
+            in_flight = asyncio.create_task(tap.post("/v1/completions", COMPLETION))
+            await begun.wait()
+            tap.relays.upstreams.reload(origins_of(new))
+            assert (await tap.post("/v1/completions", COMPLETION)).status == 200
+            assert len(new.requests) == 1
+            old.gone.clear()
+            finish.set()
+            assert (await in_flight).status == 200
+            await asyncio.wait_for(old.gone.wait(), 30)
+            assert len(old.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_sighup_reads_the_upstreams_again_and_a_bad_file_changes_nothing(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstreams_of(lab, answer, answer) as [first, second]:
+            file = lab.folder / "upstreams"
+            file.write_text(f"# engines\nhttp://127.0.0.1:{first.port}  # the first\n\n")
+            flags = ("--upstreams", str(file), "--workers", "2", "--no-engine-facts")
+            async with lab.command(0, *flags) as tap:
+                await tap.post("/v1/completions", COMPLETION)
+                assert (len(first.requests), len(second.requests)) == (1, 0)
+
+                file.write_text(f"http://127.0.0.1:{second.port}\nnonsense\n")
+                tap.process.send_signal(signal.SIGHUP)
+                assert "nonsense" in await tap.said("UPSTREAMS STAY")
+                for _ in range(4):
+                    await tap.post("/v1/completions", COMPLETION)
+                assert (len(first.requests), len(second.requests)) == (5, 0)
+
+                file.write_text(f"http://127.0.0.1:{second.port}\n")
+                tap.process.send_signal(signal.SIGHUP)
+                await tap.said("upstreams are now")
+                while not second.requests:  # each worker hears of it on its own socket
+                    await tap.post("/v1/completions", COMPLETION)
+                await tap.end()
+                assert tap.code == 0, tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["dropped"] == {}

@@ -1,0 +1,503 @@
+"""The trace on disk: rotation, resumption after any cut, disks that fill up; what is counted is what the files hold."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tap.recorder.segments import SegmentedTrace
+from tracefile import Engine, HashInfo, InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
+from tracefile.storage.segments import manifest_path, part_path, read_manifest, segment_path, segments_there
+
+ROOT = Path(__file__).parent.parent.parent.parent
+META = Meta(source="tap", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"), epoch_unix_ns=1_000)
+LATER = msgspec.structs.replace(META, epoch_unix_ns=9_000)
+SUFFIXES = [".jsonl", ".jsonl.gz", ".jsonl.zst"]
+
+
+def record(number: int, filler: int = 40) -> Record:
+    noise = (number * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "big").hex() * (filler // 16 + 1)
+    return Record(request_id=RequestId(f"r{number}"), arrival_ms=float(number), extra={"filler": noise[:filler]})
+
+
+def ids(path: Path) -> list[str]:
+    return [found.request_id for found in load_trace(path)[1]]
+
+
+def write(trace: SegmentedTrace, numbers: range, filler: int = 40) -> None:
+    for number in numbers:
+        trace.write(record(number, filler))
+
+
+@pytest.fixture(params=SUFFIXES)
+def path(request: Any, tmp_path: Path) -> Path:
+    return tmp_path / f"captured{request.param}"
+
+
+def test_without_rotation_one_file_is_written_at_its_own_path(path: Path) -> None:
+    trace = SegmentedTrace(path, META)
+    assert load_trace(path) == (META, []), "the header is there at once"
+    write(trace, range(5))
+    assert (trace.recorded, trace.segments) == (0, 1), "nothing of it is in the file yet"
+    assert trace.flush()
+    assert (trace.recorded, ids(path)) == (5, [f"r{i}" for i in range(5)])
+    assert not trace.rotate_if_due()
+    assert trace.close()
+    assert trace.close(), "closing twice is harmless"
+    assert trace.segments == 1
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_segments_are_closed_by_size_each_a_trace_of_its_own(path: Path) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=600)
+    for number in range(30):
+        trace.write(record(number))
+        trace.flush()
+        trace.rotate_if_due()
+    assert part_path(segment_path(path, trace.segments)).exists(), "the open one says so by its name"
+    assert trace.close()
+    manifest = read_manifest(manifest_path(path))
+    assert len(manifest.segments) > 2
+    assert manifest.epoch_unix_ns == META.epoch_unix_ns
+    start = 0
+    for number, segment in enumerate(manifest.segments, 1):
+        file = segment_path(path, number)
+        assert (segment.name, segment.bytes) == (file.name, file.stat().st_size)
+        assert (number == len(manifest.segments)) or segment.bytes >= 600, "compressed bytes count"
+        meta, records = load_trace(file)
+        assert meta == META
+        assert records == [record(i) for i in range(start, start + segment.records)]
+        assert (segment.first_arrival_ms, segment.last_arrival_ms) == (start, start + segment.records - 1)
+        assert (segment.digest, segment.uploaded) == (trace_digest(file), None)
+        start += segment.records
+    assert start == 30 == trace.recorded
+    assert ids(path.parent) == [f"r{i}" for i in range(30)]
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_a_segment_ends_at_its_age_and_an_empty_one_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tap.recorder.segments.time.monotonic", lambda: now[0])
+    trace = SegmentedTrace(tmp_path / "a.jsonl", META, rotate_s=60)
+    now[0] += 1000
+    assert not trace.rotate_if_due(), "nothing was recorded"
+    write(trace, range(2))
+    trace.flush()
+    now[0] += 59
+    assert not trace.rotate_if_due(), "its age counts from its first record"
+    now[0] += 1
+    assert trace.rotate_if_due()
+    assert ids(segment_path(trace.path, 1)) == ["r0", "r1"]
+    assert not trace.rotate_if_due()
+    trace.close()
+
+
+def test_the_last_segment_is_closed_even_if_it_is_empty_of_records(tmp_path: Path) -> None:
+    trace = SegmentedTrace(tmp_path / "a.jsonl", META, rotate_bytes=1)
+    assert trace.close()
+    assert load_trace(tmp_path) == (META, [])
+
+
+def test_another_engine_gets_a_header_of_its_own(path: Path) -> None:
+    engine = Engine(name="vllm", version="2")
+    for rotate in (None, 1 << 20):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        write(trace, range(2))
+        trace.change_meta(msgspec.structs.replace(LATER, engine=engine))
+        assert trace.flush()
+        write(trace, range(2, 4))
+        assert trace.close()
+        with open_trace(path if rotate is None else manifest_path(path)) as reader:
+            engines = [(found.request_id, reader.latest_meta.engine) for found in reader]
+            assert reader.latest_meta.epoch_unix_ns == META.epoch_unix_ns, "the clock is the trace's"
+        assert engines == [("r0", None), ("r1", None), ("r2", engine), ("r3", engine)]
+    assert len(segments_there(path)) == 2
+
+
+def test_what_is_there_is_not_overwritten_unasked(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        write(trace, range(3))
+        trace.flush()
+        trace.rotate_if_due()
+        trace.close()
+        with pytest.raises(InputError, match="already"):
+            SegmentedTrace(path, META, rotate_bytes=rotate)
+        SegmentedTrace(path, LATER, rotate_bytes=rotate, overwrite=True).close()
+        assert load_trace(path if rotate is None else manifest_path(path)) == (LATER, [])
+
+
+# Resumption.
+
+commands = st.lists(
+    st.one_of(st.integers(0, 300), st.sampled_from(["flush", "rotate"])),
+    max_size=30,
+)
+"""What a writer did before it was killed; a number: it took a record with so much filler."""
+
+
+def killed_after(path: Path, commands: list[int | str], rotate_bytes: int | None) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=rotate_bytes)
+    for number, command in enumerate(commands):
+        if command == "flush":
+            trace.flush()
+        elif command == "rotate":
+            trace.rotate_if_due()
+        else:
+            assert isinstance(command, int)
+            trace.write(record(number, command))
+        trace.check_integrity()
+    die(trace)
+
+
+def die(trace: SegmentedTrace) -> None:
+    """What becomes of a writer's open file when it is killed: nothing more is written, and it is closed."""
+    assert trace._segment is not None
+    trace._segment.file.abandon()
+
+
+def readable(path: Path) -> list[str]:
+    """What a reader gets of files that may be torn: the oracle."""
+    try:
+        with open_trace(path) as reader:
+            return [found.request_id for found in reader]
+    except InputError:
+        return []  # not even the first header survived
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(deadline=None, max_examples=60)
+@given(commands=commands, rotates=st.booleans(), share=st.floats(0, 1))
+def test_a_trace_cut_anywhere_goes_on_with_exactly_its_complete_records(
+    suffix: str, commands: list[int | str], rotates: bool, share: float
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"captured{suffix}"
+        rotate_bytes = 300 if rotates else None
+        killed_after(path, commands, rotate_bytes)
+        last = segments_there(path)[-1] if rotates else path
+        last.write_bytes(last.read_bytes()[: round(share * last.stat().st_size)])
+        survived = readable(path)
+        trace = SegmentedTrace(path, LATER, rotate_bytes=rotate_bytes, resume=True)
+        trace.check_integrity()
+        assert trace.recorded == len(survived)
+        assert [found.request_id for found in trace.last_records(1000)] == survived
+        trace.write(record(1000))
+        assert trace.close()
+        assert trace.recorded == len(survived) + 1
+        meta, records = load_trace(path)
+        assert [found.request_id for found in records] == [*survived, "r1000"]
+        assert meta == (META if survived else trace.meta), "what goes on is on the old clock"
+        if rotates:
+            check_manifest(path, len(records))
+
+
+def check_manifest(path: Path, records: int) -> None:
+    manifest = read_manifest(manifest_path(path))
+    assert sum(segment.records for segment in manifest.segments) == records
+    assert [path.with_name(segment.name) for segment in manifest.segments] == segments_there(path)
+    for segment in manifest.segments:
+        file = path.with_name(segment.name)
+        assert (segment.bytes, segment.digest) == (file.stat().st_size, trace_digest(file))
+
+
+def test_resuming_says_what_was_torn_and_nothing_of_what_was_whole(path: Path) -> None:
+    trace = SegmentedTrace(path, META)
+    write(trace, range(3))
+    trace.close()
+    whole = SegmentedTrace(path, LATER, resume=True)
+    assert (whole.mended, whole.recorded) == ([], 3)
+    whole.close()
+    with path.open("ab") as file:
+        file.write(b'{"request_id":"to' if path.suffix == ".jsonl" else path.read_bytes()[:30])
+    torn = SegmentedTrace(path, LATER, resume=True)
+    assert torn.mended == [f"{path}: 3 complete records kept; its torn end was dropped"]
+    torn.close()
+    assert ids(path) == ["r0", "r1", "r2"]
+
+
+def test_resuming_where_nothing_is_begins(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate, resume=True)
+        write(trace, range(2))
+        assert trace.close()
+        assert ids(path if rotate is None else manifest_path(path)) == ["r0", "r1"]
+
+
+def test_bytes_and_token_ids_are_not_hashed_into_one_trace(path: Path) -> None:
+    SegmentedTrace(path, META).close()
+    with pytest.raises(InputError, match="--tokenizer bytes; expected"):
+        SegmentedTrace(path, msgspec.structs.replace(LATER, tokenizer="bytes"), resume=True)
+
+
+def test_a_trace_that_is_being_written_is_not_resumed(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        write(trace, range(3))
+        trace.flush()
+        with pytest.raises(InputError, match="another process is writing it"):
+            SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
+        write(trace, range(3, 5))
+        assert trace.close()
+        assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 5
+
+
+def test_only_a_trace_of_the_same_blocks_and_hashes_is_resumed(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        write(trace, range(2))
+        trace.close()
+        for changed in ({"block_size": 8}, {"hash": HashInfo(algorithm="xxh3_64", key_id="other")}):
+            with pytest.raises(InputError, match=f"--resume .*meta.{next(iter(changed))}"):
+                SegmentedTrace(path, msgspec.structs.replace(LATER, **changed), rotate_bytes=rotate, resume=True)
+        assert len(load_trace(path if rotate is None else manifest_path(path))[1]) == 2
+
+
+def test_a_lost_manifest_is_made_again(path: Path) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=1)
+    for number in range(3):
+        trace.write(record(number))
+        trace.flush()
+        trace.rotate_if_due()
+    trace.close()
+    before = read_manifest(manifest_path(path)).segments
+    manifest_path(path).unlink()
+    resumed = SegmentedTrace(path, LATER, rotate_bytes=1, resume=True)
+    assert resumed.recorded == 3
+    assert resumed.manifest.segments == [segment for segment in before if segment.records]
+    resumed.close()
+
+
+def test_segments_that_were_shipped_away_still_count(path: Path) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=1)
+    for number in range(3):
+        trace.write(record(number))
+        trace.flush()
+        trace.rotate_if_due()
+    trace.mark_uploaded(segment_path(path, 1).name, "s3://b/1")
+    trace.close()
+    for file in segments_there(path):
+        file.unlink()
+    resumed = SegmentedTrace(path, LATER, rotate_bytes=1, resume=True)
+    assert (resumed.recorded, resumed.meta) == (3, META), "the manifest knows the clock too"
+    assert resumed.manifest.segments[0].uploaded == "s3://b/1"
+    resumed.write(record(9))
+    assert resumed.close()
+    assert load_trace(path) == (META, [record(9)])
+
+
+def test_the_last_records_reach_back_as_far_as_asked(path: Path) -> None:
+    for rotate in (None, 1):
+        trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+        for number in range(6):
+            trace.write(record(number))
+            trace.flush()
+            trace.rotate_if_due()
+        trace.close()
+        resumed = SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
+        assert [found.request_id for found in resumed.last_records(2)][-2:] == ["r4", "r5"]
+        assert len(list(resumed.last_records(2))) < 4
+        assert [found.request_id for found in resumed.last_records(100)] == [f"r{i}" for i in range(6)]
+        resumed.close()
+
+
+RESUMING_WRITER = """
+import sys
+from tap.recorder.segments import SegmentedTrace
+from tracefile import Meta, Record
+path, rotate, epoch = sys.argv[1], int(sys.argv[2]) or None, int(sys.argv[3])
+trace = SegmentedTrace(path, Meta(source="tap", epoch_unix_ns=epoch), rotate_bytes=rotate, resume=True)
+print(trace.recorded, flush=True)
+number = trace.recorded
+while True:
+    trace.write(Record(request_id=f"r{number}", arrival_ms=float(number), extra={"x": str(number) * 20}))
+    number += 1
+    if number % 50 == 0:
+        if not trace.flush():
+            whole = trace.close()
+            sys.exit(f"{whole} {trace.recorded}")
+        trace.rotate_if_due()
+        print(trace.recorded, flush=True)
+"""
+
+
+@pytest.mark.parametrize("rotate", [0, 4000])
+def test_a_writer_killed_again_and_again_loses_nothing_that_it_counted(path: Path, rotate: int) -> None:
+    counted = 0
+    for life in range(3):
+        command = [sys.executable, "-c", RESUMING_WRITER, str(path), str(rotate), str(life + 1)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+            assert writer.stdout is not None
+            salvaged = int(writer.stdout.readline())
+            assert salvaged >= counted
+            for _ in range(3):
+                counted = int(writer.stdout.readline())
+            assert counted > salvaged
+            writer.send_signal(signal.SIGKILL)
+            counted = max([counted, *map(int, writer.stdout.read().split())])
+    survived = ids(path) if not rotate else ids(manifest_path(path))
+    assert len(survived) >= counted
+    assert survived == [f"r{i}" for i in range(len(survived))], "none lost, none twice, in order"
+    with open_trace(path) as reader:
+        assert reader.meta.epoch_unix_ns == 1
+
+
+# Disks that fill up.
+
+
+class Disk:
+    """``os.write`` with so many bytes of room."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room: float = float("inf")
+        self._write = os.write
+        monkeypatch.setattr("os.write", self.write)
+
+    def write(self, fd: int, data: Any) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = int(min(len(data), self.room))
+        self.room -= taken
+        return self._write(fd, bytes(data[:taken]))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.mark.parametrize("rotate", [None, 500])
+def test_a_disk_that_fills_up_and_empties_costs_only_what_was_refused(
+    path: Path, disk: Disk, rotate: int | None
+) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+    taken: list[str] = []
+    refused = 0
+    for number in range(60):
+        if number % 12 == 6:
+            disk.room = number  # a few bytes more, and then none: a torn line, for now
+        if number % 12 == 11:
+            disk.room = float("inf")
+        if trace.failing:
+            with pytest.raises(InputError, match="No space left"):
+                trace.write(record(number))
+            refused += 1
+        else:
+            trace.write(record(number))
+            taken.append(f"r{number}")
+        before = trace.recorded
+        trace.check_integrity()
+        if not trace.flush():
+            assert trace.failing
+            assert trace.recorded == before, "what is not in the file is not counted"
+        trace.rotate_if_due()
+    disk.room = float("inf")
+    assert trace.close()
+    assert trace.recorded == len(taken) == 60 - refused
+    assert refused > 0
+    assert ids(path) == taken
+
+
+@pytest.mark.parametrize("rotate", [None, 500])
+@pytest.mark.parametrize("room", [1, 30, 77, 200])
+def test_a_disk_that_stays_full_leaves_files_that_are_whole_and_counted(
+    path: Path, disk: Disk, room: int, rotate: int | None
+) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+    write(trace, range(8))
+    assert trace.flush()
+    disk.room = room
+    taken = 8
+    for number in range(8, 40):
+        trace.flush()
+        if not trace.failing:
+            trace.write(record(number))
+            taken += 1
+    assert trace.failing
+    assert trace.close() == (trace.recorded == taken)
+    with open_trace(path) as reader:
+        assert [found.request_id for found in reader] == [f"r{i}" for i in range(trace.recorded)]
+        assert reader.warnings == []
+    assert trace.recorded >= 8
+
+
+def test_a_folder_that_goes_and_comes_back_is_recorded_in_again(path: Path) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=1)
+    write(trace, range(2))
+    trace.flush()
+    gone = path.parent.rename(path.parent.with_name("unmounted"))
+    assert trace.rotate_if_due()
+    assert trace.failing
+    assert not trace.flush()
+    with pytest.raises(InputError, match="No such file"):
+        trace.write(record(2))
+    gone.rename(path.parent)
+    assert trace.flush()
+    trace.write(record(3))
+    assert trace.close()
+    assert ids(path) == ["r0", "r1", "r3"]
+    check_manifest(path, 3)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)]
+    if sys.platform != "linux" or os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("rotate", [None, 5000])
+def test_a_real_disk_that_is_full_until_it_is_freed(small_disk: Path, rotate: int | None) -> None:
+    path = small_disk / "captured.jsonl.zst"
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(40_000))
+    trace = SegmentedTrace(path, META, rotate_bytes=rotate)
+    taken: list[str] = []
+    for ballast_is_there in (True, False):
+        while trace.flush():
+            for _ in range(20):
+                number = len(taken)
+                trace.write(record(number, 500))
+                taken.append(f"r{number}")
+            trace.rotate_if_due()
+            if trace.failing:
+                break
+        assert ids(path) == taken[: len(ids(path))]
+        assert len(ids(path)) >= trace.recorded
+        if ballast_is_there:
+            before = trace.recorded
+            ballast.unlink()
+            assert trace.flush()
+            assert trace.recorded == len(taken) > before, "nothing that was taken is lost"
+    trace.close()
+    assert ids(path) == taken[: trace.recorded]
+    again = SegmentedTrace(path, LATER, rotate_bytes=rotate, resume=True)
+    assert again.recorded == trace.recorded
+    again.close()
+
+
+def test_a_file_that_may_grow_no_further_keeps_its_complete_records(path: Path) -> None:
+    limited = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{RESUMING_WRITER}"
+    command = [sys.executable, "-c", limited, str(path), "0", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    whole, recorded = done.stderr.split()
+    assert whole == "False"
+    with open_trace(path) as reader:
+        assert [found.request_id for found in reader] == [f"r{i}" for i in range(int(recorded))]
+        assert reader.warnings == []
+    assert path.stat().st_size <= 3000

@@ -1,0 +1,133 @@
+"""The tap's traces on disk, by its commands: segments, uploads and samples, from crash to resumption."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracefile import load_trace, open_trace, trace_digest
+from tracefile.__main__ import main as tracefile
+from tracefile.storage.segments import manifest_path, read_manifest
+
+ANSWER = {
+    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
+}
+SMALL_SEGMENTS = ("--rotate-mb", "0.0005")
+
+
+@contextlib.asynccontextmanager
+async def tap_on(lab: Any, *flags: str) -> AsyncIterator[Any]:
+    async def answer(request: Any) -> None:
+        request.write_json(ANSWER)
+
+    upstream = lab.upstream(answer)
+    async with upstream.serving(), lab.command(upstream.port, "--no-engine-facts", *flags) as tap:
+        yield tap
+
+
+async def converse(tap: Any, session: str, turns: int) -> None:
+    for _ in range(turns):
+        body = {"model": "m", "prompt": list(range(12)), "max_tokens": 1, "session_id": session}
+        assert b"200 OK" in await tap.post("/v1/completions", body)
+
+
+async def until(condition: Any) -> None:
+    """Wait for something that is about to be; the test's own time limit ends a wait in vain."""
+    while not condition():  # noqa: ASYNC110  what is awaited is in another process
+        await asyncio.sleep(0.02)
+
+
+async def until_closed(lab: Any, segments: int) -> None:
+    await until(lambda: len(read_manifest(manifest_path(lab.trace)).segments) >= segments)
+
+
+def summary(lab: Any) -> Any:
+    return json.loads(Path(f"{lab.trace}.summary.json").read_text())
+
+
+def readable(lab: Any) -> int:
+    """How many records a reader finds by now."""
+    with open_trace(lab.trace) as reader:
+        return sum(1 for _ in reader)
+
+
+def test_a_machine_that_fails_and_starts_again_goes_on_in_the_same_trace(lab: Any) -> None:
+    there = lab.folder / "there"
+
+    async def scenario() -> None:
+        flags = (*SMALL_SEGMENTS, "--upload", f"file://{there}", "--resume")
+        async with tap_on(lab, *flags) as tap:
+            for closed in range(4):
+                await converse(tap, "a", 3)  # more than a segment is to hold
+                await until_closed(lab, closed + 1)
+            await until(lambda: readable(lab) == 12)
+            recorder = tap.recorder_pid()
+            tap.process.kill()
+            os.kill(recorder, signal.SIGKILL)
+            await tap.process.wait()
+        async with tap_on(lab, *flags) as tap:
+            await converse(tap, "a", 3)
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(scenario())
+    account = summary(lab)
+    assert (account["offered"], account["recorded"], account["dropped"]) == (3, 3, {}), "of this run alone"
+    records = load_trace(lab.trace)[1]
+    assert [record.turn for record in records] == list(range(1, 16)), "one conversation"
+    arrivals = [record.arrival_ms or 0.0 for record in records]
+    assert arrivals == sorted(arrivals), "one clock"
+    manifest = read_manifest(manifest_path(lab.trace))
+    assert len(manifest.segments) > 1
+    assert account["uploaded"] == len(manifest.segments)
+    assert trace_digest(there) == trace_digest(lab.trace)
+    joined = lab.folder / "joined.jsonl.gz"
+    assert tracefile(["join", str(manifest_path(lab.trace)), "-o", str(joined)]) == 0
+    assert trace_digest(joined) == trace_digest(lab.trace)
+    assert tracefile(["check", str(joined)]) == 0
+
+
+def test_a_killed_recorder_costs_no_session_its_id_and_the_account_is_exact(lab: Any) -> None:
+    async def scenario() -> None:
+        async with tap_on(lab, *SMALL_SEGMENTS) as tap:
+            await converse(tap, "a", 10)
+            await until(lambda: readable(lab) == 10)
+            killed = tap.recorder_pid()
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda: tap.pids("tap.recorder.recorder") not in ([], [killed]))
+            await converse(tap, "a", 10)
+            await tap.end()
+
+    asyncio.run(scenario())
+    account = summary(lab)
+    assert account["offered"] == 20 == account["recorded"] + sum(account["dropped"].values())
+    records = load_trace(lab.trace)[1]
+    assert len(records) == account["recorded"]
+    assert [record.turn for record in records] == list(range(1, len(records) + 1))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst"])
+def test_a_sample_is_of_whole_sessions_and_the_account_says_so(lab: Any, suffix: str) -> None:
+    trace = lab.folder / f"sampled.{suffix}"
+
+    async def scenario() -> None:
+        async with tap_on(lab, "--sample", "0.5", "--trace", str(trace)) as tap:
+            for turn in range(2):
+                for session in range(24):
+                    await converse(tap, f"s{session}", 1 + turn)
+            await tap.end()
+
+    asyncio.run(scenario())
+    account = json.loads(Path(f"{trace}.summary.json").read_text())
+    assert account["offered"] == 72 == account["recorded"] + account["sampled_out"]
+    lengths = Counter(record.session_id for record in load_trace(trace)[1])
+    assert set(lengths.values()) == {3}
+    assert 0 < len(lengths) < 24

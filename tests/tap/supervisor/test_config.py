@@ -1,0 +1,109 @@
+"""The tap's flags: what they become, and how each wrong one is refused, by its name and with what was expected."""
+
+from pathlib import Path
+
+import pytest
+
+from tap.__main__ import read_config
+from tracefile.records.errors import InputError
+from wire.url import Origin
+
+REQUIRED = ["--upstream", "http://a:1", "--listen", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids"]
+WITHOUT_UPSTREAM = REQUIRED[2:]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    config = read_config(REQUIRED)
+    assert config.upstreams == (Origin("http", "a", 1),)
+    assert (config.upstreams_file, config.balance, config.workers, config.admin) == (None, "round-robin", 1, None)
+    assert (config.rotate_bytes, config.rotate_s, config.resume, config.overwrite) == (None, None, False, False)
+    assert (config.sample, config.keep_headers, config.upload) == (1.0, (), None)
+    assert (config.inject, config.dialect, config.engine_metrics_s) == (frozenset(), None, 0.0)
+
+
+def test_what_is_said_is_in_the_settings() -> None:
+    flags = ["--upstream", "https://b/v2", "--balance", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
+    flags += ["--rotate-mb", "0.5", "--rotate-s", "60", "--resume", "--upload", "s3://bucket/folder", "--sample", "0.1"]
+    flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
+    flags += ["--inject", "usage,token-ids", "--dialect", "sglang", "--engine-metrics-s", "2"]
+    config = read_config([*REQUIRED, *flags])
+    assert config.upstreams == (Origin("http", "a", 1), Origin("https", "b", 443, "/v2"))
+    assert (config.balance, config.workers, config.admin) == ("session", 4, ("0.0.0.0", 9000))
+    assert (config.rotate_bytes, config.rotate_s, config.resume) == (1 << 19, 60.0, True)
+    assert (config.upload, config.sample, config.keep_headers) == ("s3://bucket/folder", 0.1, ("x-tenant", "x-team"))
+    assert (config.inject, config.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
+    assert config.engine_metrics_s == 2.0
+
+
+def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
+    Path("upstreams").write_text("# the fleet\nhttp://a:1\n\n  http://b:2/base  # the second\n")
+    config = read_config([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
+    assert config.upstreams == (Origin("http", "a", 1), Origin("http", "b", 2, "/base"))
+    assert config.upstreams_file == Path("upstreams")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("http://a:1\nftp://b\n", "upstreams:2", id="no URL"),
+        pytest.param("# nothing\n", "names no upstream", id="empty"),
+        pytest.param("http://a:1\nhttp://a:1/\n", "upstreams:2: http://a:1 is named twice", id="twice"),
+        pytest.param(b"\xff\xfe", "not UTF-8", id="no text"),
+        pytest.param(None, "No such file", id="no file"),
+    ],
+)
+def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | None, said: str) -> None:
+    if text is not None:
+        Path("upstreams").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=said):
+        read_config([*WITHOUT_UPSTREAM, "--upstreams", "upstreams"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--workers", "0"], "--workers 0: expected 1 or more"),
+        (["--rotate-mb", "0"], "--rotate-mb 0: expected more than 0"),
+        (["--rotate-s", "-1"], "--rotate-s -1: expected more than 0"),
+        (["--sample", "0"], "--sample 0: expected more than 0 and at most 1"),
+        (["--sample", "1.5"], "--sample 1.5: expected"),
+        (["--sample", "nan"], "--sample nan: expected"),
+        (["--keep-header", "Authorization"], "--keep-header Authorization: may hold a secret"),
+        (["--keep-header", "Set-Cookie"], "may hold a secret"),
+        (["--keep-header", "X-Api-Key"], "may hold a secret"),
+        (["--keep-header", "x-auth-TOKEN"], "may hold a secret"),
+        (["--keep-header", "X-Client-Secret"], "may hold a secret"),
+        (["--keep-header", "X: y"], "expected the name of one header"),
+        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-s beside it"),
+        (["--upload", "bucket", "--rotate-s", "1"], "--upload bucket: expected a URL"),
+        (["--inject", "logprobs"], "--inject logprobs: expected usage or token-ids"),
+        (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),
+        (["--engine-metrics-s", "-1"], "--engine-metrics-s -1: expected 0 or more"),
+        (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
+        (["--resume", "--overwrite"], "--overwrite, --resume: both were given"),
+        (["--upstreams", "x"], "both were given; expected exactly one of the two"),
+        (["--upstream", "http://a:1/"], "http://a:1 is named twice"),
+    ],
+)
+def test_a_wrong_flag_is_refused_by_its_name(flags: list[str], said: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        read_config([*REQUIRED, *flags])
+    assert said in str(refusal.value)
+
+
+def test_no_upstream_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="none was given; expected exactly one of the two"):
+        read_config(WITHOUT_UPSTREAM)
+
+
+def test_a_trace_that_is_there_is_neither_replaced_nor_continued_unasked() -> None:
+    Path("t.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="--resume or --overwrite"):
+        read_config(REQUIRED)
+    assert read_config([*REQUIRED, "--resume"]).resume
+    assert read_config([*REQUIRED, "--overwrite"]).overwrite

@@ -1,0 +1,234 @@
+"""What the supervisor learns of engines while it runs: another one behind the same address, and their load."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from engines.facts import parse_metrics
+from tap.supervisor.enginefacts import changed_engine
+from tap.supervisor.enginemetrics import read_gauges
+from tap.supervisor.enginewatch import watch_engines
+from tracefile.records.schema import Engine
+from tracefile.storage.segments import segments_there
+from wire.url import Origin
+
+VLLM = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_running{engine="1"} 2.0
+vllm:num_requests_waiting{engine="0"} 7.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+vllm:prefix_cache_queries_total{engine="0"} 1000.0
+vllm:prefix_cache_hits_total{engine="0"} 400.0
+vllm:num_preemptions_total{engine="0"} 1.0
+"""
+SGLANG = """sglang:num_running_reqs 4.0
+sglang:num_queue_reqs 1.0
+sglang:token_usage 0.5
+sglang:prompt_tokens_total{engine_type="unified"} 90.0
+sglang:cached_tokens_total{engine_type="unified"} 30.0
+"""
+LLAMACPP = "llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
+
+
+class Engines:
+    """An upstream that says of itself what it is told to."""
+
+    def __init__(self) -> None:
+        self.version = "1.0"
+        self.metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0\n' + VLLM
+        self.answers = True
+        self.port = 0
+
+    async def script(self, request: Any) -> None:
+        if not self.answers:
+            raise ConnectionError
+        if request.target == b"/version":
+            request.write_json({"version": self.version})
+        elif request.target == b"/metrics":
+            text = self.metrics.encode()
+            request.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+        else:
+            request.write_json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
+
+    @contextlib.asynccontextmanager
+    async def serving(self, lab: Any) -> AsyncIterator[Origin]:
+        upstream = lab.upstream(self.script)
+        async with upstream.serving():
+            yield Origin("http", "127.0.0.1", upstream.port)
+
+
+@pytest.mark.parametrize(
+    ("known", "learnt", "now"),
+    [
+        pytest.param(Engine(version="1"), Engine(version="1"), None, id="the same"),
+        pytest.param(Engine(version="1"), Engine(version="2"), Engine(version="2"), id="another version"),
+        pytest.param(Engine(version="1", block_size=16), Engine(version="1"), None, id="an answer that did not come"),
+        pytest.param(Engine(version="1"), None, None, id="no answer at all"),
+        pytest.param(None, Engine(version="1"), Engine(version="1"), id="the first answer"),
+        pytest.param(
+            Engine(version="1", num_gpu_blocks=9, block_size=16),
+            Engine(version="1", num_gpu_blocks=8),
+            Engine(version="1", num_gpu_blocks=8, block_size=16),
+            id="another cache",
+        ),
+    ],
+)
+def test_what_counts_as_another_engine(known: Engine | None, learnt: Engine | None, now: Engine | None) -> None:
+    assert changed_engine(known, learnt) == now
+
+
+def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> None:
+    async def scenario() -> list[Engine]:
+        engines, told = Engines(), []
+        heard = asyncio.Event()
+
+        def changed(engine: Engine) -> None:
+            told.append(engine)
+            heard.set()
+
+        async with engines.serving(lab) as origin:
+            known = Engine(name="vllm", version="1.0", block_size=16, num_gpu_blocks=100)
+            watching = asyncio.create_task(watch_engines(lambda: [origin], known, changed, every_s=0.01))
+            await asyncio.sleep(0.2)
+            engines.answers = False
+            await asyncio.sleep(0.2)
+            engines.version, engines.answers = "2.0", True
+            await asyncio.wait_for(heard.wait(), 30)
+            await asyncio.sleep(0.2)
+            watching.cancel()
+        return told
+
+    assert asyncio.run(scenario()) == [Engine(name="vllm", version="2.0", block_size=16, num_gpu_blocks=100)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            VLLM,
+            {
+                "running": 5.0,
+                "waiting": 7.0,
+                "kv_usage": 0.5,
+                "prefix_queries": 1000.0,
+                "prefix_hits": 400.0,
+                "preemptions": 1.0,
+            },
+            id="vllm",
+        ),
+        pytest.param(
+            SGLANG,
+            {"running": 4.0, "waiting": 1.0, "kv_usage": 0.5, "prefix_queries": 90.0, "prefix_hits": 30.0},
+            id="sglang",
+        ),
+        pytest.param(LLAMACPP, {"running": 2.0, "waiting": 5.0}, id="llamacpp"),
+        pytest.param("something_else 1\n", {}, id="another server"),
+    ],
+)
+def test_every_engines_names_are_read(text: str, expected: dict[str, float]) -> None:
+    assert read_gauges(parse_metrics(text)) == expected
+
+
+def test_samples_of_the_load_are_on_the_traces_clock(lab: Any) -> None:
+    async def scenario() -> str:
+        engines = Engines()
+        async with engines.serving(lab) as origin, lab.command(origin.port, "--engine-metrics-s", "0.05") as tap:
+            file = lab.folder / "captured.jsonl.engine.jsonl"
+            await until(lambda: file.exists() and file.read_text().count("\n") >= 3)
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+            engines.answers = False
+            await until(lambda: "no_answer" in file.read_text())
+            await tap.end()
+            return str(origin)
+
+    upstream = asyncio.run(scenario())
+    lines = (lab.folder / "captured.jsonl.engine.jsonl").read_text().splitlines()
+    header, *samples = map(json.loads, lines)
+    meta, [record] = lab.read()
+    assert header["meta"]["epoch_unix_ns"] == meta.epoch_unix_ns
+    assert header["meta"]["engine"]["num_gpu_blocks"] == 100
+    assert {sample.pop("upstream") for sample in samples} == {upstream}
+    times = [sample.pop("at_ms") for sample in samples]
+    assert times == sorted(times)
+    assert times[1] < record.arrival_ms < times[-1]
+    assert samples[0] == {
+        "running": 5.0,
+        "waiting": 7.0,
+        "kv_usage": 0.5,
+        "prefix_queries": 1000.0,
+        "prefix_hits": 400.0,
+        "preemptions": 1.0,
+    }
+    assert samples[-1] == {"error": "no_answer"}
+
+
+def test_samples_of_a_resumed_trace_go_on_with_its_clock(lab: Any) -> None:
+    file = lab.folder / "captured.jsonl.engine.jsonl"
+
+    async def run(*flags: str) -> None:
+        engines = Engines()
+        flags = ("--engine-metrics-s", "0.05", *flags)
+        async with engines.serving(lab) as origin, lab.command(origin.port, *flags) as tap:
+            before = file.read_text().count("\n") if file.exists() else 0
+            await until(lambda: file.exists() and file.read_text().count("\n") >= before + 3)
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(run())
+    first = file.read_text().splitlines()
+    asyncio.run(run("--resume"))
+    lines = list(map(json.loads, file.read_text().splitlines()))
+    headers = [line["meta"]["epoch_unix_ns"] for line in lines if "meta" in line]
+    assert headers[0] == headers[1] == lab.read()[0].epoch_unix_ns
+    assert max(line.get("at_ms", 0) for line in lines[: len(first)]) < lines[len(first) + 1]["at_ms"]
+    assert [record.arrival_ms for record in lab.records] == sorted(record.arrival_ms for record in lab.records)
+
+
+def test_records_after_a_change_are_of_the_other_engine(lab: Any) -> None:
+    async def script(request: Any) -> None:
+        request.write_json({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
+
+    async def scenario() -> None:
+        async with lab.tap(script, rotate_bytes=1 << 30) as (tap, _):
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+            await until(lambda: tap.ledger.progress.recorded == 1)
+            tap.recorder.engine_changed(Engine(name="vllm", version="2.0"))
+            await until(lambda: tap.ledger.progress.segments == 2)
+            await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+
+    asyncio.run(scenario())
+    assert list(versions_of_segments(lab)) == [(None, 1), ("2.0", 1)]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  what is awaited is told by another process
+            await asyncio.sleep(0.02)
+
+
+def versions_of_segments(lab: Any) -> Iterator[tuple[str | None, int]]:
+    """Each segment's engine version and its number of records."""
+    for path in segments_there(lab.trace):
+        header, *records = path.read_text().splitlines()
+        yield json.loads(header)["meta"].get("engine", {}).get("version"), len(records)
+
+
+def test_the_first_engine_that_can_be_reached_speaks_for_all(lab: Any) -> None:
+    async def scenario() -> None:
+        engines = Engines()
+        async with engines.serving(lab) as origin:
+            flags = ("--upstream", "http://127.0.0.1:1", "--upstream", str(origin))
+            async with lab.command(0, *flags) as tap:
+                await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
+                await tap.end()
+                assert "http://127.0.0.1:1 cannot be reached; it gets requests once it can" in tap.errors
+
+    asyncio.run(scenario())
+    meta, [record] = lab.read()
+    assert (meta.engine.version, record.status) == ("1.0", "ok")

@@ -1,0 +1,180 @@
+"""Child processes kept alive: killed, refusing, deaf; and what the supervisor does about each."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tap.ipc.control import Drained
+from tap.ipc.exchange import EngineChanged, Ready, Refused
+from tap.supervisor.childprocess import ChildProcess
+from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, Keeper, backoff_s
+from tracefile.records.errors import InputError
+
+SETUP = EngineChanged(None)
+"""Any message: the child below does not look into it."""
+CHILD = """
+import os, pathlib, socket, sys, time
+from tap.ipc.control import Drained
+from tap.ipc.exchange import Ready, Refused, encode_frame
+
+folder = pathlib.Path(__file__).parent
+sock = socket.socket(fileno=int(sys.argv[1]))
+sock.recv(100)
+while (folder / "slow").exists():
+    time.sleep(0.01)
+if (folder / "refuse").exists():
+    sock.sendall(encode_frame(Refused("not today")))
+elif (folder / "die").exists():
+    sys.exit(1)
+else:
+    sock.sendall(encode_frame(Ready()) + encode_frame(Drained(os.getpid())))
+    while sock.recv(100):
+        pass
+    while (folder / "deaf").exists():
+        signal.pause()
+"""
+_replies = msgspec.msgpack.Decoder(Ready | Refused | Drained)
+
+
+class Nursery:
+    """A keeper of children whose behaviour is decided by files that are there or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard: list[int] = []
+        self.deaths = self.started = 0
+        self.keeper = Keeper(
+            "test", self.start, on_message=self.hear, on_death=self.mourn, consequence="nothing happens"
+        )
+
+    async def start(self) -> ChildProcess:
+        self.started += 1
+        return await ChildProcess.start("child_of_test", SETUP, _replies)
+
+    def hear(self, message: Drained) -> None:
+        self.heard.append(message.cut)
+
+    def mourn(self) -> None:
+        self.deaths += 1
+
+    def behave(self, word: str) -> None:
+        (self.folder / word).touch()
+
+    def forget(self, word: str) -> None:
+        (self.folder / word).unlink()
+
+
+@pytest.fixture
+def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nursery:
+    (tmp_path / "child_of_test.py").write_text(CHILD.replace("import os,", "import os, signal,"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 0.01)
+    monkeypatch.setattr("tap.supervisor.restarting.REAP_S", 0.2)
+    return Nursery(tmp_path)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  what is awaited is in another process
+            await asyncio.sleep(0.01)
+
+
+def test_it_waits_longer_from_death_to_death_up_to_a_bound() -> None:
+    waits = [backoff_s(deaths) for deaths in range(8)]
+    assert waits == [0.0, BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
+
+
+def test_a_killed_child_is_mourned_and_replaced(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        keeper = nursery.keeper
+        await keeper.start()
+        for count in range(1, 4):
+            await until(lambda expected=count: len(nursery.heard) == expected)
+            assert keeper.pid == nursery.heard[-1]
+            os.kill(keeper.pid, signal.SIGKILL)
+            await until(lambda expected=count: keeper.ready and keeper.restarts == expected)
+        assert await keeper.finish(30)
+
+    asyncio.run(scenario())
+    assert (nursery.deaths, nursery.keeper.restarts, nursery.keeper.pid) == (3, 3, None)
+    assert "the test process died; nothing happens" in capsys.readouterr().err
+
+
+def test_one_that_cannot_be_started_again_is_tried_until_it_can(
+    nursery: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        keeper = nursery.keeper
+        await keeper.start()
+        await until(lambda: nursery.heard)
+        nursery.behave("refuse")
+        os.kill(nursery.heard[0], signal.SIGKILL)
+        await until(lambda: "not today" in said(capsys))
+        assert not keeper.ready
+        nursery.forget("refuse")
+        nursery.behave("die")
+        await until(lambda: "ended before it was ready" in said(capsys))
+        nursery.forget("die")
+        await until(lambda: keeper.ready)
+        assert await keeper.finish(30)
+
+    asyncio.run(scenario())
+    assert (nursery.deaths, nursery.keeper.restarts) == (1, 1)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("behaviour", "reason"), [("refuse", "not today"), ("die", "ended before it was ready")])
+def test_one_that_does_not_start_at_first_is_the_users_to_know(nursery: Nursery, behaviour: str, reason: str) -> None:
+    nursery.behave(behaviour)
+    with pytest.raises(InputError, match=reason):
+        asyncio.run(nursery.keeper.start())
+
+
+def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
+    async def scenario() -> bool:
+        await nursery.keeper.start()
+        nursery.behave("deaf")
+        return await nursery.keeper.finish(0.2)
+
+    assert asyncio.run(scenario()) is False
+    assert nursery.keeper.pid is None
+    assert nursery.deaths == 0
+
+
+def test_one_that_is_away_when_all_ends_is_not_waited_for(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 600.0)
+
+    async def scenario() -> bool:
+        keeper = nursery.keeper
+        await keeper.start()
+        assert keeper.pid is not None
+        os.kill(keeper.pid, signal.SIGKILL)
+        await until(lambda: nursery.deaths)
+        return await keeper.finish(30)
+
+    assert asyncio.run(scenario()) is True
+
+
+def test_one_that_is_coming_back_when_all_ends_is_heard_to_its_end(nursery: Nursery) -> None:
+    async def scenario() -> bool:
+        keeper = nursery.keeper
+        await keeper.start()
+        await until(lambda: nursery.heard)
+        nursery.behave("slow")
+        os.kill(nursery.heard[0], signal.SIGKILL)
+        await until(lambda: nursery.started == 2)
+        finishing = asyncio.create_task(keeper.finish(30))
+        await asyncio.sleep(0.05)
+        nursery.forget("slow")
+        return await finishing
+
+    assert asyncio.run(scenario()) is True
+    assert (len(nursery.heard), nursery.keeper.pid) == (2, None), "it told what it had, and left"

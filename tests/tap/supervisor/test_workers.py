@@ -1,0 +1,301 @@
+"""Many processes, one trace: workers that share a port, and an account that adds up whoever of them is killed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+PROMPT = list(range(12))
+COMPLETION = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
+ANSWER = {
+    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
+}
+ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
+PATIENCE_S = 30.0
+
+
+async def answer(request: Any) -> None:
+    request.write_json(ANSWER)
+
+
+@contextlib.asynccontextmanager
+async def upstream_of(lab: Any, script: Any = answer) -> AsyncIterator[Any]:
+    upstream = lab.upstream(script)
+    async with upstream.serving():
+        yield upstream
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  what is awaited is in another process
+            await asyncio.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended and closed all it had open, collected by its parent or not."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def dropped(lab: Any) -> dict[str, int]:
+    """The account's drops, once it is certain that it adds up."""
+    summary = lab.summary
+    reasons: dict[str, int] = summary["dropped"]
+    assert summary["offered"] == summary["recorded"] + summary["sampled_out"] + sum(reasons.values())
+    assert summary["recorded"] == len(lab.records), "what counts as recorded is in the file"
+    return reasons
+
+
+def test_workers_share_a_port_and_write_one_trace(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "3") as tap:
+            assert len(tap.pids("tap.proxy.worker")) == 3
+            answers = await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(60)))
+            assert all(b"200 OK" in answer for answer in answers)
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(scenario())
+    assert dropped(lab) == {}
+    assert len({record.request_id for record in lab.records}) == 60
+    assert max(record.concurrency for record in lab.records) > 1, "counted over all workers"
+
+
+def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
+    code = "import sys, tap.proxy.worker; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=lab.environment(), capture_output=True, text=True, check=True
+    )
+    assert "httptools" in loaded.stdout
+    assert not ONLY_OTHERS_NEED & set(loaded.stdout.split())
+
+
+def test_a_worker_is_small(lab: Any) -> None:
+    async def scenario() -> int:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port) as tap:
+            await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(50)))
+            held = resident_bytes(*tap.pids("tap.proxy.worker"))
+            await tap.end()
+            return held
+
+    assert asyncio.run(scenario()) < 80_000_000
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) * 1024
+
+
+def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) -> None:
+    begun = asyncio.Event()
+
+    async def script(request: Any) -> None:
+        if b"stay" in request.target:
+            request.write_sse_head()
+            await request.write_event({"choices": [{"index": 0, "text": "x"}]})
+            begun.set()
+            await request.reader.read()
+        else:
+            request.write_json(ANSWER)
+
+    async def scenario() -> None:
+        async with upstream_of(lab, script) as upstream, lab.command(upstream.port) as tap:
+            for _ in range(5):
+                await tap.post("/v1/completions", COMPLETION)
+            staying = asyncio.create_task(tap.post("/v1/completions?stay", COMPLETION))
+            await begun.wait()
+            [worker] = tap.pids("tap.proxy.worker")
+            os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(ConnectionError):
+                assert not (await staying).endswith(b"0\r\n\r\n"), "no clean end for what was cut"
+            assert b"200 OK" in await tap.post("/v1/completions", COMPLETION), "it waited for the next worker"
+            assert tap.pids("tap.proxy.worker") != [worker]
+            await tap.end()
+            assert tap.code == 0
+            assert "the worker process died" in tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["offered"] == 7
+    lost = dropped(lab)
+    assert set(lost) == {"worker_died"}
+    assert 1 <= lost["worker_died"] <= 6, "the one in flight, and what had not left for the recorder yet"
+
+
+def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "2") as tap:
+
+            async def send(count: int) -> None:
+                for _ in range(count):
+                    assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+
+            for _ in range(2):
+                recorder = tap.recorder_pid()
+                await send(5)
+                os.kill(recorder, signal.SIGKILL)
+                await send(5)
+                await until(lambda killed=recorder: tap.pids("tap.recorder.recorder") not in ([], [killed]))
+            await send(5)
+            await tap.end()
+            assert tap.code == 0, tap.errors
+            assert "the recorder process died" in tap.errors
+
+    asyncio.run(scenario())
+    assert lab.summary["offered"] == 25
+    lost = dropped(lab)
+    assert set(lost) <= {"recorder_died", "recorder_off"}, "off: where starting it took longer than workers wait"
+    assert len(lab.records) == 25 - sum(lost.values())
+
+
+def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "2") as tap:
+            load = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(40)]
+            await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)
+            for pid in (tap.recorder_pid(), tap.pids("tap.proxy.worker")[0]):
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.gather(*load, return_exceptions=True)
+            await tap.end()
+            assert tap.code == 0, tap.errors
+
+    asyncio.run(scenario())
+    assert set(dropped(lab)) <= {"worker_died", "recorder_died"}
+
+
+def test_a_killed_admin_process_comes_back_on_its_port_and_no_client_notices(lab: Any) -> None:
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--admin", "127.0.0.1:0") as tap:
+            [port] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
+            await until(lambda: healthy(port))
+            [first] = tap.pids("tap.admin")
+            os.kill(first, signal.SIGKILL)
+            for _ in range(5):
+                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+            await until(lambda: tap.pids("tap.admin") not in ([], [first]))
+            assert await asyncio.to_thread(healthy, port), "it waited for the next one"
+            await tap.end()
+            assert tap.code == 0, tap.errors
+            assert "the admin process died" in tap.errors
+
+    asyncio.run(scenario())
+    assert dropped(lab) == {}
+    assert len(lab.records) == 5
+
+
+def healthy(port: int) -> bool:
+    """Whether the admin process says that it lives; waits for the answer."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=PATIENCE_S) as answer:
+        return bool(answer.status == 200)
+
+
+def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
+    begun = asyncio.Event()
+
+    async def stuck(request: Any) -> None:
+        request.write_sse_head()
+        await request.write_event({"choices": [{"index": 0, "text": "x"}]})
+        begun.set()
+        await request.reader.read()
+
+    async def scenario() -> None:
+        async with (
+            upstream_of(lab, stuck) as upstream,
+            lab.command(upstream.port, "--no-engine-facts", "--drain-s", "600", "--workers", "2") as tap,
+        ):
+            in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
+            await begun.wait()
+            tap.process.send_signal(signal.SIGTERM)
+            await until(lambda: refuses(tap.port))
+            assert not in_flight.done()
+            await tap.end()
+            assert not (await in_flight).endswith(b"0\r\n\r\n")
+            assert tap.code == 0
+            assert "1 responses were cut" in tap.errors
+
+    asyncio.run(scenario())
+    [record] = lab.records
+    assert (record.status, record.error) == ("client_abort", "tap_ended")
+    assert dropped(lab) == {}
+
+
+def test_what_had_come_before_the_signal_is_served(lab: Any) -> None:
+    """A worker that was busy for a while finds requests and the word to drain at once: requests go first."""
+
+    async def scenario() -> None:
+        async with upstream_of(lab) as upstream, lab.command(upstream.port) as tap:
+            kept = await asyncio.open_connection("127.0.0.1", tap.port)
+            await request_on(*kept)
+            [worker] = tap.pids("tap.proxy.worker")
+            os.kill(worker, signal.SIGSTOP)
+            waiting = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(20)]
+            again = asyncio.create_task(request_on(*kept))
+            await asyncio.sleep(0.2)
+            tap.process.send_signal(signal.SIGTERM)
+            await tap.said("ending:")
+            await asyncio.sleep(0.2)
+            os.kill(worker, signal.SIGCONT)
+            answers = await asyncio.gather(*waiting)
+            assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 20
+            assert b"200 OK" in await again
+            kept[1].close()
+            await asyncio.wait_for(tap.process.wait(), PATIENCE_S)
+
+    asyncio.run(scenario())
+    assert dropped(lab) == {}
+    assert len(lab.records) == 22
+
+
+async def request_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The head of an answer on a connection that is kept."""
+    body = json.dumps(COMPLETION).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    head = await reader.readuntil(b"\r\n\r\n")
+    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length))
+    return head
+
+
+def refuses(port: int) -> bool:
+    """Whether nothing listens at a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_what_a_killed_supervisor_leaves_ends_by_itself_with_everything_written(lab: Any) -> None:
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any) -> None:
+        begun.set()
+        await finish.wait()
+        request.write_json(ANSWER)
+
+    async def scenario() -> None:
+        async with (
+            upstream_of(lab, slow) as upstream,
+            lab.command(upstream.port, "--no-engine-facts", "--workers", "2") as tap,
+        ):
+            in_flight = asyncio.create_task(tap.post("/v1/completions", COMPLETION))
+            await begun.wait()
+            pids = [*tap.pids("tap.proxy.worker"), tap.recorder_pid()]
+            tap.process.kill()
+            await until(lambda: ended(tap.process.pid))
+            finish.set()
+            assert b"200 OK" in await in_flight, "what was in flight had its time"
+            await until(lambda: all(map(ended, pids)))
+
+    asyncio.run(scenario())
+    assert len(lab.records) == 1

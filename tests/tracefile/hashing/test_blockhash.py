@@ -1,0 +1,220 @@
+"""Block hashes: the definition written out again, known answers, and what thinning a chain must keep."""
+
+import hashlib
+import itertools
+import re
+import stat
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracefile import (
+    BlockHash,
+    BlockHasher,
+    HashKey,
+    InputError,
+    Meta,
+    Record,
+    RequestId,
+    downsample,
+    keyed_id,
+    load_key,
+)
+from tracefile.hashing.downsampling import downsample_meta
+
+KEY = HashKey(bytes(range(32)))
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+algorithms = st.sampled_from(["xxh3_64", "blake2b"])
+
+KNOWN = {
+    "xxh3_64": [0x9E76C58C959D78D5, 0x4B94AE895D7F98E7],
+    "blake2b": [0x6DFC19930939F642, 0x9B9642361B0FB2A6],
+}
+"""Tokens 0 … 39 under KEY, model "m", blocks of 16: fixed for good, or two captures are no longer comparable."""
+
+
+@pytest.mark.parametrize("algorithm", ["xxh3_64", "blake2b"])
+def test_known_answers_hold_on_every_machine(algorithm: Literal["xxh3_64", "blake2b"]) -> None:
+    assert BlockHasher(KEY, algorithm, 16, model="m").hash_blocks(range(40)) == KNOWN[algorithm]
+    assert KEY.key_id == "3cf7051b19e69b5f"
+    assert keyed_id(KEY, "session", "a") == "e57b9796e9ea57a6e5a851d7"
+
+
+@given(tokens, st.integers(1, 9), algorithms)
+def test_the_chain_is_its_definition(ids: list[int], block_size: int, algorithm: Literal["xxh3_64", "blake2b"]) -> None:
+    def h(data: bytes) -> bytes:
+        if algorithm == "blake2b":
+            return hashlib.blake2b(data, digest_size=8, key=KEY.secret, person=b"block hash").digest()
+        seed = hashlib.blake2b(key=KEY.secret, digest_size=8, person=b"xxh3 seed").digest()
+        return xxhash.xxh3_64(data, seed=int.from_bytes(seed, "little")).digest()
+
+    previous = h(struct.pack("<I", 32) + KEY.secret + struct.pack("<I", 1) + b"m" + b"\xff" * 8)
+    expected = []
+    for at in range(0, len(ids) - block_size + 1, block_size):
+        previous = h(previous + struct.pack(f"<{block_size}I", *ids[at : at + block_size]))
+        expected.append(int.from_bytes(previous, "big"))
+    hasher = BlockHasher(KEY, algorithm, block_size, model="m")
+    assert hasher.hash_blocks(ids) == expected
+    assert hasher.hash_blocks(np.array(ids, dtype=np.uint32)) == expected
+
+
+@given(tokens, st.integers(0, 8))
+def test_extending_a_chain_is_hashing_it_whole(ids: list[int], blocks: int) -> None:
+    hasher = BlockHasher(KEY, block_size=4)
+    whole = hasher.hash_blocks(ids)
+    blocks = min(blocks, len(whole))
+    assert hasher.extend(whole[blocks - 1] if blocks else None, ids[4 * blocks :]) == whole[blocks:]
+
+
+@given(tokens, tokens)
+def test_chains_agree_exactly_as_far_as_the_tokens_do(first: list[int], second: list[int]) -> None:
+    hasher = BlockHasher(KEY, block_size=2)
+    agree = [a == b for a, b in zip(first, second, strict=False)]
+    shared = [*agree, False].index(False) // 2
+    for i, (a, b) in enumerate(zip(hasher.hash_blocks(first), hasher.hash_blocks(second), strict=False)):
+        assert (a == b) == (i < shared)
+
+
+def test_every_part_of_the_root_matters_and_none_runs_into_the_next() -> None:
+    other = HashKey(bytes(32))
+    roots = [
+        BlockHasher(KEY, model="m"),
+        BlockHasher(other, model="m"),
+        BlockHasher(KEY, "blake2b", model="m"),
+        BlockHasher(KEY, model="ml", lora="x"),
+        BlockHasher(KEY, model="m", lora="lx"),
+        BlockHasher(KEY, model="m", lora=""),
+        BlockHasher(KEY, model="m", cache_salt=""),
+        BlockHasher(KEY, model="m", cache_salt="s"),
+        BlockHasher(KEY, model="m", lora="s"),
+    ]
+    first_hashes = {hasher.hash_blocks(range(16))[0] for hasher in roots}
+    assert len(first_hashes) == len(roots)
+
+
+@pytest.mark.parametrize("ids", [[-1] * 16, [2**32] * 16, [1.5] * 16, np.array([-1] * 16), np.array([2**32] * 16)])
+def test_ids_that_are_no_u32_are_refused(ids: list[int]) -> None:
+    with pytest.raises(InputError, match="token ids"):
+        BlockHasher(KEY).hash_blocks(ids)
+
+
+def test_a_block_of_no_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match="block size: 0"):
+        BlockHasher(KEY, block_size=0)
+
+
+def test_the_key_shows_in_nothing(tmp_path: Path) -> None:
+    key = load_key(tmp_path / "key")
+    shown = f"{key} {key!r} {key.key_id} {BlockHasher(key).info}"
+    assert key.secret.hex() not in shown
+    assert not re.search(re.escape(repr(key.secret)), shown)
+
+
+def test_ids_are_apart_by_kind_and_key() -> None:
+    kinds = [("session", "a"), ("request", "a"), ("session", "b"), ("sessiona", ""), ("sessio", "na")]
+    ids = [keyed_id(key, *kind) for key, kind in itertools.product([KEY, HashKey(bytes(32))], kinds)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "key"
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: load_key(path), range(32)))
+    assert len(keys) == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [found.name for found in path.parent.iterdir()] == ["key"]  # nothing is left aside
+
+
+def test_the_environment_names_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTAPE_KEY_FILE", str(tmp_path / "named"))
+    assert load_key() == load_key(tmp_path / "named")
+    monkeypatch.delenv("KVTAPE_KEY_FILE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_key() == load_key(tmp_path / ".config" / "kvtape" / "key")
+
+
+@pytest.mark.parametrize("content", ["", "xyz", "00" * 31, "00" * 33, "é"])
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "key"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        load_key(path)
+
+
+def test_an_unwritable_place_for_the_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot read the hash key"):
+        load_key(tmp_path / "file" / "key")
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_a_thinned_chain_shares_exactly_what_hashing_at_the_coarse_size_shares(
+    prompt: int, output: int, block_size: int, factor: int, data: st.DataObject
+) -> None:
+    """Two requests with a common beginning: coarse hashes agree where the thinned ones do, and are as many."""
+    common = data.draw(st.integers(0, prompt + output))
+    fine, coarse = ([], [])  # type: tuple[list[Record], list[Record]]
+    for tail in (1, 2):
+        ids = [0] * common + [tail] * (prompt + output - common)
+        fine.append(downsample(hashed(ids, prompt, output, block_size), block_size, factor))
+        coarse.append(hashed(ids, prompt, output, block_size * factor))
+    for field in ("block_hashes", "output_block_hashes"):
+        thin, true = [[getattr(r, field) for r in pair] for pair in (fine, coarse)]
+        assert [len(x) for x in thin] == [len(x) for x in true]
+        assert [a == b for a, b in zip(*thin, strict=True)] == [a == b for a, b in zip(*true, strict=True)]
+
+
+def hashed(ids: list[int], prompt: int, output: int, block_size: int) -> Record:
+    """A record as the schema defines its two chains: the last output token's KV is never computed."""
+    chain = BlockHasher(KEY, block_size=block_size).hash_blocks(ids)
+    computed = max(prompt, prompt + output - 1)
+    return Record(
+        request_id=RequestId("a"),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        block_hashes=chain[: prompt // block_size],
+        output_block_hashes=chain[prompt // block_size : computed // block_size],
+    )
+
+
+def test_thinning_parts_prompt_from_output_by_tokens() -> None:
+    # 7 prompt and 6 output tokens in blocks of 2: blocks 0-2 are the prompt's, 3 holds tokens 6 and 7, 5 the last.
+    record = Record(
+        request_id=RequestId("a"),
+        prompt_tokens=7,
+        output_tokens=6,
+        block_hashes=[BlockHash(h) for h in (10, 11, 12)],
+        output_block_hashes=[BlockHash(h) for h in (13, 14, 15)],
+        hashable_blocks=3,
+    )
+    thin = downsample(record, 2, 2)
+    # In blocks of 4: block 0 is the prompt's; block 1 (tokens 4-7) holds an output token, so it is the output's.
+    assert (thin.block_hashes, thin.output_block_hashes, thin.hashable_blocks) == ([11], [13, 15], 1)
+    assert record.block_hashes == [10, 11, 12]
+
+
+def test_a_chain_that_stops_early_loses_its_output_when_thinned() -> None:
+    record = Record(
+        request_id=RequestId("a"),
+        prompt_tokens=8,
+        block_hashes=[BlockHash(1)],
+        output_block_hashes=[BlockHash(9)],
+    )
+    assert downsample(record, 2, 2).output_block_hashes is None
+
+
+def test_thinning_refuses_nonsense_and_leaves_hashless_records_alone() -> None:
+    record = Record(request_id=RequestId("a"))
+    assert downsample(record, 16, 2) == record
+    with pytest.raises(InputError, match="factor: 0"):
+        downsample(record, 16, 0)
+    assert downsample_meta(Meta(block_size=16), 2).block_size == 32
+    with pytest.raises(InputError, match="block_size"):
+        downsample_meta(Meta(), 2)

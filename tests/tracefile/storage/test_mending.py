@@ -1,0 +1,186 @@
+"""Mending: whatever cut a file, what a reader could still read of it is what stays, and the file is whole again."""
+
+import contextlib
+import json
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracefile import InputError, Meta, Record, RequestId, TraceWriter, encode_record, load_trace, open_trace
+from tracefile.files.writing import encode_meta
+from tracefile.storage.appending import append_to
+from tracefile.storage.mending import mend
+
+META = Meta(source="tap", block_size=16, epoch_unix_ns=7)
+SUFFIXES = ["", ".gz", ".zst"]
+
+lengths = st.integers(0, 60) | st.integers(0, 300_000)
+sizes = st.lists(st.tuples(lengths, st.booleans()), max_size=8)
+"""A record each: the length of its filler, and whether the writer flushed after it."""
+
+
+def record(number: int, filler: int = 0) -> Record:
+    noise = (number + 1).to_bytes(8, "big").hex() * (filler // 16 + 1)
+    return Record(request_id=RequestId(f"r{number}"), arrival_ms=float(number), extra={"filler": noise[:filler]})
+
+
+def write(path: Path, filled: list[tuple[int, bool]]) -> list[Record]:
+    with TraceWriter(path, META) as writer:
+        for number, (filler, flush) in enumerate(filled):
+            writer.write(record(number, filler))
+            if flush:
+                writer.flush()
+    return load_trace(path)[1]
+
+
+def readable(path: Path) -> list[Record]:
+    """What a reader gets of a file that may be torn: the oracle."""
+    try:
+        with open_trace(path) as reader:
+            return list(reader)
+    except InputError:
+        return []  # not even the header survived
+
+
+def go_on(path: Path, more: list[Record]) -> None:
+    file = append_to(path)
+    if not path.stat().st_size:
+        file.take(encode_meta(META))
+    file.take(b"".join(encode_record(record) for record in more))
+    file.finish()
+    file.abandon()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(deadline=None, max_examples=60)
+@given(filled=sizes, share=st.floats(0, 1))
+def test_any_cut_of_any_file_keeps_exactly_its_complete_records(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, filled: list[tuple[int, bool]], share: float
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / f"a.jsonl{suffix}"
+    written = write(path, filled)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: round(share * len(whole))])
+    survived = readable(path)
+    assert survived == written[: len(survived)]
+    mended = mend(path)
+    assert mended.records == len(survived)
+    again = mend(path)
+    assert (again.records, again.torn) == (len(survived), False), "a mended file is whole"
+    more = [record(1000), record(1001)]
+    go_on(path, more)
+    with open_trace(path) as reader:
+        assert list(reader) == survived + more
+        assert reader.warnings == []
+        assert reader.meta == META
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_cut_of_a_small_file_is_mended(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    written = write(path, [(0, True), (40, True), (3, True)])
+    whole = path.read_bytes()
+    kept = set()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        survived = readable(path)
+        mended = mend(path)
+        assert mended.records == len(survived), cut
+        kept.add(mended.records)
+        assert mended.meta == (META if path.stat().st_size else None)
+        if mended.meta is not None:
+            assert load_trace(path) == (META, written[: mended.records])
+    assert kept == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_whole_file_is_left_as_it_is(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    write(path, [(10, False)] * 5)
+    before = path.read_bytes()
+    mended = mend(path)
+    assert (mended.meta, mended.records, mended.torn) == (META, 5, False)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 5000))
+def test_what_a_power_cut_leaves_as_zeros_is_dropped(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, zeros: int
+) -> None:
+    path = tmp_path_factory.mktemp("zeros") / f"a.jsonl{suffix}"
+    write(path, [(10, True)] * 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + bytes(zeros))
+    before = len(readable_lines(path))
+    assert mend(path).records == before
+    assert len(load_trace(path)[1]) == before
+
+
+def readable_lines(path: Path) -> list[bytes]:
+    """The complete record lines that any tool would get out of the file before it gives up."""
+    data = path.read_bytes()
+    inflaters: dict[str, Any] = {
+        ".gz": lambda: zlib.decompressobj(wbits=31),
+        ".zst": zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj,
+    }
+    if path.suffix in inflaters:
+        inflater, content = inflaters[path.suffix](), b""
+        with contextlib.suppress(zlib.error, zstandard.ZstdError):
+            for byte in data:
+                content += inflater.decompress(bytes([byte]))
+        data = content
+    return [line for line in data.split(b"\n")[1:] if is_json(line)]
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def test_other_tools_accept_a_mended_file(tmp_path: Path) -> None:
+    for suffix, tool in ((".gz", "gzip"), (".zst", "zstd")):
+        path = tmp_path / f"a.jsonl{suffix}"
+        write(path, [(100, True)] * 9)
+        path.write_bytes(path.read_bytes()[:-30])
+        kept = mend(path).records
+        try:
+            unpacked = subprocess.run([tool, "-dc", path], capture_output=True, check=True).stdout
+        except FileNotFoundError:
+            continue  # that tool is not on this machine
+        assert unpacked.count(b"\n") == 1 + kept
+
+
+def test_several_headers_and_streams_in_one_file_are_no_damage(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        path = tmp_path / f"a.jsonl{suffix}"
+        write(path, [(5, True)] * 2)
+        path.write_bytes(path.read_bytes() * 2)
+        mended = mend(path)
+        assert (mended.records, mended.torn) == (4, False)
+
+
+@pytest.mark.parametrize(
+    "content", [b"precious\n", b"precious", b'{"a": 1}\n{"b": 2}\n', b'{"meta": {"schema": "x/1"}}\n']
+)
+def test_a_file_that_is_no_trace_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"notes\.jsonl"):
+        mend(path)
+    assert path.read_bytes() == content
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        mend(tmp_path / "none")

@@ -1,0 +1,191 @@
+"""A trace in segments reads as one, by its folder, its manifest or its name; and what is no such thing is refused."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, open_trace, trace_digest
+from tracefile.__main__ import main
+from tracefile.storage.segments import (
+    Manifest,
+    Segment,
+    manifest_path,
+    part_path,
+    read_manifest,
+    segment_number,
+    segment_path,
+    trace_files,
+    write_manifest,
+)
+
+META = Meta(source="tap", block_size=16, epoch_unix_ns=1_000)
+LATER_ENGINE = msgspec.structs.replace(META, engine=Engine(name="vllm", version="2"))
+
+
+def record(number: int) -> Record:
+    return Record(request_id=RequestId(f"r{number}"), arrival_ms=float(number), e2e_ms=0.5)
+
+
+def write(path: Path, numbers: range, meta: Meta = META) -> Path:
+    with TraceWriter(path, meta) as writer:
+        for number in numbers:
+            writer.write(record(number))
+    return path
+
+
+def listed(path: Path) -> Segment:
+    return Segment(
+        name=path.name,
+        records=len(load_trace(path)[1]),
+        bytes=path.stat().st_size,
+        first_arrival_ms=None,
+        last_arrival_ms=None,
+        digest=trace_digest(path),
+    )
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace of nine records in three segments, the last of them open and not listed."""
+    trace = tmp_path / "captured.jsonl.zst"
+    segments = [
+        write(segment_path(trace, 1), range(3)),
+        write(segment_path(trace, 2), range(3, 5), LATER_ENGINE),
+        write(segment_path(trace, 3), range(5, 9), LATER_ENGINE).rename(part_path(segment_path(trace, 3))),
+    ]
+    manifest = Manifest(epoch_unix_ns=1_000, segments=[listed(path) for path in segments[:2]])
+    write_manifest(manifest_path(trace), manifest)
+    return trace
+
+
+def test_names_are_numbered_before_the_suffix() -> None:
+    assert segment_path("a/b.c.jsonl.zst", 7) == Path("a/b.c-000007.jsonl.zst")
+    assert segment_path("b", 1_000_000) == Path("b-1000000")
+    assert part_path(Path("b-000007.jsonl.gz")).name == "b-000007.jsonl.gz.part"
+    assert manifest_path("a/b.c.jsonl.zst") == Path("a/b.c.segments.json")
+    assert [segment_number(Path(name)) for name in ("b-000007.jsonl.gz.part", "b-12.jsonl", "b.jsonl")] == [7, 0, 0]
+
+
+def test_segments_read_as_one_trace_by_folder_manifest_or_name(trace: Path) -> None:
+    for name in (trace.parent, manifest_path(trace), trace):
+        with open_trace(name) as reader:
+            assert list(reader) == [record(i) for i in range(9)]
+            assert reader.meta == META
+            assert reader.latest_meta == LATER_ENGINE
+            assert reader.warnings == []
+
+
+def test_a_place_in_a_segment_is_named_as_such(trace: Path) -> None:
+    with open_trace(trace) as reader:
+        places = {str(found.request_id): reader.where() for found in reader}
+        assert places["r2"] == f"{segment_path(trace, 1)}:4"
+        assert places["r3"] == f"{segment_path(trace, 2)}:2"
+        assert places["r8"] == f"{part_path(segment_path(trace, 3))}:5"
+        assert [reader.where(line) for line in (4, 5, 6)] == [
+            f"{segment_path(trace, 1)}:4",
+            f"{segment_path(trace, 2)}:1",
+            f"{segment_path(trace, 2)}:2",
+        ]
+
+
+def test_the_digest_is_that_of_the_records_however_they_are_cut(trace: Path, tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.jsonl", range(9))
+    assert trace_digest(trace.parent) == trace_digest(whole) == trace_digest(manifest_path(trace))
+
+
+def test_concatenated_segments_are_one_trace(trace: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl.zst"
+    whole.write_bytes(b"".join(Path(file).read_bytes() for file in trace_files(trace)))
+    assert load_trace(whole) == (META, [record(i) for i in range(9)])
+    assert trace_digest(whole) == trace_digest(trace)
+
+
+def test_a_torn_segment_costs_its_torn_line_and_the_next_is_read(trace: Path) -> None:
+    first = segment_path(trace, 1)
+    plain = Path(str(first).removesuffix(".zst"))
+    plain.write_bytes(b'{"meta":{"schema":"kvtape/1","source":"tap","block_size":16,"epoch_unix_ns":1000}}\n')
+    with plain.open("ab") as file:
+        file.write(b'{"request_id":"r0","arrival_ms":0.0,"e2e_ms":0.5}\n{"request_id":"r1","arr')
+    first.unlink()
+    with open_trace(trace.parent) as reader:
+        assert [found.request_id for found in reader] == ["r3", "r4", "r0", "r5", "r6", "r7", "r8"]
+        assert f"{plain}:3: torn last line" in reader.warnings[-1]
+
+
+def test_segments_of_other_clocks_or_blocks_are_no_one_trace(trace: Path) -> None:
+    for field, value in (("epoch_unix_ns", 2_000), ("block_size", 8)):
+        third = part_path(segment_path(trace, 3))
+        third.unlink()
+        write(third, range(5, 9), msgspec.structs.replace(META, **{field: value}))
+        with pytest.raises(InputError, match=f"000003.*:1: meta.{field}: {value}; expected"):
+            load_trace(trace)
+
+
+def test_a_segment_that_was_shipped_away_is_read_without(trace: Path) -> None:
+    segment_path(trace, 1).unlink()
+    for name in (trace.parent, manifest_path(trace), trace):
+        with open_trace(name) as reader:
+            assert [found.request_id for found in reader] == [f"r{i}" for i in range(3, 9)]
+            (warning,) = reader.warnings
+            assert "read without 1 of its segments (captured-000001.jsonl.zst" in warning
+
+
+def test_a_segment_that_is_closed_while_the_trace_is_read_is_found_under_its_name(trace: Path) -> None:
+    with open_trace(trace) as reader:
+        assert next(reader) == record(0)
+        part_path(segment_path(trace, 3)).rename(segment_path(trace, 3))
+        assert list(reader) == [record(i) for i in range(1, 9)]
+
+
+def test_what_is_no_folder_of_one_trace_is_refused(trace: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match="without segments"):
+        open_trace(empty)
+    write(segment_path(trace.with_name("other.jsonl"), 1), range(2))
+    with pytest.raises(InputError, match="segments of captured and other"):
+        open_trace(tmp_path)
+    assert len(load_trace(manifest_path(trace))[1]) == 9
+    for file in trace_files(trace):
+        Path(file).unlink()
+    with pytest.raises(InputError, match="none of its segments is there"):
+        open_trace(trace)
+
+
+def test_a_manifest_is_checked(trace: Path) -> None:
+    path = manifest_path(trace)
+    path.write_text('{"schema": "kvtape-segments/9", "segments": []}')
+    with pytest.raises(InputError, match="kvtape-segments/9"):
+        open_trace(trace.parent)
+    path.write_text('{"segments": [{"name": 1}]}')
+    with pytest.raises(InputError, match="expected a manifest"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [lambda given, out: ["join", given, "-o", out], lambda given, out: ["convert", given, out]]
+)
+def test_one_file_is_made_of_many(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Callable[[str, str], list[str]]
+) -> None:
+    joined = tmp_path / "joined.jsonl.gz"
+    assert main(arguments(str(trace.parent), str(joined))) == 0
+    assert "9 records" in capsys.readouterr().err
+    assert load_trace(joined) == (META, [record(i) for i in range(9)])
+    assert trace_digest(joined) == trace_digest(trace)
+    headers = [line for line in gzip.decompress(joined.read_bytes()).split(b"\n") if line.startswith(b'{"meta"')]
+    assert len(headers) == 2, "the engine changed once, and that is kept"
+
+
+def test_join_takes_files_in_the_order_given(trace: Path, tmp_path: Path) -> None:
+    parts = [str(segment_path(trace, number)) for number in (2, 1)]
+    joined = tmp_path / "joined.jsonl"
+    assert main(["join", *parts, "-o", str(joined)]) == 0
+    assert [found.request_id for found in load_trace(joined)[1]] == ["r3", "r4", "r0", "r1", "r2"]
+    other = write(tmp_path / "other.jsonl", range(2), Meta(source="tap", block_size=16, epoch_unix_ns=5))
+    with pytest.raises(InputError, match=r"other\.jsonl: meta\.epoch_unix_ns"):
+        main(["join", parts[0], str(other), "-o", str(tmp_path / "never.jsonl")])
+    assert not (tmp_path / "never.jsonl").exists()

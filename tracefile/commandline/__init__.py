@@ -1,0 +1,1 @@
+"""The shared ends of every command: exit codes, progress."""

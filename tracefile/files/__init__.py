@@ -1,0 +1,1 @@
+"""Traces read and written, whatever their format, and their digests."""

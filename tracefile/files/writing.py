@@ -1,0 +1,142 @@
+"""Writing traces: a header, then records as requests finish, so that a killed writer loses at most a second."""
+
+import os
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from tracefile.parquet.layout import columns_writer, has_parquet_suffix
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
+from tracefile.records.unknown import merge_unknown
+from tracefile.storage.appending import append_to, new_trace_file
+
+if TYPE_CHECKING:
+    from tracefile.parquet.writing import ColumnsWriter
+
+FLUSH_INTERVAL_S = 1.0
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_record(record: Record) -> bytes:
+    """The record's line, its line end included; unset fields are left out, NaN and infinities become null.
+
+    Raises InputError if ``extra`` holds a known field's name.
+    """
+    if record.extra:
+        return _encoder.encode(merge_unknown(record)) + b"\n"
+    return _encoder.encode(record) + b"\n"
+
+
+def encode_meta(meta: Meta) -> bytes:
+    """The header line, its line end included."""
+    return _encoder.encode({"meta": meta_object(meta)}) + b"\n"
+
+
+def meta_object(meta: Meta) -> dict[str, Any]:
+    """The header as JSON; always with its schema, which is how readers tell the format."""
+    return {"schema": meta.schema, **merge_unknown(meta)}
+
+
+class TraceWriter:
+    """Appends records to a new trace; ``.gz`` and ``.zst`` suffixes compress. Threads may share one.
+
+    The header is on disk when the constructor returns. Records follow within a second, by a thread of its own, and
+    at ``flush`` and ``close``. Where the disk takes nothing (full, gone), the writer keeps what it
+    had taken and tries again with each record: an error from ``write`` means that this one record was refused, and
+    the file never has a torn line in its middle.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False, append: bool = False
+    ) -> None:
+        """``append``: go on with a whole trace (``tracefile.storage.mending`` makes it one) on the same clock."""
+        self.path = os.fspath(path)
+        if has_parquet_suffix(path):
+            raise InputError(
+                f"{self.path}: lines are written here; expected .jsonl, for `tracefile convert` to put in columns"
+            )
+        self.count = 0
+        """Records taken so far."""
+        self._lock = threading.Lock()
+        self._dirty = threading.Event()
+        self._closing = threading.Event()
+        self._meta = meta
+        header = encode_meta(meta)
+        self._file = append_to(path) if append else new_trace_file(path, overwrite=overwrite)
+        try:
+            self._file.take(header)
+            self.flush()
+        except BaseException:
+            self._file.abandon()
+            raise
+        self._flusher = threading.Thread(target=self._flush_each_second, name="trace-flush", daemon=True)
+        self._flusher.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, record: Record) -> None:
+        """Take one record; raises InputError if it was refused (and only then)."""
+        line = encode_record(record)
+        with self._lock:
+            self._take(line)
+            self.count += 1
+
+    def change_meta(self, meta: Meta) -> None:
+        """Put a header before the records to come, if it says something new; clock, blocks and hashes stay the same."""
+        with self._lock:
+            if meta is not self._meta and meta != self._meta:
+                self._take(encode_meta(meta))
+            self._meta = meta
+
+    def flush(self) -> None:
+        """Bring every record taken so far to the file; raises InputError if the disk does not take them."""
+        with self._lock:
+            self._dirty.clear()
+            self._file.sync()
+
+    def close(self) -> None:
+        """Flush, end the compressed stream and close the file; closing twice is harmless."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._dirty.set()
+        self._flusher.join()
+        try:
+            with self._lock:
+                self._file.finish()
+        finally:
+            self._file.abandon()
+
+    def _take(self, line: bytes) -> None:
+        if self._file.failing:
+            self._file.drain()
+        self._file.take(line)
+        if not self._dirty.is_set():
+            self._dirty.set()
+
+    def _flush_each_second(self) -> None:
+        while not self._closing.is_set():
+            self._dirty.wait()
+            if self._closing.wait(FLUSH_INTERVAL_S):
+                return
+            try:
+                self.flush()
+            except InputError:
+                self._dirty.set()
+
+
+def new_writer(path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> "TraceWriter | ColumnsWriter":
+    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines."""
+    if has_parquet_suffix(path):
+        return columns_writer(path)(path, meta, overwrite=overwrite)
+    return TraceWriter(path, meta, overwrite=overwrite)

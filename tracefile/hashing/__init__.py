@@ -1,0 +1,1 @@
+"""Chained block hashes, their key, and coarser block sizes."""

@@ -1,0 +1,164 @@
+"""The chain of block hashes that says which prompts share a prefix, and nothing else about them.
+
+Block i's hash is H(previous ‖ the block's tokens as little-endian u32), H giving 8 bytes read big-endian as a u64,
+and ``previous`` the 8 bytes before. Block 0's ``previous`` is H(key ‖ model ‖ LoRA ‖ keyed cache-salt), each field
+preceded by its length so that no two different quadruples read the same. Two requests' hashes are equal up to block
+i exactly if their tokens, model, adapter and salt are (save a 2⁻⁶⁴ chance), which is when an engine can share KV.
+"""
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import xxhash
+
+from tracefile.hashing.downsampling import downsample
+from tracefile.hashing.hashkey import HashKey, key_path, keyed_id, load_key
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashAlgorithm, HashInfo
+
+if TYPE_CHECKING:  # an array's caller has numpy; who has none, the tap's data plane above all, is spared its 20 MB
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["BlockHasher", "HashKey", "downsample", "key_path", "keyed_id", "load_key"]
+
+DEFAULT_BLOCK_SIZE = 16
+TOKEN_BYTES = 4
+HASH_BYTES = 8
+CUT_BLOCKS = 256
+MAX_TOKEN = 2**32 - 1
+NO_FIELD = b"\xff\xff\xff\xff"
+"""In place of a field's length: the field is absent, which is not the same as empty."""
+
+TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
+Chain = Callable[[bytes, Iterable[bytes]], list[bytes]]
+"""The hashes of blocks, each over the one before; a function of the whole list, since a call a block would cost as
+much as the hash."""
+
+
+class BlockHasher:
+    """Hashes prompts of one model, adapter and cache salt; holds no state between prompts.
+
+    ``xxh3_64`` (fast, seeded from the key) is for traces that stay in the house: it is no cryptographic hash.
+    ``blake2b`` (keyed) is for those that leave it.
+    """
+
+    def __init__(
+        self,
+        key: HashKey,
+        algorithm: HashAlgorithm = "xxh3_64",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        *,
+        model: str = "",
+        lora: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        if block_size < 1:
+            raise InputError(f"block size: {block_size}; expected 1 token or more")
+        self.block_size = block_size
+        self.info = HashInfo(algorithm=algorithm, key_id=key.key_id)
+        self._chain_blocks = _chain_function(key, algorithm)
+        salt = None if cache_salt is None else keyed_id(key, "cache_salt", cache_salt)
+        names = _joined(key.secret, _encoded(model), _encoded(lora), _encoded(salt))
+        (self._root,) = self._chain_blocks(b"", [names])
+
+    def hash_blocks(self, token_ids: TokenIds) -> list[BlockHash]:
+        """The hashes of a prompt's full blocks; the tokens of a last partial block count for nothing.
+
+        Raises InputError if an id is no u32.
+        """
+        return self._chain(self._root, token_ids)
+
+    def extend(self, previous: BlockHash | None, token_ids: TokenIds) -> list[BlockHash]:
+        """The hashes of the full blocks of ``token_ids`` where they follow the block of hash ``previous``.
+
+        None: they follow nothing, as in ``hash_blocks``.
+        """
+        root = self._root if previous is None else previous.to_bytes(HASH_BYTES, "big")
+        return self._chain(root, token_ids)
+
+    def _chain(self, previous: bytes, token_ids: TokenIds) -> list[BlockHash]:
+        # Tokens are packed once and cut in C calls: per block, little more than the hash itself is left.
+        count = len(token_ids) // self.block_size
+        size = self.block_size * TOKEN_BYTES
+        packed = packed_tokens(token_ids)
+        hashes = b"".join(self._chain_blocks(previous, cut_blocks(packed[: count * size], size)))
+        return list(struct.unpack(f">{count}Q", hashes))
+
+
+def cut_blocks(packed: bytes, size: int) -> Iterable[bytes]:
+    """The bytes in pieces of ``size``, cut some hundred at a time so that they are still in the cache when hashed."""
+    if len(packed) <= CUT_BLOCKS * size:
+        return struct.unpack(f"{size}s" * (len(packed) // size), packed)
+    stride = CUT_BLOCKS * size
+    parts = (packed[at : at + stride] for at in range(0, len(packed), stride))
+    return chain.from_iterable(struct.Struct(f"{size}s" * (len(part) // size)).unpack(part) for part in parts)
+
+
+def packed_tokens(token_ids: TokenIds) -> bytes:
+    """The ids as little-endian u32; raises InputError if one does not fit."""
+    if hasattr(token_ids, "dtype"):
+        return _packed_array(cast("npt.NDArray[np.integer]", token_ids))
+    if isinstance(token_ids, array) and token_ids.typecode == "I" and sys.byteorder == "little":
+        return token_ids.tobytes()
+    try:
+        packed = array("I", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise InputError(f"token ids: {error}; expected integers of 0 … {MAX_TOKEN}") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _packed_array(ids: "npt.NDArray[np.integer]") -> bytes:
+    if ids.dtype != "uint32" and ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN:
+        raise InputError(f"token ids: one outside 0 … {MAX_TOKEN}")
+    return ids.astype("<u4", copy=False).tobytes()
+
+
+def _chain_function(key: HashKey, algorithm: HashAlgorithm) -> Chain:
+    if algorithm == "xxh3_64":
+        return _xxh3_chain(int.from_bytes(key.derive(b"xxh3 seed", 8), "little"))
+    if algorithm == "blake2b":
+        return _blake2b_chain(key.secret)
+    raise InputError(f"hash: {algorithm!r}; expected xxh3_64 or blake2b")
+
+
+def _xxh3_chain(seed: int) -> Chain:
+    def chain_blocks(previous: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        digest, hashes = xxhash.xxh3_64_digest, []
+        for block in blocks:
+            previous = digest(previous + block, seed)
+            hashes.append(previous)
+        return hashes
+
+    return chain_blocks
+
+
+def _blake2b_chain(secret: bytes) -> Chain:
+    # Copying a keyed state is a third cheaper than making one.
+    keyed = hashlib.blake2b(key=secret, person=b"block hash", digest_size=HASH_BYTES)
+
+    def chain_blocks(previous: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        hashes = []
+        for block in blocks:
+            state = keyed.copy()
+            state.update(previous + block)
+            previous = state.digest()
+            hashes.append(previous)
+        return hashes
+
+    return chain_blocks
+
+
+def _encoded(field: str | None) -> bytes | None:
+    return None if field is None else field.encode("utf-8", "surrogatepass")
+
+
+def _joined(*fields: bytes | None) -> bytes:
+    return b"".join(NO_FIELD if field is None else len(field).to_bytes(4, "little") + field for field in fields)

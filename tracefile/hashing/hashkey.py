@@ -1,0 +1,101 @@
+"""The secret that keeps block hashes from being the prompt: an unkeyed hash of a guessable prompt tells it.
+
+Whoever holds the key can test guesses against a trace; whoever holds only the trace cannot. Two traces' hashes and
+ids are comparable exactly if their ``key_id`` is the same.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracefile.records.errors import InputError
+
+KEY_FILE_VARIABLE = "KVTAPE_KEY_FILE"
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HashKey:
+    """A 32-byte secret; it prints as its public id only."""
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != SECRET_BYTES:
+            raise InputError(f"hash key: {len(self.secret)} bytes; expected {SECRET_BYTES}")
+
+    @property
+    def key_id(self) -> str:
+        """16 hex digits that name the key and, being a keyed hash of nothing, tell nothing of it."""
+        return self.derive(b"key id", 8).hex()
+
+    def derive(self, purpose: bytes, size: int, data: bytes = b"") -> bytes:
+        """``size`` pseudo-random bytes for one ``purpose`` (at most 16 bytes) and ``data``: keyed BLAKE2b."""
+        return hashlib.blake2b(data, key=self.secret, person=purpose, digest_size=size).digest()
+
+
+def keyed_id(key: HashKey, kind: str, text: str) -> str:
+    """24 hex digits that stand for an id from outside (``kind``: session, request, client, …).
+
+    Equal for equal ids of a kind under one key, unrelated across kinds and keys, and not reversible by guessing.
+    """
+    name = kind.encode()
+    return key.derive(
+        b"keyed id", 12, len(name).to_bytes(4, "little") + name + text.encode("utf-8", "surrogatepass")
+    ).hex()
+
+
+def load_key(path: Path | None = None) -> HashKey:
+    """The key in ``path`` (else $KVTAPE_KEY_FILE, else ~/.config/kvtape/key), made on first use, readable by its owner.
+
+    Safe when several processes start at once: one of them makes the file, whole, and all read the same. Raises
+    InputError if the file is not a key (64 hex digits) or cannot be read or made.
+    """
+    where = path or key_path()
+    try:
+        return _read_key(where)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: cannot read the hash key ({error}); expected a file of 64 hex digits") from error
+    try:
+        _create_key(where)
+        return _read_key(where)
+    except OSError as error:
+        raise InputError(
+            f"{where}: cannot make a hash key ({error.strerror or error}); "
+            f"expected a writable folder, or a key file named by {KEY_FILE_VARIABLE}"
+        ) from error
+
+
+def key_path() -> Path:
+    """Where the key is when no flag says: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key."""
+    named = os.environ.get(KEY_FILE_VARIABLE)
+    return Path(named) if named else Path.home() / ".config" / "kvtape" / "key"
+
+
+def _read_key(path: Path) -> HashKey:
+    text = path.read_text(encoding="ascii").strip()
+    try:
+        return HashKey(bytes.fromhex(text))
+    except (ValueError, InputError):
+        raise InputError(f"{path}: not a hash key; expected {2 * SECRET_BYTES} hex digits") from None
+
+
+def _create_key(path: Path) -> None:
+    """Put a new key at ``path`` unless one is there: written aside, then linked, which never replaces a file."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        os.unlink(aside)

@@ -1,0 +1,1 @@
+"""Traces in columns: Parquet files, read and written by row group."""

@@ -1,0 +1,1 @@
+"""The record schema and its decoding; the errors that name bad input."""

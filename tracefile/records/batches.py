@@ -1,0 +1,133 @@
+"""Records some at a time with their fields as arrays, whatever form the file has: for passes over very many of them.
+
+What is needed of every record is an array; the record itself is made only when it is asked for. So a trace in columns
+costs no objects for what is only counted, and one in lines costs those that it was decoded into.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tracefile.records.schema import Record
+
+BATCH = 1 << 13
+"""Records of a trace in lines that make a batch."""
+NO_LIST = -1
+"""Length of a list that a record does not have."""
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+class Hashes(NamedTuple):
+    """The chains of a batch, one after another: each request's prompt and, behind it, its answer."""
+
+    values: npt.NDArray[np.uint64]
+    """Numbers of other than 64 bits are their low ones."""
+    starts: Int64Array
+    """Where each request's begins in ``values``."""
+    prompt_blocks: Int64Array
+    """How many are ``block_hashes``; NO_LIST: the record has none."""
+    output_blocks: Int64Array
+    """How many are ``output_block_hashes``, likewise."""
+
+
+class Batch(Protocol):
+    """Some records of a trace, in its order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def numbers(self, name: str, missing: int = 0) -> Int64Array:
+        """An integer field of every record; ``missing`` stands for null."""
+        ...
+
+    def times(self, name: str) -> FloatArray:
+        """A float field; NaN stands for null."""
+        ...
+
+    def words(self, name: str) -> Sequence[str | None]:
+        """A field of text."""
+        ...
+
+    def lengths(self, name: str) -> Int64Array:
+        """Of a field that is a list."""
+        ...
+
+    def hashes(self) -> Hashes:
+        """Every chain."""
+        ...
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nobody will ask for these fields again, and records may have them or not."""
+        ...
+
+    def records(self, rows: Int64Array | None = None) -> list[Record]:
+        """Those of ``rows`` (None: all), which the caller may change and asks for once."""
+        ...
+
+
+class RecordBatch:
+    """Records that are there anyway."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def numbers(self, name: str, missing: int = 0) -> Int64Array:
+        """See ``Batch``."""
+        values = map(attrgetter(name), self._records)
+        return np.array([missing if value is None else value for value in values], np.int64)
+
+    def times(self, name: str) -> FloatArray:
+        """See ``Batch``."""
+        return np.array(list(map(attrgetter(name), self._records)), np.float64)
+
+    def words(self, name: str) -> Sequence[str | None]:
+        """See ``Batch``."""
+        return list(map(attrgetter(name), self._records))
+
+    def lengths(self, name: str) -> Int64Array:
+        """See ``Batch``."""
+        return np.array([len(values) for values in map(attrgetter(name), self._records)], np.int64)
+
+    def hashes(self) -> Hashes:
+        """See ``Batch``."""
+        prompts, outputs = (
+            list(map(attrgetter(name), self._records)) for name in ("block_hashes", "output_block_hashes")
+        )
+        values = array("Q")
+        for chains in zip(prompts, outputs, strict=True):
+            for chain in chains:
+                if chain:
+                    _extend(values, chain)
+        counts = [np.array([NO_LIST if c is None else len(c) for c in some], np.int64) for some in (prompts, outputs)]
+        ends = np.cumsum(np.maximum(counts[0], 0) + np.maximum(counts[1], 0))
+        found = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
+        return Hashes(found, np.append(0, ends)[:-1], *counts)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """See ``Batch``."""
+        if "itl_ms" in names and "itl_tokens" in names:  # what takes room
+            for record in self._records:
+                record.itl_ms, record.itl_tokens = [], []
+
+    def records(self, rows: Int64Array | None = None) -> list[Record]:
+        """See ``Batch``."""
+        return self._records if rows is None else [self._records[row] for row in rows.tolist()]
+
+
+def _extend(values: "array[int]", chain: Sequence[int]) -> None:
+    before = len(values)
+    try:
+        values.extend(chain)
+    except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
+        del values[before:]
+        values.extend([number % 2**64 for number in chain])

@@ -1,0 +1,1 @@
+"""Bytes of trace files: lines, compression, appending, mending, segments."""

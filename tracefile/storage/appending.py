@@ -1,0 +1,132 @@
+"""A trace file that grows: lines in, compressed as its suffix says, and never a torn one in its middle.
+
+What the disk does not take (it is full, it is gone) stays in memory, in order, and is tried again: a file whose disk
+was full for a while goes on where it stopped. Not for several threads.
+"""
+
+import fcntl
+import os
+import stat
+
+from tracefile.records.errors import InputError
+from tracefile.storage.compression import Compressor, compressor_for, compressor_like
+
+DRAIN_BYTES = 1 << 18
+
+
+class TraceFile:
+    """An open file at the end of which lines are added."""
+
+    def __init__(self, path: str, fd: int, compressor: Compressor | None, size: int) -> None:
+        self.path = path
+        self.failing = False
+        """The disk refused the last bytes."""
+        self.size = size
+        """Bytes written, and those that are to be."""
+        self._fd = fd
+        self._compressor = compressor
+        self._pending = bytearray()
+
+    def take(self, lines: bytes) -> None:
+        """Take whole lines; once many are waiting they are written. Never raises: see ``failing``."""
+        self._add(lines if self._compressor is None else self._compressor.compress(lines))
+        if len(self._pending) >= DRAIN_BYTES and not self.failing:
+            self._write_pending()
+
+    def sync(self) -> None:
+        """Bring everything taken to the file; raises InputError if the disk does not take it."""
+        if self._compressor is not None:
+            self._add(self._compressor.sync())
+        self.drain()
+
+    def drain(self) -> None:
+        """Write what is ready to be; raises InputError, and keeps the rest, if the disk does not take it."""
+        if error := self._write_pending():
+            raise InputError(
+                f"{self.path}: cannot write ({error.strerror or error}); expected room for the trace"
+            ) from error
+
+    def finish(self) -> None:
+        """Write everything and the compressed stream's end; after an error, ``drain`` goes on with it."""
+        if self._compressor is not None:
+            compressor, self._compressor = self._compressor, None
+            self._add(compressor.finish())
+        self.drain()
+
+    def make_durable(self) -> None:
+        """Wait until the disk has what the file has; raises InputError."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror or error}; expected a working disk") from error
+
+    def abandon(self) -> None:
+        """Close the file; what was not written is lost."""
+        os.close(self._fd)
+
+    def _add(self, data: bytes) -> None:
+        self._pending += data
+        self.size += len(data)
+
+    def _write_pending(self) -> OSError | None:
+        try:
+            while self._pending:
+                del self._pending[: os.write(self._fd, self._pending)]
+        except OSError as error:
+            self.failing = True
+            return error
+        self.failing = False
+        return None
+
+
+def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, name: str | None = None) -> TraceFile:
+    """An empty file (or a device or pipe); raises InputError if it cannot be had.
+
+    ``name``: whose suffix says how it is compressed, where that is not the path's own.
+    """
+    where = os.fspath(path)
+    fd = _open(where, os.O_WRONLY | os.O_CREAT)
+    size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
+    try:
+        if size and not overwrite:
+            raise InputError(f"{where}: already has {size} bytes; expected a new file, or leave to overwrite it")
+        claim(fd, where)
+    except InputError:
+        os.close(fd)
+        raise
+    if size:
+        os.ftruncate(fd, 0)
+    return TraceFile(where, fd, compressor_for(name or where), 0)
+
+
+def append_to(path: str | os.PathLike[str]) -> TraceFile:
+    """A whole file to go on with, compressed as it is; raises InputError if it cannot be had."""
+    where = os.fspath(path)
+    fd = _open(where, os.O_RDWR | os.O_APPEND)
+    try:
+        claim(fd, where)
+    except InputError:
+        os.close(fd)
+        raise
+    head = os.pread(fd, 4, 0)
+    compressor = compressor_like(head) if head else compressor_for(where)
+    return TraceFile(where, fd, compressor, os.fstat(fd).st_size)
+
+
+def claim(fd: int, where: str) -> None:
+    """Be the file's one writer until ``fd`` is closed, however that comes; raises InputError if another is."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{where}: another process is writing it; expected a trace that nobody writes") from None
+    except OSError:
+        return  # a file system without locks
+
+
+def _open(where: str, flags: int) -> int:
+    try:
+        return os.open(where, os.O_CLOEXEC | flags, 0o666)
+    except OSError as error:
+        raise InputError(f"{where}: cannot write ({error.strerror or error}); expected a writable folder") from error

@@ -1,0 +1,76 @@
+"""A trace file's lines, numbered, whatever its compression and however its writer ended."""
+
+import os
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Self
+
+from tracefile.records.errors import InputError
+from tracefile.storage.compression import CorruptStreamError, TornStreamError, inflated_chunks
+
+
+class LineReader:
+    """Streams the non-blank lines of a plain, gzip or zstd file, without their line ends.
+
+    ``number`` is the line last given (from 1). ``complete`` is false if it had no line end: then it may be torn.
+    ``torn``, known once the lines are used up, says how a compressed stream was cut short.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.number = 0
+        self.complete = True
+        self.torn: str | None = None
+        try:
+            self._file = open(self.path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror or error}; expected a trace file") from error
+        self._lines = self._read_lines()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._lines
+
+    def __next__(self) -> bytes:
+        return next(self._lines)
+
+    def close(self) -> None:
+        """Close the file; the lines not read yet are lost."""
+        self._lines.close()
+        self._file.close()
+
+    def _read_lines(self) -> Generator[bytes, None, None]:
+        pending: list[bytes] = []
+        for chunk in self._chunks():
+            first, *rest = chunk.split(b"\n")
+            pending.append(first)
+            if not rest:
+                continue
+            yield from self._numbered([b"".join(pending), *rest[:-1]])
+            pending = [rest[-1]]
+        if last := b"".join(pending):
+            self.complete = False
+            yield from self._numbered([last])
+
+    def _numbered(self, lines: list[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self.number += 1
+            if line and not line.isspace():
+                yield line
+
+    def _chunks(self) -> Iterator[bytes]:
+        try:
+            yield from inflated_chunks(self._file)
+        except TornStreamError as torn:
+            self.torn = str(torn)
+        except CorruptStreamError as corrupt:
+            raise InputError(f"{self.path}:{self.number + 1}: {corrupt}; expected a whole trace file") from None
+        except OSError as error:
+            raise InputError(f"{self.path}:{self.number + 1}: {error.strerror or error}") from error

@@ -1,0 +1,191 @@
+"""A trace in segments: files that follow one another, each a trace of its own on the same clock, and their manifest.
+
+``captured.jsonl.zst`` in segments is ``captured-000001.jsonl.zst`` and so on, listed in ``captured.segments.json``. The
+segment being written is not listed and ends in ``.part``; so does one that a killed writer left.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from tracefile.records.errors import InputError
+from tracefile.storage.durable import replace_durably
+from tracefile.storage.lines import LineReader
+
+MANIFEST_SUFFIX = ".segments.json"
+MANIFEST_SCHEMA = "kvtape-segments/1"
+PART_SUFFIX = ".part"
+TRACE_SUFFIXES = (".jsonl", ".json", ".gz", ".zst", ".zstd")
+
+_NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(\.(gz|zst|zstd))?)$")
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One closed segment, as the manifest lists it."""
+
+    name: str
+    """Of the file, in the manifest's folder."""
+    records: int
+    bytes: int
+    """Of the file."""
+    first_arrival_ms: float | None
+    """Earliest arrival in it. Null: no record says."""
+    last_arrival_ms: float | None
+    digest: str
+    """``trace_digest`` of the segment alone."""
+    uploaded: str | None = None
+    """Where a copy was uploaded to. Null: nowhere yet."""
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What ``NAME.segments.json`` says."""
+
+    schema: str = MANIFEST_SCHEMA
+    epoch_unix_ns: int | None = None
+    """Wall clock at every segment's t = 0."""
+    segments: list[Segment] = []
+    """In order; whoever ships segments away may remove files, their lines stay."""
+
+
+def manifest_path(trace: str | os.PathLike[str]) -> Path:
+    """Where the manifest of a trace named ``trace`` is."""
+    stem, _ = _split_name(Path(trace))
+    return Path(trace).with_name(stem + MANIFEST_SUFFIX)
+
+
+def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
+    """The path of a trace's segment, from 1."""
+    stem, suffix = _split_name(Path(trace))
+    return Path(trace).with_name(f"{stem}-{number:06}{suffix}")
+
+
+def part_path(segment: Path) -> Path:
+    """Where a segment is while it is written."""
+    return segment.with_name(segment.name + PART_SUFFIX)
+
+
+def segment_number(path: Path) -> int:
+    """The number in a segment's name, ``.part`` or not; 0 if it is none."""
+    found = _numbered(path)
+    return int(found["number"]) if found else 0
+
+
+def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
+    """The segment files of a trace that exist, in order, an unfinished one included."""
+    stem, suffix = _split_name(Path(trace))
+    return _numbered_files(Path(trace).parent, stem, suffix)
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest; raises InputError if it is none, FileNotFoundError if it is not there."""
+    try:
+        manifest = msgspec.json.decode(Path(path).read_bytes(), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}; expected a manifest of segments") from None
+    if manifest.schema != MANIFEST_SCHEMA:
+        raise InputError(f"{path}: schema: {manifest.schema!r}; this version reads {MANIFEST_SCHEMA!r}")
+    return manifest
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Replace the manifest, so that a reader sees the old one or the new one and a power cut leaves either."""
+    replace_durably(path, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+
+
+def trace_files(path: str | os.PathLike[str]) -> list[str]:
+    """The files that make up a trace, in order: itself; or the segments of a folder, of a manifest, or of its name.
+
+    Raises InputError if a folder has no segments, or those of several traces.
+    """
+    given = Path(path)
+    if given.is_dir():
+        return [str(file) for file in _segments_in(given)]
+    if given.name.endswith(MANIFEST_SUFFIX):
+        return [str(file) for file in _segments_of(given)]
+    if not given.exists() and (manifest := manifest_path(given)).exists():
+        return [str(file) for file in _segments_of(manifest)]
+    return [os.fspath(path)]
+
+
+def open_lines(path: str) -> LineReader:
+    """One file of a trace; a segment may have been closed, and so renamed, since it was found unfinished."""
+    closed = path.removesuffix(PART_SUFFIX)
+    try:
+        return LineReader(path)
+    except InputError:
+        if closed == path or not os.path.exists(closed):
+            raise
+        return LineReader(closed)
+
+
+def absent_segments(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the segments that a trace's manifest lists and that are not there any more."""
+    given = Path(path)
+    if given.is_dir():
+        manifests = list(given.glob(f"*{MANIFEST_SUFFIX}"))
+    else:
+        manifests = [given if given.name.endswith(MANIFEST_SUFFIX) else manifest_path(given)]
+    if given.is_file() and given not in manifests:
+        return []
+    listed = [manifest.with_name(segment.name) for manifest in manifests for segment in _listed(manifest)]
+    return [segment.name for segment in listed if not segment.exists()]
+
+
+def _listed(manifest: Path) -> list[Segment]:
+    try:
+        return read_manifest(manifest).segments
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{manifest}: {error.strerror or error}; expected a manifest of segments") from error
+
+
+def _segments_in(folder: Path) -> list[Path]:
+    try:
+        manifests = sorted(folder.glob(f"*{MANIFEST_SUFFIX}"))
+        names = {found["stem"] for file in folder.iterdir() if (found := _numbered(file)) and found["suffix"]}
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror or error}; expected a folder of segments") from error
+    names |= {manifest.name.removesuffix(MANIFEST_SUFFIX) for manifest in manifests}
+    if not names:
+        raise InputError(f"{folder}: is a directory without segments; expected a trace, or a folder of its segments")
+    if len(names) > 1:
+        raise InputError(
+            f"{folder}: segments of {' and '.join(sorted(names))}; expected those of one trace, or name its manifest"
+        )
+    return _segments_of(folder / f"{names.pop()}{MANIFEST_SUFFIX}")
+
+
+def _segments_of(manifest: Path) -> list[Path]:
+    """Those that the manifest lists and that are still there, then those that it does not list yet."""
+    listed = [manifest.with_name(segment.name) for segment in _listed(manifest)]
+    found = _numbered_files(manifest.parent, manifest.name.removesuffix(MANIFEST_SUFFIX), None)
+    files = [path for path in listed if path.exists()]
+    files += [path for path in found if path not in listed]
+    if not files:
+        raise InputError(f"{manifest}: none of its segments is there; expected them beside it")
+    return files
+
+
+def _numbered_files(folder: Path, stem: str, suffix: str | None) -> list[Path]:
+    """Segments by number; a finished one goes before an unfinished one of the same number."""
+    found = []
+    for file in folder.iterdir() if folder.is_dir() else ():
+        name = _numbered(file)
+        if name and name["stem"] == stem and suffix in (None, name["suffix"]):
+            found.append(file)
+    return sorted(found, key=lambda file: (segment_number(file), file.name))
+
+
+def _numbered(file: Path) -> re.Match[str] | None:
+    return _NUMBERED.match(file.name.removesuffix(PART_SUFFIX))
+
+
+def _split_name(trace: Path) -> tuple[str, str]:
+    """``captured.jsonl.zst`` as ``captured`` and ``.jsonl.zst``."""
+    stem = trace.name
+    while (suffix := os.path.splitext(stem)[1]) in TRACE_SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return stem, trace.name[len(stem) :]

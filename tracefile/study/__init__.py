@@ -1,0 +1,1 @@
+"""Passes over whole traces: summary, check, sharing, synthesis."""

@@ -1,0 +1,146 @@
+"""``tracefile check``: the schema's invariants, each breach with its line."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from tracefile.commandline.progress import counted
+from tracefile.files.reading import TraceReader
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Record, RequestId
+
+
+class Finding(NamedTuple):
+    """One breach."""
+
+    line: int
+    """As ``TraceReader.line`` counts them; its ``where`` names the file."""
+    field: str
+    what: str
+
+
+Rule = Callable[[Record, int | None], Iterator[tuple[str, str]]]
+"""What is wrong with one record of a trace with this block size: (field, what is wrong; what was expected)."""
+
+NOT_NEGATIVE_MS = ("arrival_ms", "first_byte_ms", "ttft_ms", "e2e_ms", "think_ms")
+NOT_NEGATIVE = ("prompt_tokens", "output_tokens", "cached_tokens", "hashable_blocks", "max_tokens", "tools")
+AT_LEAST_ONE = ("turn", "concurrency", "n")
+ROUNDING_MS = 0.001
+"""How much later than another a time may be and still count as equal: writers round."""
+DISORDER_MS = 60_000.0
+"""Finish order is true to this much: a tap's workers hand over each for itself, later where the recorder was away."""
+
+
+def check_signs(record: Record, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """Lengths and durations are 0 or more, counts that include the request itself 1 or more; times are numbers."""
+    for least, names in ((0, NOT_NEGATIVE_MS), (0, NOT_NEGATIVE), (1, AT_LEAST_ONE)):
+        for name in names:
+            value = getattr(record, name)
+            if value is not None and not least <= value < math.inf:
+                yield name, f"{value}; expected {least} or more"
+
+
+def check_times(record: Record, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """First byte, first token and end come in this order."""
+    order = [("first_byte_ms", "ttft_ms"), ("first_byte_ms", "e2e_ms"), ("ttft_ms", "e2e_ms")]
+    for early, late in order:
+        first, then = getattr(record, early), getattr(record, late)
+        if first is not None and then is not None and first > then + ROUNDING_MS:
+            yield early, f"{first}, after {late} {then}; expected it before"
+
+
+def check_gaps(record: Record, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """Gaps and their tokens are parallel, not negative, and no more than the answer."""
+    if len(record.itl_ms) != len(record.itl_tokens):
+        yield "itl_tokens", f"{len(record.itl_tokens)} for {len(record.itl_ms)} gaps; expected one for each"
+    if record.itl_ms and not 0 <= min(record.itl_ms) <= max(record.itl_ms) < math.inf:
+        yield "itl_ms", f"a gap of {min(record.itl_ms)}; expected 0 or more"
+    if record.itl_tokens and min(record.itl_tokens) < 1:
+        yield "itl_tokens", f"{min(record.itl_tokens)} tokens in a read; expected 1 or more"
+    if record.output_tokens is not None and sum(record.itl_tokens) > record.output_tokens:
+        yield "itl_tokens", f"{sum(record.itl_tokens)} in all; expected at most output_tokens {record.output_tokens}"
+    if record.ttft_ms is not None and record.e2e_ms is not None:
+        last_ms = record.ttft_ms + math.fsum(record.itl_ms)
+        if last_ms > record.e2e_ms + ROUNDING_MS * (1 + len(record.itl_ms)):
+            yield "itl_ms", f"the last token at {last_ms}; expected it by e2e_ms {record.e2e_ms}"
+
+
+def check_tokens(record: Record, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """No more is cached than was sent."""
+    if record.cached_tokens is not None and record.cached_tokens > (record.prompt_tokens or record.cached_tokens):
+        yield "cached_tokens", f"{record.cached_tokens}; expected at most prompt_tokens {record.prompt_tokens}"
+
+
+def check_hashes(record: Record, block_size: int | None) -> Iterator[tuple[str, str]]:
+    """Hashes are of full blocks only, in the places that the lengths give them, and fit 64 bits."""
+    hashes, output = record.block_hashes, record.output_block_hashes
+    for name, values in (("block_hashes", hashes), ("output_block_hashes", output)):
+        if values and not 0 <= min(values) <= max(values) < 2**64:
+            yield name, "a hash outside 64 bits; expected an unsigned 64-bit integer"
+    if hashes is None:
+        if output:
+            yield "output_block_hashes", "without block_hashes; expected the prompt's chain before the output's"
+        return
+    if block_size is None:
+        yield "block_hashes", "in a trace without meta.block_size; expected how many tokens a block holds"
+        return
+    if record.hashable_blocks is not None and record.hashable_blocks > len(hashes):
+        yield "hashable_blocks", f"{record.hashable_blocks}; expected at most the {len(hashes)} block_hashes"
+    if record.prompt_tokens is None:
+        return
+    full = record.prompt_tokens // block_size
+    if len(hashes) > full:
+        yield "block_hashes", f"{len(hashes)}; expected at most prompt_tokens // block_size = {full}"
+    if output is not None and record.output_tokens is not None:
+        holding = max(0, (record.prompt_tokens + record.output_tokens - 1) // block_size - full)
+        if len(output) > holding:
+            yield "output_block_hashes", f"{len(output)}; expected at most {holding}, the full blocks with output"
+
+
+RULES: tuple[Rule, ...] = (check_signs, check_times, check_gaps, check_tokens, check_hashes)
+
+
+def check_trace(reader: TraceReader) -> Iterator[Finding]:
+    """Every breach in an opened trace, record by record, then those that only the whole trace shows.
+
+    Memory grows with the number of records: ids, parents and lines are kept, to find duplicates and cycles; nothing
+    else is. A line that cannot be read is a finding too.
+    """
+    lines: dict[RequestId, int] = {}
+    parents: dict[RequestId, RequestId] = {}
+    last_end_ms = -math.inf
+    block_size = reader.meta.block_size
+    for record in counted(reader.results(), "records checked"):
+        line = reader.line
+        if isinstance(record, InputError):
+            yield Finding(line, "line", str(record).removeprefix(f"{reader.where()}: "))
+            continue
+        yield from (Finding(line, *breach) for breach in chain.from_iterable(r(record, block_size) for r in RULES))
+        if record.request_id in lines:
+            yield Finding(line, "request_id", f"as at {reader.where(lines[record.request_id])}; expected it once")
+        lines.setdefault(record.request_id, line)
+        if record.parent_id is not None:
+            parents[record.request_id] = record.parent_id
+        end_ms = record.end_ms()
+        if end_ms is not None and end_ms < last_end_ms - DISORDER_MS:
+            yield Finding(line, "e2e_ms", f"ended at {end_ms}, long before an earlier line; expected finish order")
+        last_end_ms = last_end_ms if end_ms is None else max(last_end_ms, end_ms)
+    yield from check_parents(lines, parents)
+
+
+def check_parents(lines: dict[RequestId, int], parents: dict[RequestId, RequestId]) -> Iterator[Finding]:
+    """Every parent is in the trace, and none is its own ancestor."""
+    settled: set[RequestId] = set()
+    for child, parent in parents.items():
+        if parent not in lines:
+            yield Finding(lines[child], "parent_id", "not in this trace; expected a request_id of it")
+    for start in parents:
+        path: dict[RequestId, None] = {}
+        at: RequestId | None = start
+        while at is not None and at not in settled and at not in path:
+            path[at] = None
+            at = parents.get(at)
+        if at is not None and at in path:
+            yield Finding(lines[at], "parent_id", "leads back to the request itself; expected an earlier one")
+        settled.update(path)
