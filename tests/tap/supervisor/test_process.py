@@ -321,8 +321,9 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
     assert lab.records == []
 
 
-@pytest.mark.parametrize("module", ["recorder", "worker", "admin"])
+@pytest.mark.parametrize("module", ["recorder.recorder", "proxy.worker", "admin"])
 def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: Any, module: str) -> None:
+    name = module.rpartition(".")[2]
     (lab.folder / "sitecustomize.py").write_text(
         f"import os, sys\nif 'tap.{module}' in sys.orig_argv:\n    os._exit(3)\n"
     )
@@ -336,7 +337,7 @@ def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: A
 
     done = asyncio.run(scenario())
     assert done.returncode == 2
-    assert done.stderr == f"tap: error: the {module} process ended before it was ready\n"
+    assert done.stderr == f"tap: error: the {name} process ended before it was ready\n"
     assert not list(lab.folder.glob("tap-*")), "its folder is gone"
 
 
