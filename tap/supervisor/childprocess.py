@@ -28,7 +28,7 @@ class ChildProcess:
     """A started process and the channel to it; the channel ends when the process does, however it ends."""
 
     def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
-        self._name = module.removeprefix("tap.")
+        self._name = module.rpartition(".")[2]
         self._process, self.channel = process, channel
         self.pid = process.pid
 
