@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tap.ipc.exchange import ExchangeCopy, RecorderSetup, encode_frame, split_frames
+from tap.ipc.exchange import ExchangeCopy, RecorderSetup, encode_frame
 from tap.recorder.recorder import Recorder, decode_message
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
 from tracefile.records.schema import HashInfo, Meta
+from wire.process import split_frames
 
 BATCH = 100
 REPORT_BATCHES = 20

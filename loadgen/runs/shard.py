@@ -33,13 +33,13 @@ from loadgen.runs.shardmessages import (
     encode,
 )
 from loadgen.sending.crossing import SenderSetup
-from loadgen.sending.frames import FrameSocket
 from loadgen.sending.lookahead import Clocks
 from loadgen.sending.planrun import PlanRun
 from loadgen.sending.senderlink import SenderProcess
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
 from wire.loop import run
+from wire.process import FrameSocket
 
 WARM_CONNECTIONS = 16
 """How many connections are open before the first request if nothing bounds them; more are opened as they are needed."""

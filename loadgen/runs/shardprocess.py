@@ -8,13 +8,11 @@ from pathlib import Path
 
 from loadgen.runs.shardmessages import Failed, FromParent, FromShard, decode, encode
 from loadgen.runs.shards import ClockOffset
-from loadgen.sending.child import start_child
-from loadgen.sending.frames import FrameSocket
+from wire.process import FrameSocket, child_left, reap_child, start_child
 
 MODULE = "loadgen.runs.shard"
 LEAVE_S = 5.0
 """How long a process may take to leave once it has said its last."""
-REAP_POLL_S = 0.01
 
 Hear = Callable[[FromShard], None]
 
@@ -59,9 +57,7 @@ class ShardProcess:
             self._socket.close()
         if self._reporting is not None:
             self._reporting.cancel()
-        if not await self._left():
-            self.kill()
-            await asyncio.to_thread(self._process.wait)
+        await reap_child(self._process, LEAVE_S)
 
     def _take(self, payload: bytes) -> None:
         message = decode(payload)
@@ -74,16 +70,8 @@ class ShardProcess:
             self._reporting = asyncio.get_running_loop().create_task(self._report())
 
     async def _report(self) -> None:
-        await self._left()
+        await child_left(self._process, LEAVE_S)
         self._hear(Failed(f"{self.where} {how_it_ended(self._process.poll())}", is_input=False))
-
-    async def _left(self) -> bool:
-        """Wait until it has left; false: it does not."""
-        for _ in range(int(LEAVE_S / REAP_POLL_S)):
-            if self._process.poll() is not None:
-                return True
-            await asyncio.sleep(REAP_POLL_S)
-        return False
 
 
 def how_it_ended(code: int | None) -> str:

@@ -13,8 +13,8 @@ from loadgen.core.capacity import LONG_ANSWER, LONG_PROMPT, SHORT_ANSWER, SHORT_
 from loadgen.selftest.truth import Served
 from loadgen.selftest.truthfigures import quantile, received_ns, steady_rate, ttft_errors_ms
 from loadgen.selftest.truthprocess import TruthProcess, truth_server
-from loadgen.sending.child import module_command, module_environment
 from tracefile import InputError, keyed_id, load_key, load_trace
+from wire.process import module_command, module_environment
 
 PARALLEL = 64
 """Requests in flight for each sender where it goes as fast as it can."""

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from loadgen.selftest.truth import Truth
-from loadgen.sending.child import module_command, module_environment
+from wire.process import module_command, module_environment
 
 
 @dataclass(frozen=True, slots=True)

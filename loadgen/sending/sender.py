@@ -33,10 +33,10 @@ from loadgen.sending.crossing import (
     to_sender,
 )
 from loadgen.sending.flight import Flight, Start
-from loadgen.sending.frames import FrameSocket
 from loadgen.sending.pacing import Alarm, Clock
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
+from wire.process import FrameSocket
 from wire.url import parse_url
 
 STARTS_PER_TURN = 16

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from loadgen.sending.child import start_child
 from loadgen.sending.crossing import (
     Connected,
     Halt,
@@ -17,13 +16,12 @@ from loadgen.sending.crossing import (
     encode,
     from_sender,
 )
-from loadgen.sending.frames import FrameSocket
 from loadgen.sending.planrun import FromSender
 from tracefile import InputError
+from wire.process import FrameSocket, reap_child, start_child
 
 LEAVE_S = 5.0
 """How long it may take to leave once it is told to."""
-REAP_POLL_S = 0.005
 
 
 class SenderProcess:
@@ -64,12 +62,7 @@ class SenderProcess:
         self._closing = True
         if self._socket is not None:
             self._socket.close()
-        for _ in range(int(LEAVE_S / REAP_POLL_S)):
-            if self._process.poll() is not None:
-                return
-            await asyncio.sleep(REAP_POLL_S)
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        await reap_child(self._process, LEAVE_S)
 
     @property
     def pid(self) -> int:

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from tap.admin.state import LiveState
-from tap.ipc.exchange import split_frames
 from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
+from wire.process import split_frames
 
 RECORDS_AT_ONCE: Final = 16
 """Records looked at before anything else has its turn; long prompts take a millisecond each."""

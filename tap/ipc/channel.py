@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import msgspec
 
-from tap.ipc.exchange import encode_frame, split_frames
+from tap.ipc.exchange import encode_frame
+from wire.process import split_frames
 
 
 class Channel(asyncio.Protocol):

@@ -1,18 +1,16 @@
 """What crosses between the tap's processes and its recorder: messages as length-prefixed msgpack over unix sockets."""
 
-import struct
 from typing import Literal
 
 import msgspec
 
 from tracefile.records.schema import Engine, HashAlgorithm, Meta, Status
+from wire.process import frame
 
 Endpoint = str
 """The API that a request speaks, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
 Dialect = Literal["vllm", "sglang", "llamacpp", "trtllm"]
 Injection = Literal["usage", "token-ids"]
-
-_LENGTH = struct.Struct("<I")
 
 
 class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
@@ -145,19 +143,4 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 def encode_frame(message: msgspec.Struct) -> bytes:
     """The message with its length (u32, little-endian) before it."""
-    payload = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def split_frames(buffer: bytearray) -> list[bytes]:
-    """Take every complete frame's payload out of ``buffer``; an incomplete one stays."""
-    payloads = []
-    offset = 0
-    while len(buffer) - offset >= _LENGTH.size:
-        end = offset + _LENGTH.size + _LENGTH.unpack_from(buffer, offset)[0]
-        if len(buffer) < end:
-            break
-        payloads.append(bytes(memoryview(buffer)[offset + _LENGTH.size : end]))
-        offset = end
-    del buffer[:offset]
-    return payloads
+    return frame(msgspec.msgpack.encode(message))

@@ -6,7 +6,7 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from tap.ipc.exchange import split_frames
+from wire.process import split_frames
 
 READ_BYTES = 1 << 20
 """At most this much of one worker's is read before the others have their turn."""

@@ -5,12 +5,8 @@ does not reach it. It leaves by itself when its socket is closed.
 """
 
 import asyncio
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +14,9 @@ import msgspec
 from tap.ipc.channel import Channel
 from tap.ipc.exchange import Ready, Refused
 from tracefile.records.errors import InputError
+from wire.process import reap_child, start_child
 
-PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 START_TIMEOUT_S = 120.0
-REAP_POLL_S = 0.01
 
 
 class ChildProcess:
@@ -37,16 +32,7 @@ class ChildProcess:
         cls, module: str, setup: msgspec.Struct, replies: "msgspec.msgpack.Decoder[Any]", pass_fds: Sequence[int] = ()
     ) -> "ChildProcess":
         """Run ``python -m module FD`` and send it its setup."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
-            process = subprocess.Popen(  # noqa: ASYNC220  it returns when the fork has
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *pass_fds),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,
-            )
+        process, ours = start_child(module, pass_fds)
         child = cls(module, process, await Channel.over(ours, replies))
         child.channel.send(setup)
         return child
@@ -70,9 +56,4 @@ class ChildProcess:
 
     async def ended(self, timeout_s: float) -> None:
         """Wait until it has left; one that has not in time is killed."""
-        for _ in range(int(timeout_s / REAP_POLL_S)):
-            if self._process.poll() is not None:
-                return
-            await asyncio.sleep(REAP_POLL_S)
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        await reap_child(self._process, timeout_s)

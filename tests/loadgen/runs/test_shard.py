@@ -17,9 +17,9 @@ from loadgen.core.plan import Answer, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.runs.shard import serve
 from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
-from loadgen.sending.child import start_child
 from loadgen.sending.senderlink import SenderProcess
 from tracefile import Meta, Record, RequestId, load_trace
+from wire.process import start_child
 
 Plan = Callable[[], Iterator[Send]]
 

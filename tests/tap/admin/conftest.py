@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from tap.ipc.admincontrol import AdminSetup, ServiceStats
-from tap.ipc.exchange import Ready, encode_frame, split_frames
+from tap.ipc.exchange import Ready, encode_frame
 from tap.ipc.feed import FeedSender
 from tests.tap.admin.told import BLOCK
+from wire.process import split_frames
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tap.ipc.exchange import ExchangeCopy, split_frames
+from tap.ipc.exchange import ExchangeCopy
 from tap.ipc.workercounts import IN_FLIGHT, OFFERED, QUEUE_FULL, RECORDER_OFF, SENT, WorkerCounts
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.supervisor.account import Ledger
+from wire.process import split_frames
 
 _decoder = msgspec.msgpack.Decoder(ExchangeCopy)
 

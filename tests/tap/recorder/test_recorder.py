@@ -14,19 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tap.ipc.exchange import (
-    EngineChanged,
-    ExchangeCopy,
-    Progress,
-    Ready,
-    RecorderSetup,
-    Refused,
-    encode_frame,
-    split_frames,
-)
+from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.recorder.recorder import Recorder
 from tracefile import Engine, HashInfo, HashKey, InputError, Meta, Record, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
+from wire.process import split_frames
 
 ROOT = Path(__file__).parent.parent.parent.parent
 KEY = HashKey(bytes(range(32)))

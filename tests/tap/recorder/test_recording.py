@@ -392,7 +392,8 @@ def test_without_usage_the_tokenizer_counts_the_prompt(lab: Any, vocabulary: Pat
 
 
 def test_frames_survive_any_cut() -> None:
-    from tap.ipc.exchange import Progress, encode_frame, split_frames
+    from tap.ipc.exchange import Progress, encode_frame
+    from wire.process import split_frames
 
     stream = b"".join(encode_frame(Progress(received=number)) for number in range(3))
     for cut in range(len(stream) + 1):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.sending.frames import FrameReader, frame
+from wire.process import frame, split_frames
 
 payloads = st.lists(st.binary(max_size=40), max_size=8)
 
@@ -11,18 +11,20 @@ payloads = st.lists(st.binary(max_size=40), max_size=8)
 @given(payloads, st.lists(st.integers(1, 17), min_size=1))
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(map(frame, sent))
-    reader = FrameReader()
+    buffer = bytearray()
     received: list[bytes] = []
     index = 0
     while stream:
         cut = cuts[index % len(cuts)]
-        received += reader.feed(stream[:cut])
+        buffer += stream[:cut]
+        received += split_frames(buffer)
         stream = stream[cut:]
         index += 1
     assert received == sent
 
 
 def test_an_unfinished_frame_waits() -> None:
-    reader = FrameReader()
-    assert reader.feed(frame(b"whole") + frame(b"cut")[:-1]) == [b"whole"]
-    assert reader.feed(b"t") == [b"cut"]
+    buffer = bytearray(frame(b"whole") + frame(b"cut")[:-1])
+    assert split_frames(buffer) == [b"whole"]
+    buffer += b"t"
+    assert split_frames(buffer) == [b"cut"]

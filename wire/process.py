@@ -1,0 +1,124 @@
+"""Child processes of this program, and length-prefixed messages between processes.
+
+A child is ``python -m MODULE FD``, connected to its parent by a socket pair; it leaves when its parent closes the
+socket. It has a session of its own, so that Ctrl-C reaches the parent alone. A frame is a length and as many bytes.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+PROJECT_ROOT = str(Path(__file__).resolve().parents[1])
+REAP_POLL_S = 0.01
+
+_LENGTH = struct.Struct("<I")
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Command line of ``python -m module``, independent of the current folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """Environment in which ``module_command`` finds this program's modules."""
+    path = os.pathsep.join(filter(None, (PROJECT_ROOT, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def start_child(module: str, pass_fds: Sequence[int] = ()) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """Run ``python -m module FD``; return the process and the parent's end of its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            module_command(module, str(theirs.fileno())),
+            pass_fds=(theirs.fileno(), *pass_fds),
+            stdin=subprocess.DEVNULL,
+            env=module_environment(),
+            start_new_session=True,
+        )
+    return process, ours
+
+
+async def child_left(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait until a child has ended; return False if it is still running after ``timeout_s``."""
+    for _ in range(int(timeout_s / REAP_POLL_S)):
+        if process.poll() is not None:
+            return True
+        await asyncio.sleep(REAP_POLL_S)
+    return False
+
+
+async def reap_child(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    """Wait until a child has ended; kill it after ``timeout_s``."""
+    if not await child_left(process, timeout_s):
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+def frame(payload: bytes) -> bytes:
+    """Prefix the payload with its length (u32, little-endian)."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def split_frames(buffer: bytearray) -> list[bytes]:
+    """Take every complete frame's payload out of ``buffer``; an incomplete frame stays."""
+    payloads = []
+    offset = 0
+    while len(buffer) - offset >= _LENGTH.size:
+        end = offset + _LENGTH.size + _LENGTH.unpack_from(buffer, offset)[0]
+        if len(buffer) < end:
+            break
+        payloads.append(bytes(memoryview(buffer)[offset + _LENGTH.size : end]))
+        offset = end
+    del buffer[:offset]
+    return payloads
+
+
+class FrameSocket(asyncio.Protocol):
+    """One end of a socket pair on an event loop: ``on_frame`` gets each payload, ``on_end`` the end of the stream."""
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._on_frame, self._on_end = on_frame, on_end
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def over(
+        cls, sock: socket.socket, on_frame: Callable[[bytes], None], on_end: Callable[[], None]
+    ) -> "FrameSocket":
+        """Take over a connected socket."""
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_unix_connection(lambda: cls(on_frame, on_end), sock=sock)
+        return made
+
+    def send(self, payload: bytes) -> None:
+        """Send a payload; after the end of the stream it is dropped."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(payload))
+
+    def close(self) -> None:
+        """Close the socket once everything sent has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on the complete frames."""
+        self._buffer += data
+        for payload in split_frames(self._buffer):
+            self._on_frame(payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end."""
+        self._transport = None
+        self._on_end()
