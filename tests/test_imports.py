@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "replay": {"tracefile", "measure", "wire", "engines", "loadgen"},
     "sim": {"tracefile", "measure", "engines"},
     "report": {"tracefile", "measure"},
+    "kvtape": {"tracefile"},
 }
 # Folders that may import more than their room may.
 MORE = {

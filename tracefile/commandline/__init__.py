@@ -1,1 +1,1 @@
-"""The shared ends of every command: exit codes, progress."""
+"""The shared parts of every command: parser, old names, durations, exit codes, progress, version."""

@@ -8,10 +8,10 @@ from typing import NoReturn
 from tracefile.records.errors import InputError
 
 
-def run_command(name: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Call ``main`` with the command line and exit as its outcome says; InputError becomes one line and 2."""
+def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
+    """Call ``main`` with ``argv``, by default the command line, and exit with its code; InputError: one line and 2."""
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except InputError as error:
         print(f"{name}: error: {error}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""One command for all the others: ``kvtape COMMAND …``."""

@@ -1,0 +1,114 @@
+"""Thresholds as gates, searches and SLOs say them: ``[LABEL.][COHORT.]metric[.pNN][.key]<=LIMIT``.
+
+``predicted.turns2+.ttft.p50.error<=10%``, ``turn1.ttft.p90<=500ms``, ``cached.exact_share>=0.99``. A limit is a
+duration, a percentage or a plain number.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from measure.cohorts import known_cohorts
+from tracefile.records.errors import InputError
+
+Unit = Literal["ms", "share", "number"]
+
+EXAMPLE: Final = "turns2+.ttft.p90<=500ms"
+_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_UNITS: Final[dict[str, tuple[Unit, float]]] = {
+    "": ("number", 1.0),
+    "%": ("share", 0.01),
+    "ms": ("ms", 1.0),
+    "s": ("ms", 1e3),
+    "m": ("ms", 60e3),
+    "h": ("ms", 3600e3),
+}
+_THRESHOLD: Final = re.compile(
+    r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<unit>%|ms|s|m|h|)"
+)
+_REST: Final = re.compile(r"(?:\.p(?P<percentile>\d{1,2}(?:\.\d+)?))?(?:\.(?P<key>(?!p\d)[a-z]\w*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One limit on one value."""
+
+    text: str
+    """As it was written, without the spaces around it."""
+    label: str | None
+    """None: every label that is judged."""
+    cohort: str | None
+    """None: all requests."""
+    metric: str
+    percentile: float | None
+    """Above 0 and below 100."""
+    key: str | None
+    """A figure of the metric or of its percentile, such as ``error``; None: the value itself."""
+    op: str
+    limit: float
+    """In ms, as a fraction, or a plain number, as ``unit`` says."""
+    unit: Unit
+
+    def holds(self, value: float) -> bool:
+        """Whether a value, in the unit of the limit, keeps the threshold."""
+        return _OPERATORS[self.op](value, self.limit)
+
+
+def parse_threshold(flag: str, text: str, *, metrics: Sequence[str], labels: Sequence[str] = ()) -> Threshold:
+    """Read a threshold on one of ``metrics``; raises InputError that names the flag.
+
+    A label may hold dots: the longest of ``labels`` that fits is meant.
+    """
+    text = text.strip()
+    found = _THRESHOLD.fullmatch(text)
+    if found is None:
+        raise InputError(f"{flag} {text}: not a threshold; expected [LABEL.][COHORT.]metric.pNN<=LIMIT, as {EXAMPLE}")
+    path = found["path"]
+    label = _longest_prefix(path, labels)
+    path = path if label is None else path[len(label) + 1 :]
+    cohort = _longest_prefix(path, known_cohorts())
+    path = path if cohort is None else path[len(cohort) + 1 :]
+    metric = next((name for name in metrics if path == name or path.startswith(f"{name}.")), None)
+    if metric is None:
+        raise InputError(f"{flag} {text}: {_unknown_word(path, label, cohort, metrics, labels)}")
+    rest = _REST.fullmatch(path[len(metric) :])
+    if rest is None or (rest["percentile"] is not None and float(rest["percentile"]) == 0.0):
+        raise InputError(
+            f"{flag} {text}: {path[len(metric) + 1 :]!r}; expected pNN, a key, or pNN.key, as in {EXAMPLE}"
+        )
+    unit, factor = _UNITS[found["unit"]]
+    return Threshold(
+        text=text,
+        label=label,
+        cohort=cohort,
+        metric=metric,
+        percentile=None if rest["percentile"] is None else float(rest["percentile"]),
+        key=rest["key"],
+        op=found["op"],
+        limit=float(found["limit"]) * factor if factor >= 1.0 else float(found["limit"]) / 100.0,
+        unit=unit,
+    )
+
+
+def _longest_prefix(path: str, names: Sequence[str]) -> str | None:
+    return max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
+
+
+def _unknown_word(
+    path: str, label: str | None, cohort: str | None, metrics: Sequence[str], labels: Sequence[str]
+) -> str:
+    """The first word of the path that is none of label, cohort or metric, and the words that could stand there."""
+    word, _, rest = path.partition(".")
+    next_word = rest.partition(".")[0]
+    if cohort is None and next_word in metrics and not (label is None and labels):
+        return f"no cohort {word!r}; expected one of {', '.join(known_cohorts())}"
+    if label is None and labels and (next_word in metrics or _longest_prefix(rest, known_cohorts())):
+        return f"no compared label {word!r}; expected one of {', '.join(labels)}"
+    return f"no metric {word!r}; expected one of {', '.join(metrics)}"

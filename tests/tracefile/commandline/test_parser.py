@@ -1,0 +1,91 @@
+"""A mistake on the command line gets one line that names the nearest right word, and exit code 2."""
+
+import pytest
+
+from tracefile.commandline.durations import duration
+from tracefile.commandline.parser import Parser
+from tracefile.commandline.version import VERSION
+
+
+def parser() -> Parser:
+    made = Parser(prog="tool")
+    commands = made.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("trace")
+    run.add_argument("-o", "--output", required=True)
+    run.add_argument("--wait", type=duration, default="30s")
+    run.add_argument("--dialect", choices=["vllm", "sglang", "llamacpp"])
+    run.add_argument("--number", type=int, default=-1)
+    run.add_argument("--json", action="store_true")
+    commands.add_parser("search")
+    return made
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as exited:
+        parser().parse_args(argv)
+    captured = capsys.readouterr()
+    assert (exited.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    return captured.err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["run", "--wiat", "5s"], "tool run: error: --wiat: no such flag; did you mean --wait?"),
+        (["run", "--outp=a", "t"], "tool run: error: --outp: no such flag; did you mean --output?"),
+        (["run", "--zzz"], "tool run: error: --zzz: no such flag; see tool run --help"),
+        (["run", "t", "--trace", "a"], "tool run: error: --trace is now -o/--output"),
+        (["run", "t", "-o", "a", "--wait-s", "3"], "tool run: error: --wait-s is now --wait"),
+        (["run", "--blocks", "3"], "tool run: error: --blocks: no such flag; see tool run --help"),
+        (["run", "t"], "tool run: error: missing: -o/--output; see tool run --help"),
+        (["run", "t", "-o"], "tool run: error: -o/--output: expected one argument"),
+        (["run", "t", "-o", "a", "--wait", "3"], "'3' has no unit; expected 3s, 3ms, 3m or 3h"),
+        (["run", "t", "-o", "a", "--number", "x"], "tool run: error: --number: 'x'; expected a whole number"),
+        (["run", "t", "-o", "a", "--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
+        (["run", "t", "-o", "a", "--dialect", "vlm"], "expected one of vllm, sglang, llamacpp; did you mean vllm?"),
+        (["run", "t", "-o", "a", "more"], "tool run: error: 'more': one argument too many; see tool run --help"),
+        (
+            ["run", "t", "-o", "a", "--json", "b"],
+            "--json takes no file, its object goes to stdout; expected --json > b",
+        ),
+        (["rum"], "tool: error: rum: no such command; did you mean run?"),
+        (["xyz"], "tool: error: xyz: no such command; expected one of run, search"),
+        ([], "tool: error: missing: command; see tool --help"),
+        (["--jsn", "run"], "tool: error: --jsn: no such flag; see tool --help"),
+    ],
+)
+def test_a_mistake_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal(capsys, *argv)
+
+
+def test_a_flag_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--out: no such flag; did you mean --output?" in refusal(capsys, "run", "t", "--out", "a")
+
+
+def test_values_that_look_like_flags_are_values() -> None:
+    found = parser().parse_args(["run", "-oa", "--number", "-3", "--wait=1m", "--", "--odd"])
+    assert (found.output, found.number, found.wait, found.trace) == ("a", -3, 60.0, "--odd")
+
+
+def test_a_default_duration_is_read_as_a_given_one() -> None:
+    assert parser().parse_args(["run", "t", "-o", "a"]).wait == 30.0
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["run", "--version"]])
+def test_every_parser_tells_the_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parser().parse_args(argv)
+    assert (exited.value.code, capsys.readouterr().out) == (0, f"kvtape {VERSION}\n")
+
+
+def test_a_command_that_the_program_handles_itself_is_known_by_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Parser(prog="loadgen", commands=["selftest"])
+    made.add_argument("--url", required=True)
+    for word, said in {
+        "calibrate": "loadgen: error: loadgen calibrate is now loadgen selftest\n",
+        "selftst": "loadgen: error: selftst: no such command; did you mean selftest?\n",
+    }.items():
+        with pytest.raises(SystemExit):
+            made.parse_args([word])
+        assert capsys.readouterr().err == said

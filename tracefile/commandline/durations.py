@@ -1,0 +1,42 @@
+"""Durations as flags take them and messages show them: a number with its unit, ``250ms``, ``30s``, ``5m``, ``1.5h``.
+
+A number without a unit is refused: earlier flags were in seconds and others in milliseconds, and a wrong guess would
+change a run by a factor of 1000 without an error. ``0`` needs no unit.
+"""
+
+import argparse
+import math
+import re
+from decimal import Decimal
+from typing import Final
+
+UNIT_SECONDS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
+DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h)")
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration, as the ``type`` of a flag; raises ArgumentTypeError."""
+    found = DURATION.fullmatch(text)
+    if found is not None:
+        return float(Decimal(found["number"]) * UNIT_SECONDS[found["unit"]])
+    if re.fullmatch(NUMBER, text):
+        if float(text) == 0.0:
+            return 0.0
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}s, {text}ms, {text}m or {text}h")
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m or 1.5h")
+
+
+def duration_text(seconds: float) -> str:
+    """The duration in the largest unit in which it is a short number; ``duration`` reads it back exactly."""
+    if not math.isfinite(seconds) or seconds < 0.0:
+        raise ValueError(f"{seconds}: no duration")
+    if seconds == 0.0:
+        return "0s"
+    exact = Decimal(repr(seconds))
+    for unit, unit_seconds in UNIT_SECONDS.items():
+        number = exact / unit_seconds
+        if number >= 1 and number == round(number, 2):
+            return f"{number.normalize():f}{unit}"
+    number, unit = (exact, "s") if seconds >= 1.0 else (exact * 1000, "ms")
+    return f"{number.normalize():f}{unit}"

@@ -1,0 +1,126 @@
+"""The parser of every command: a mistake gets one line that names the nearest right word, and exit code 2."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, NoReturn
+
+from tracefile.commandline.oldnames import COMMANDS, FLAGS, VALUES
+from tracefile.commandline.version import VERSION
+
+_NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
+_KINDS: Final = {"int": "a whole number", "float": "a number"}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser without abbreviations, with ``--version``, and with errors of one line.
+
+    ``commands`` are subcommands that the program handles before it parses flags.
+    """
+
+    def __init__(
+        self,
+        prog: str | None = None,
+        *,
+        description: str | None = None,
+        epilog: str | None = None,
+        commands: Iterable[str] = (),
+    ) -> None:
+        # The raw formatter keeps an epilog's lines, and would not wrap a description without one.
+        formatter = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False)
+        self._handled_before = tuple(commands)
+        self.add_argument("--version", action="version", version=f"kvtape {VERSION}", help="print the version and exit")
+
+    def parse_known_args(  # type: ignore[override]  # argparse overloads it by the type of the namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse all of ``args``: unlike argparse's, a subcommand too refuses words that it does not know."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._check_words(words)
+        found, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(_unexpected(unknown[0], words))
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr and exit with 2."""
+        text = re.sub(r"^argument (\S+): ", r"\1: ", message)
+        text = re.sub(
+            r"invalid (\w+) value: (.*)", lambda found: f"{found[2]}; expected {_KINDS.get(found[1], found[1])}", text
+        )
+        text = text.replace("the following arguments are required: ", "missing: ")
+        hint = "" if _HINTED.search(text) else f"; see {self.prog} --help"
+        self.exit(2, f"{self.prog}: error: {text}{hint}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        for flag in action.option_strings:
+            now = VALUES.get((flag, value))
+            if now in action.choices:
+                raise argparse.ArgumentError(action, f"{value!r} is now {now!r}")
+        choices = ", ".join(map(str, action.choices))
+        near = get_close_matches(str(value), [str(choice) for choice in action.choices], 1)
+        nearest = f"; did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentError(action, f"{value!r}; expected one of {choices}{nearest}")
+
+    def _check_words(self, words: Sequence[str]) -> None:
+        """Refuse an unknown flag or subcommand before argparse says what else is missing."""
+        commands = self._commands()
+        for word in words:
+            if word == "--":
+                return
+            if _is_flag(word):
+                self._check_flag(word.partition("=")[0])
+            elif commands:
+                if word not in commands:
+                    self.error(self._unknown_command(word, commands))
+                return
+
+    def _check_flag(self, flag: str) -> None:
+        known = self._option_string_actions
+        if flag in known or (not flag.startswith("--") and flag[:2] in known):
+            return
+        own = FLAGS.get(f"{self.prog} {flag}")
+        if own is not None:
+            self.error(f"{flag}: {own}")
+        now = FLAGS.get(flag, "")
+        named = re.search(r"--[\w-]+", now)
+        if named is not None and named[0] in known:
+            self.error(f"{flag} is now {now}")
+        near = get_close_matches(flag, known, 1)
+        self.error(f"{flag}: no such flag" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def _unknown_command(self, word: str, commands: Sequence[str]) -> str:
+        now = COMMANDS.get(f"{self.prog} {word}")
+        if now is not None:
+            return f"{self.prog} {word} is now {now}"
+        near = get_close_matches(word, commands, 1)
+        return f"{word}: no such command; " + (
+            f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands)}"
+        )
+
+    def _commands(self) -> list[str]:
+        found = list(self._handled_before)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += action.choices
+        return found
+
+
+_HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")
+
+
+def _is_flag(word: str) -> bool:
+    """Whether argparse takes the word for a flag."""
+    return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.fullmatch(word)
+
+
+def _unexpected(word: str, words: Sequence[str]) -> str:
+    at = words.index(word) if word in words else 0
+    if at and words[at - 1] == "--json":
+        return f"--json takes no file, its object goes to stdout; expected --json > {word}"
+    return f"{word!r}: one argument too many"
