@@ -45,10 +45,6 @@ CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "thread
 MOST_MODULES = 20
 # Imports that are still to go: importer, imported.
 NOT_YET = {
-    ("tracefile.parquet.reading", "tracefile.files.reading"),
-    ("tracefile.parquet.writing", "tracefile.files.writing"),
-    ("tracefile.parquet.layout", "tracefile.parquet.reading"),
-    ("tracefile.parquet.layout", "tracefile.parquet.writing"),
     ("sim.cache.radixpool", "sim.cache.pool"),
     ("sim.serving.exchange", "sim.serving.connection"),
     ("replay.sending", "replay.plan"),

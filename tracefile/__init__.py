@@ -1,12 +1,24 @@
 """The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
 
 from tracefile.files.digest import trace_digest
-from tracefile.files.reading import TraceReader, load_trace, open_trace
-from tracefile.files.writing import TraceWriter, encode_record
+from tracefile.files.reading import load_trace, open_trace
+from tracefile.files.writing import TraceWriter
 from tracefile.hashing.blockhash import BlockHasher, HashKey, downsample, keyed_id, load_key
-from tracefile.importers.recognition import TraceFormat
+from tracefile.records.encoding import encode_record
 from tracefile.records.errors import InputError
-from tracefile.records.schema import SCHEMA, BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId, Workload
+from tracefile.records.reader import TraceReader
+from tracefile.records.schema import (
+    SCHEMA,
+    BlockHash,
+    Engine,
+    HashInfo,
+    Meta,
+    Record,
+    RequestId,
+    SessionId,
+    TraceFormat,
+    Workload,
+)
 from tracefile.sessions import SessionIndex, SessionInference, infer_sessions
 
 __all__ = [

@@ -14,8 +14,10 @@ from rich.table import Table
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
-from tracefile.files.reading import TraceReader, check_continues, open_trace
-from tracefile.files.writing import meta_object, new_writer
+from tracefile.files.reading import check_continues, open_trace
+from tracefile.files.writing import new_writer
+from tracefile.records.encoding import meta_object
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
 from tracefile.sessions import SessionIndex
 from tracefile.study.checking import check_trace

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from tracefile import InputError, Meta
-from tracefile.files.writing import encode_meta
 from tracefile.records.decoding import is_header, is_object
+from tracefile.records.encoding import encode_meta
 from tracefile.storage.appending import TraceFile, new_trace_file
 from tracefile.storage.durable import rename_durably
 from tracefile.storage.lines import LineReader

@@ -18,8 +18,8 @@ from loadgen.core.job import WHOLE, Job, add_shares
 from loadgen.runs.merging import merge_parts, record_lines
 from tracefile import InputError, Meta, RequestId
 from tracefile import Workload as WorkloadMeta
-from tracefile.files.writing import encode_meta
 from tracefile.records.decoding import decode_meta, is_header, parse_object
+from tracefile.records.encoding import encode_meta
 from tracefile.records.schema import Status
 from tracefile.storage.appending import new_trace_file
 from tracefile.storage.durable import rename_durably

@@ -12,8 +12,9 @@ from sim.workload.batchplan import hashed_batches, known_prompt_blocks, leading_
 from sim.workload.chain import Chains, hashed_records
 from sim.workload.groups import Grouping, Groups, namer_of
 from sim.workload.interning import chain_places, intern_chains, lay_out_chains
-from tracefile.files.reading import TraceReader, open_trace
+from tracefile.files.reading import open_trace
 from tracefile.records.batches import Batch, Hashes
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Record
 
 Int64Array = npt.NDArray[np.int64]

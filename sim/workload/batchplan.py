@@ -11,8 +11,8 @@ import numpy.typing as npt
 from sim.workload.arrivals import NOBODY, Arrivals, require_times
 from sim.workload.chain import Chains, end_reading
 from sim.workload.interning import Int64Array, chain_places
-from tracefile.files.reading import TraceReader
 from tracefile.records.batches import NO_LIST, Batch, Hashes
+from tracefile.records.reader import TraceReader
 
 Booleans = npt.NDArray[np.bool_]
 UNKNOWN = -1

@@ -7,9 +7,9 @@ beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted 
 import sys
 from collections.abc import Iterator
 
-from tracefile.files.reading import TraceReader
 from tracefile.hashing.downsampling import downsample
 from tracefile.records.errors import InputError
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 FIRST_PRIVATE = -(2**63) - 1

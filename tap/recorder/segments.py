@@ -14,7 +14,7 @@ import msgspec
 
 from tap.recorder.opensegment import OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
-from tracefile.files.writing import encode_meta, encode_record
+from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.appending import append_to, new_trace_file

@@ -11,7 +11,7 @@ import msgspec
 
 from engines.facts import Metric, parse_metrics
 from tap.supervisor.enginefacts import ask, engine_client
-from tracefile.files.writing import encode_meta
+from tracefile.records.encoding import encode_meta
 from tracefile.records.schema import Meta
 from wire.url import Origin
 

@@ -3,7 +3,8 @@
 import hashlib
 import os
 
-from tracefile.parquet.layout import is_parquet, read_footer
+from tracefile.files.columns import read_footer
+from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
 from tracefile.storage.segments import open_lines, trace_files
 

@@ -1,108 +1,72 @@
-"""Reading traces: a stream of records out of any file we know, larger than memory or cut short as it may be.
+"""Reading traces of any known format, larger than memory or cut short.
 
-A trace in segments reads as one: a folder of them or their manifest is a trace like any other.
+A trace in segments reads as one trace: the path is then the segments' folder or their manifest.
 """
 
 import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
 
-from tracefile.importers.recognition import CSV_FORMATS, TraceFormat, recognise
-from tracefile.parquet.layout import columns_reader, is_parquet
+from tracefile.files.columns import columns_reader
+from tracefile.importers.recognition import CSV_FORMATS, recognise
+from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta, Record
+from tracefile.records.reader import TraceReader
+from tracefile.records.schema import Meta, Record, TraceFormat
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
-if TYPE_CHECKING:
-    from tracefile.records.batches import Batch
-
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
-"""What every header within one trace says alike."""
+"""Fields in which all headers of one trace agree."""
 
 
-class TraceReader:
-    """A trace's header, then its records one by one; a context manager and an iterator.
+class LineTraceReader(TraceReader):
+    """A trace of JSON (or CSV) lines, in one file or in segments.
 
-    A last line that a killed writer left torn is no error: iteration ends before it, and ``warnings`` (complete once
-    the records are used up) says so, as it says what an import lost. Everything else malformed raises InputError
-    with ``file:line: field``. Constant memory. Later headers, as later segments have them, must be of the same clock,
-    blocks and hashes as the first.
+    A later header, as later segments have it, must be of the same clock, blocks and hashes as the first.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
         self._files = trace_files(path)
         self._starts = [0]
         """Lines before each file that was opened so far."""
         self._lines = open_lines(self._files[0])
         self._later_meta: Meta | None = None
-        self._warnings = _absence(self.path)
+        self._warnings = _absence(os.fspath(path))
         try:
-            self.format, self._decoder, self._first = self._recognise()
+            trace_format, self._decoder, self._first = self._recognise()
         except BaseException:
             self._lines.close()
             raise
-        self._records = self._read_records()
+        super().__init__(os.fspath(path), trace_format)
 
     @property
     def meta(self) -> Meta:
-        """The trace's first header; for imported formats, what could be told of it."""
         return self._decoder.meta
 
     @property
     def latest_meta(self) -> Meta:
-        """The header that stands before the record given last: another engine may have come under the same trace."""
         return self._later_meta or self._decoder.meta
 
     @property
     def line(self) -> int:
-        """The line of the record given last, from 1; counted through all segments."""
         return self._starts[-1] + self._lines.number
 
     def where(self, line: int | None = None) -> str:
-        """``file:line`` of a line read (the last one, if none is given): in its segment, if the trace has several."""
         line = self.line if line is None else line
         at = max(0, bisect_right(self._starts, line - 1) - 1)
         return f"{self._files[at]}:{line - self._starts[at]}"
 
     @property
     def warnings(self) -> list[str]:
-        """What was skipped, dropped or assumed so far, a sentence each."""
         return [*self._decoder.warnings, *self._warnings]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._records
-
-    def __next__(self) -> Record:
-        return next(self._records)
-
-    def batches(self) -> "Iterator[Batch]":
-        """What iterating gives, some records at a time, as arrays where the file has them so."""
-        # NumPy is for those who count: a tap's workers read headers and do without.
-        from tracefile.records.batches import BATCH, RecordBatch  # noqa: PLC0415
-
-        while some := list(islice(self._records, BATCH)):
-            yield RecordBatch(some)
-
     def close(self) -> None:
-        """Close the file; records not read yet are lost."""
         self._lines.close()
 
     def _recognise(self) -> tuple[TraceFormat, RecordDecoder, bytes | None]:
-        """The format, told by the first line, its decoder, and that line if it is a record already."""
+        """Return the format by the first line, its decoder, and that line if it is a record already."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
@@ -113,7 +77,6 @@ class TraceReader:
         return found, decoder, first if is_record else None
 
     def results(self) -> Iterator[Record | InputError]:
-        """What iterating gives, but that a bad line is given as its InputError and the next line follows."""
         if self._first is not None:
             yield self._decode(self._first)
         yield from self._rest_of_file()
@@ -141,7 +104,7 @@ class TraceReader:
         return not self._lines.complete and self.format not in CSV_FORMATS and not is_object(line)
 
     def _take_header(self, line: bytes) -> InputError | None:
-        """Take a later header; the error, if its records are on another clock or in other blocks."""
+        """Take a later header; return the error if its records are on another clock or in other blocks."""
         where = self.where()
         found = parse_object(line, where)["meta"]
         try:
@@ -151,12 +114,6 @@ class TraceReader:
             return error
         self._later_meta = later
         return None
-
-    def _read_records(self) -> Iterator[Record]:
-        for result in self.results():
-            if isinstance(result, InputError):
-                raise result
-            yield result
 
     def _decode(self, line: bytes) -> Record | InputError:
         try:
@@ -183,7 +140,7 @@ def open_trace(path: str | os.PathLike[str]) -> TraceReader:
 
     A folder of segments, their manifest, or the name that the whole would have, opens them as one.
     """
-    return columns_reader(path) if is_parquet(path) else TraceReader(path)
+    return columns_reader(path) if is_parquet(path) else LineTraceReader(path)
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:

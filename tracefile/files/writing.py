@@ -3,42 +3,19 @@
 import os
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-import msgspec
-
-from tracefile.parquet.layout import columns_writer, has_parquet_suffix
+from tracefile.files.columns import columns_writer
+from tracefile.parquet.layout import has_parquet_suffix
+from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.records.unknown import merge_unknown
 from tracefile.storage.appending import append_to, new_trace_file
 
 if TYPE_CHECKING:
     from tracefile.parquet.writing import ColumnsWriter
 
 FLUSH_INTERVAL_S = 1.0
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode_record(record: Record) -> bytes:
-    """The record's line, its line end included; unset fields are left out, NaN and infinities become null.
-
-    Raises InputError if ``extra`` holds a known field's name.
-    """
-    if record.extra:
-        return _encoder.encode(merge_unknown(record)) + b"\n"
-    return _encoder.encode(record) + b"\n"
-
-
-def encode_meta(meta: Meta) -> bytes:
-    """The header line, its line end included."""
-    return _encoder.encode({"meta": meta_object(meta)}) + b"\n"
-
-
-def meta_object(meta: Meta) -> dict[str, Any]:
-    """The header as JSON; always with its schema, which is how readers tell the format."""
-    return {"schema": meta.schema, **merge_unknown(meta)}
 
 
 class TraceWriter:

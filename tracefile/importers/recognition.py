@@ -1,7 +1,7 @@
 """Which format a file's first line is of: told by a header's columns or a record's keys, never by the file's name."""
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from tracefile.importers import azure, burstgpt
 from tracefile.importers.aiperfmooncake import TEXTS, AiperfMooncakeDecoder
@@ -12,9 +12,7 @@ from tracefile.importers.mooncake import MooncakeDecoder
 from tracefile.importers.vcr import VcrDecoder
 from tracefile.records.decoding import KvtapeDecoder, RecordDecoder, decode_meta, parse_object
 from tracefile.records.errors import InputError
-from tracefile.records.schema import SCHEMA
-
-TraceFormat = Literal["kvtape", "mooncake", "aiperf-mooncake", "bailian", "burstgpt", "azure", "vllm-vcr"]
+from tracefile.records.schema import SCHEMA, TraceFormat
 
 CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
 """Formats without JSON: a last line without its end is not torn."""

@@ -9,9 +9,9 @@ from tracefile.parquet.arrowschema import CHAIN_COLUMNS, allowed_words
 from tracefile.parquet.layout import REST
 from tracefile.parquet.rows import faults_of, group_records, rest_of, texts_of
 from tracefile.records.batches import NO_LIST, FloatArray, Hashes, Int64Array
+from tracefile.records.encoding import known_fields
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
-from tracefile.records.unknown import known_fields
 
 
 class ColumnBatch:

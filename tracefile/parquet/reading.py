@@ -8,7 +8,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tracefile.files.reading import TraceReader
 from tracefile.parquet.arrowschema import arrow_schema
 from tracefile.parquet.batch import ColumnBatch
 from tracefile.parquet.layout import FOOTER_KEY, Footer
@@ -16,6 +15,7 @@ from tracefile.parquet.rows import group_records
 from tracefile.records.batches import Batch, RecordBatch
 from tracefile.records.decoding import decode_meta
 from tracefile.records.errors import InputError
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 NEVER_NULL = ("itl_ms", "itl_tokens", "new_hashes")
@@ -26,50 +26,42 @@ class ColumnsReader(TraceReader):
     """A trace in columns, read as any other; its lines are rows, from 1. Memory follows a row group."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self.format = "kvtape"
+        super().__init__(os.fspath(path), "kvtape")
         self._file = _open(self.path)
         self.footer = _footer(self._file, self.path)
         where = f"{self.path}: meta"
         self._metas = [(row, decode_meta(meta, where)) for row, meta in self.footer.metas]
         self._row = 0
-        self._records = self._read_records()
 
     @property
     def meta(self) -> Meta:
-        """The trace's first header."""
         return self._metas[0][1]
 
     @property
     def latest_meta(self) -> Meta:
-        """The header that stands before the record given last."""
         return next(meta for row, meta in reversed(self._metas) if row == 0 or row < self._row)
 
     @property
     def line(self) -> int:
-        """The row of the record given last, from 1."""
         return self._row
 
     def where(self, line: int | None = None) -> str:
-        """``file: row n`` of a row read (the last one, if none is given)."""
+        """``file: row n`` of a row read (default: the latest)."""
         return f"{self.path}: row {self._row if line is None else line}"
 
     @property
     def warnings(self) -> list[str]:
-        """None: a file in columns is whole, or it is none."""
-        return []
+        return []  # a file in columns is whole or unreadable
 
     def close(self) -> None:
-        """Close the file; records not read yet are lost."""
         self._file.close()
 
     def column(self, name: str) -> Iterator[pa.Array]:
-        """One column alone, a row group at a time."""
+        """Iterate over one column alone, a row group at a time."""
         for group in range(self._file.num_row_groups):
             yield self._file.read_row_group(group, columns=[name]).column(0).combine_chunks()
 
     def results(self) -> Iterator[Record | InputError]:
-        """Every record; a row that is none is given as its InputError."""
         for group in range(self._file.num_row_groups):
             count = self._file.metadata.row_group(group).num_rows
             for result in group_records(self._group(group), count, self.path, self._row):
@@ -77,7 +69,7 @@ class ColumnsReader(TraceReader):
                 yield result
 
     def batches(self) -> Iterator[Batch]:
-        """A row group at a time, its columns as they are; as records where a row says what no column can."""
+        """Iterate over row groups: as columns, or as records where a row has values without a column."""
         for group in range(self._file.num_row_groups):
             batch = ColumnBatch(self._group(group), self._file.metadata.row_group(group).num_rows, self.path, self._row)
             if batch.is_plain:
@@ -122,7 +114,7 @@ def _is_empty(column: Any) -> bool:
 
 
 def footer_of(path: str | os.PathLike[str]) -> Footer:
-    """What the file says of itself; raises InputError if it is no trace of ours."""
+    """Return the file's own description; raises InputError if it is no kvtape trace."""
     with _open(os.fspath(path)) as file:
         return _footer(file, os.fspath(path))
 

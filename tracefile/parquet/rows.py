@@ -13,9 +13,9 @@ from tracefile.parquet.arrowschema import CHAIN_COLUMNS, allowed_words, field_ty
 from tracefile.parquet.chaincoding import ChainDecoder
 from tracefile.parquet.layout import REST
 from tracefile.records.decoding import convert_object
+from tracefile.records.encoding import known_fields, merge_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Record
-from tracefile.records.unknown import known_fields, merge_unknown
 
 Values = Sequence[Any]
 Hashes = list[BlockHash] | None

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tracefile.files.writing import encode_record, meta_object
 from tracefile.parquet.arrowschema import HASHES, arrow_schema, field_types
 from tracefile.parquet.chaincoding import ChainEncoder
 from tracefile.parquet.layout import FOOTER_KEY, Footer
+from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 from tracefile.storage.durable import rename_durably

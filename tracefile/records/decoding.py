@@ -6,9 +6,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.schema import SCHEMA, Meta, Record
-from tracefile.records.unknown import split_unknown
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 

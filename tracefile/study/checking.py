@@ -6,8 +6,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from tracefile.commandline.progress import counted
-from tracefile.files.reading import TraceReader
 from tracefile.records.errors import InputError
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Record, RequestId
 
 

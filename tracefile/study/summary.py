@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tracefile.commandline.progress import counted
-from tracefile.files.reading import TraceReader
-from tracefile.files.writing import meta_object
+from tracefile.records.encoding import meta_object
+from tracefile.records.reader import TraceReader
 from tracefile.records.schema import BlockHash, Record, SessionId
 
 

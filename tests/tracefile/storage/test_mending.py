@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracefile import InputError, Meta, Record, RequestId, TraceWriter, encode_record, load_trace, open_trace
-from tracefile.files.writing import encode_meta
+from tracefile.records.encoding import encode_meta
 from tracefile.storage.appending import append_to
 from tracefile.storage.mending import mend
 

@@ -1,4 +1,4 @@
-"""Unknown fields pass through: what a newer or another writer said is kept in ``extra`` and written back."""
+"""Records and headers as JSON: a line each, with the unknown fields of newer or other writers kept in ``extra``."""
 
 from functools import cache
 from typing import Any
@@ -6,22 +6,24 @@ from typing import Any
 import msgspec
 
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Engine, HashInfo, Meta, Workload
+from tracefile.records.schema import Engine, HashInfo, Meta, Record, Workload
 
 NESTED: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
     Meta: {"hash": HashInfo, "engine": Engine, "workload": Workload},
 }
-"""Which fields of a Struct are Structs with an ``extra`` of their own."""
+"""Fields of a Struct that are Structs with an ``extra`` of their own."""
+
+_encoder = msgspec.json.Encoder()
 
 
 @cache
 def known_fields(struct: type[msgspec.Struct]) -> frozenset[str]:
-    """The names a Struct reads from JSON; ``extra`` is not one: it is where the others go."""
+    """Names of the JSON fields of a Struct, without ``extra``."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(struct)) - {"extra"}
 
 
 def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON object with the keys that ``struct`` does not know moved to ``extra``, in its nested Structs too."""
+    """Return the JSON object with the keys unknown to ``struct`` moved to ``extra``, in nested Structs too."""
     known = known_fields(struct)
     split = {key: value for key, value in found.items() if key in known}
     if len(split) < len(found):
@@ -33,7 +35,7 @@ def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[s
 
 
 def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
-    """The JSON object to write: known fields that are set, then the unknown ones of ``extra`` at the same level.
+    """Return the JSON object to write: known fields that are set, then the unknown fields of ``extra`` beside them.
 
     Raises InputError if ``extra`` holds a known field's name: it would be read back as that field.
     """
@@ -45,3 +47,23 @@ def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
         if name in merged:
             merged[name] = merge_unknown(getattr(struct, name))
     return merged | extra
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the record's line, its line end included; unset fields are left out, NaN and infinities become null.
+
+    Raises InputError if ``extra`` holds a known field's name.
+    """
+    if record.extra:
+        return _encoder.encode(merge_unknown(record)) + b"\n"
+    return _encoder.encode(record) + b"\n"
+
+
+def encode_meta(meta: Meta) -> bytes:
+    """Return the header line, its line end included."""
+    return _encoder.encode({"meta": meta_object(meta)}) + b"\n"
+
+
+def meta_object(meta: Meta) -> dict[str, Any]:
+    """Return the header as JSON, always with its schema: readers recognise the format by it."""
+    return {"schema": meta.schema, **merge_unknown(meta)}
