@@ -1,7 +1,6 @@
 """What the end-to-end tests share: an engine of fixed answers beside the embedded one."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -9,23 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.fakes.canned_engine import CannedEngine
+
 
 @pytest.fixture
-def canned_engine() -> Iterator[Any]:
-    """A serving ``CannedEngine``."""
-    name = "kvtape_tests_canned_engine"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("canned_engine.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    with sys.modules[name].CannedEngine().serving() as engine:
+def canned_engine() -> Iterator[CannedEngine]:
+    with CannedEngine().serving() as engine:
         yield engine
 
 

@@ -1,25 +1,15 @@
 """What tests of ``loadgen`` share: a scripted engine over a real socket, a key of their own, a loop in virtual time."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-
-def load_beside(file: str) -> ModuleType:
-    name = f"kvtape_tests_{Path(file).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.loadgen import virtual_time as virtual_time_module
+from tests.loadgen import vocabularies as vocabularies_module
+from tests.replay import plan_runner as plan_runner_module
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +21,22 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def engine() -> Iterator[Any]:
-    with load_beside("scripted_engine.py").ScriptedEngine().serving() as serving:
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine().serving() as serving:
         yield serving
 
 
 @pytest.fixture(scope="session")
 def virtual_time() -> ModuleType:
-    return load_beside("virtual_time.py")
+    return virtual_time_module
 
 
 @pytest.fixture(scope="session")
 def plan_runner() -> ModuleType:
     """Carries plans out without a clock or a socket."""
-    return load_beside("../replay/plan_runner.py")
+    return plan_runner_module
 
 
 @pytest.fixture(scope="session")
 def vocabularies() -> ModuleType:
-    return load_beside("vocabularies.py")
+    return vocabularies_module

@@ -163,8 +163,8 @@ def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
     assert summary["statuses"] == {"ok": 18}
     assert summary["exact_output_share"] == 1.0
     assert summary["counters_before"] == {"queries": 0, "hits": 0}
-    assert summary["counters_after"] == {"queries": engine.queries, "hits": engine.hits}
-    assert summary["cached_share"] == pytest.approx(engine.hits / engine.queries, abs=1e-6)
+    assert summary["counters_after"] == {"queries": engine.cache.queries, "hits": engine.cache.hits}
+    assert summary["cached_share"] == pytest.approx(engine.cache.hits / engine.cache.queries, abs=1e-6)
 
 
 def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engine: Any, tmp_path: Path) -> None:

@@ -1,47 +1,33 @@
 """What tests of ``replay`` share: the scripted engine of loadgen's tests, and a key of their own."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-
-def load_file(path: Path) -> ModuleType:
-    name = f"kvtape_tests_{path.parent.name}_{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-def scripted_engine() -> ModuleType:
-    return load_file(Path(__file__).parents[1] / "loadgen" / "scripted_engine.py")
+from tests.fakes import strict_engines as strict_engines_module
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.replay import plan_runner
+from tests.replay import traces as traces_module
 
 
 @pytest.fixture(scope="session")
 def traces() -> ModuleType:
     """Small traces, written as a test says, and their replays."""
-    return load_file(Path(__file__).with_name("traces.py"))
+    return traces_module
 
 
 @pytest.fixture(scope="session")
 def runner() -> ModuleType:
     """Carries plans out without a clock or a socket."""
-    return load_file(Path(__file__).with_name("plan_runner.py"))
+    return plan_runner
 
 
 @pytest.fixture(scope="session")
 def strict_engines() -> ModuleType:
     """Engines that refuse what the real ones do."""
-    return load_file(Path(__file__).with_name("strict_engines.py"))
+    return strict_engines_module
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +39,13 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def engine() -> Iterator[Any]:
-    with scripted_engine().ScriptedEngine(seed=1).serving() as serving:
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(seed=1).serving() as serving:
         yield serving
 
 
 @pytest.fixture
-def other_engine() -> Iterator[Any]:
+def other_engine() -> Iterator[ScriptedEngine]:
     """Generates other tokens than ``engine``."""
-    with scripted_engine().ScriptedEngine(seed=2).serving() as serving:
+    with ScriptedEngine(seed=2).serving() as serving:
         yield serving

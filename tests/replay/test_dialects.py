@@ -166,11 +166,11 @@ def test_the_cache_is_reset_as_each_engine_does_it(
 ) -> None:
     engine = start(name)
     runner.play(traces.opened(session, dialect=name).plan(), runner.posted(engine.url))
-    assert engine.cache
+    assert engine.cache.prefixes
     with ControlClient(engine.url) as control:
         assert reset_prefix_cache(control, DIALECTS[name], "m", ORDINARY, BLOCK) is None
     assert engine.refusals == []
-    assert not engine.cache
+    assert not engine.cache.prefixes
 
 
 @pytest.mark.parametrize(

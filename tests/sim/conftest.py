@@ -1,45 +1,36 @@
-"""What tests of ``sim`` share (they do not import one another): the slow engine, and synthetic captures."""
+"""What tests of ``sim`` share : the slow engine, and synthetic captures."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-
-def load_beside(file: str) -> ModuleType:
-    name = f"kvtape_tests_{Path(file).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+from tests.sim import captured_loads as captured_loads_module
+from tests.sim import planned as planned_module
+from tests.sim import synthetic as synthetic_module
+from tests.sim.oracles import slow_engine as slow_engine_module
+from tests.sim.oracles import slow_radix as slow_radix_module
 
 
 @pytest.fixture(scope="session")
 def slow_engine() -> ModuleType:
-    return load_beside("oracles/slow_engine.py")
+    return slow_engine_module
 
 
 @pytest.fixture(scope="session")
 def slow_radix() -> ModuleType:
-    return load_beside("oracles/slow_radix.py")
+    return slow_radix_module
 
 
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
-    return load_beside("synthetic.py")
+    return synthetic_module
 
 
 @pytest.fixture(scope="session")
 def captured_loads() -> ModuleType:
-    return load_beside("captured_loads.py")
+    return captured_loads_module
 
 
 @pytest.fixture(scope="session")
 def planned() -> ModuleType:
-    return load_beside("planned.py")
+    return planned_module

@@ -2,12 +2,8 @@
 
 import asyncio
 import gzip
-import importlib.util
 import json
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,25 +11,12 @@ import pytest
 from tap.ipc.exchange import Dialect
 from tap.supervisor.enginefacts import EngineFacts
 from tap.supervisor.setups import check_injection
+from tests.tap.proxy import vllm_rendering as vllm
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
 Script = Callable[[Any], Awaitable[None]]
 BOTH = frozenset({"usage", "token-ids"})
-
-
-def load_rendering() -> ModuleType:
-    name = "kvtape_tests_vllm_rendering"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("vllm_rendering.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-vllm = load_rendering()
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 ANSWERS = {

@@ -1,10 +1,6 @@
 """Injected responses, filtered, are the bytes of the responses that nobody injected anything into."""
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,20 +12,7 @@ from tap.proxy.eventcuts import EventCutter
 from tap.proxy.jsonspans import apply_edits
 from tap.proxy.responsefilter import ResponseFilter, count_ids, id_edits
 from tap.proxy.responsefilter import _decode as decode_event
-
-
-def load_rendering() -> ModuleType:
-    name = "kvtape_tests_vllm_rendering"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("vllm_rendering.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-vllm = load_rendering()
+from tests.tap.proxy import vllm_rendering as vllm
 
 # Texts that look like what is looked for: names, events, escapes.
 awkward = st.sampled_from(

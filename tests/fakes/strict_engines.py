@@ -1,15 +1,16 @@
 """Engines as their sources have them: each takes its own fields and refuses every other, over a real socket.
 
-Prefix caches are sets of prefixes: a prompt's blocks are in it once it has arrived, the answer's once it has ended.
+A prompt's blocks are in the prefix cache once it has arrived, the blocks of its output once that has ended.
 """
 
 import contextlib
 import json
 import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+
+from tests.fakes.prefix_cache import PrefixCache
+from tests.fakes.threads import QuietHandler, serving
 
 Json = dict[str, Any]
 JsonType = type | tuple[type, ...]
@@ -39,7 +40,7 @@ class StrictEngine:
 
     def __init__(self) -> None:
         self.random = random.Random(self.owner)
-        self.cache: set[tuple[int, ...]] = set()
+        self.cache = PrefixCache(self.block_size)
         self.seen: list[Json] = []
         self.refusals: list[str] = []
         self.calls: list[str] = []
@@ -52,11 +53,11 @@ class StrictEngine:
         self.check(body)
         self.seen.append(body)
         prompt = body["prompt"]
-        cached = self.look_up(prompt)
-        self.fill(prompt)
+        cached = self.cache.look_up(prompt)
+        self.cache.fill(prompt)
         answers = [self.generate(self.length(body)) for _ in range(self.choices(body))]
         events = self.render(body, answers, cached)
-        self.fill([*prompt, *answers[0][:-1]])
+        self.cache.fill([*prompt, *answers[0][:-1]])
         yield from events
 
     def length(self, body: Json) -> int:
@@ -113,35 +114,14 @@ class StrictEngine:
         if not all(type(token) is int and 0 <= token < 150_000 for token in body["prompt"]):
             raise Refused("prompt: token ids out of range")
 
-    # Their cache
-
-    def look_up(self, prompt: Sequence[int]) -> int:
-        size, cached = self.block_size, 0
-        while cached + size <= len(prompt) - 1 and tuple(prompt[: cached + size]) in self.cache:
-            cached += size
-        return cached
-
-    def fill(self, tokens: Sequence[int]) -> None:
-        for end in range(self.block_size, len(tokens) + 1, self.block_size):
-            self.cache.add(tuple(tokens[:end]))
-
     def generate(self, count: int) -> list[int]:
         return [self.random.randrange(150_000) for _ in range(count)]
 
     @contextlib.contextmanager
     def serving(self) -> Iterator["StrictEngine"]:
         """Serve from threads for the length of the block."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self))
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        try:
+        with serving(handler_of(self)) as self.url:
             yield self
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 class Vllm(StrictEngine):
@@ -289,12 +269,10 @@ def event(data: Json) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def handler_of(engine: StrictEngine) -> type[BaseHTTPRequestHandler]:
+def handler_of(engine: StrictEngine) -> type[QuietHandler]:
     """A request handler for one engine."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.answer(engine.get(self.path))
 
@@ -317,15 +295,5 @@ def handler_of(engine: StrictEngine) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, found: Json | list[Json] | None) -> None:
             self.reply(404 if found is None else 200, json.dumps(found or {}).encode(), "application/json")
-
-        def reply(self, status: int, body: bytes, content_type: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
 
     return Handler

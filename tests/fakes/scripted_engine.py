@@ -1,7 +1,6 @@
 """An OpenAI-compatible engine that does as a test says, over a real socket, with an oracle for its prefix cache.
 
-The cache is a set of prefixes: endless, obvious, true. A prompt's blocks are in it once the prompt has arrived, the
-blocks that an answer fills once it has ended.
+A prompt's blocks are in the cache once the prompt has arrived, the blocks that an output fills once it has ended.
 """
 
 import asyncio
@@ -12,6 +11,8 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.fakes.prefix_cache import PrefixCache
 
 Json = dict[str, Any]
 
@@ -44,27 +45,11 @@ class ScriptedEngine:
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: int = 0
     paths: list[str] = field(default_factory=list)
-    cache: set[tuple[int, ...]] = field(default_factory=set)
-    queries: int = 0
-    hits: int = 0
     url: str = ""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-
-    def look_up(self, prompt: Sequence[int]) -> int:
-        """Cached tokens: leading blocks that are there, never the whole prompt."""
-        size, cached = self.block_size, 0
-        while cached + size <= len(prompt) - 1 and tuple(prompt[: cached + size]) in self.cache:
-            cached += size
-        self.queries += len(prompt)
-        self.hits += cached
-        return cached
-
-    def fill(self, tokens: Sequence[int]) -> None:
-        """Every full block of these tokens is cached."""
-        for end in range(self.block_size, len(tokens) + 1, self.block_size):
-            self.cache.add(tuple(tokens[:end]))
+        self.cache = PrefixCache(self.block_size)
 
     def generate(self, count: int) -> list[int]:
         if self.answer is not None:
@@ -139,8 +124,8 @@ class ScriptedEngine:
             return 200, (
                 f'vllm:cache_config_info{{block_size="{self.block_size}",num_gpu_blocks="512",'
                 f'enable_prefix_caching="True",engine="0"}} 1.0\n'
-                f'vllm:prefix_cache_queries_total{{engine="0"}} {self.queries}.0\n'
-                f'vllm:prefix_cache_hits_total{{engine="0"}} {self.hits}.0\n'
+                f'vllm:prefix_cache_queries_total{{engine="0"}} {self.cache.queries}.0\n'
+                f'vllm:prefix_cache_hits_total{{engine="0"}} {self.cache.hits}.0\n'
             ).encode()
         if path == "/reset_prefix_cache" and self.has_reset:
             if self.reset_works:
@@ -158,8 +143,8 @@ class ScriptedEngine:
         if status != 200:
             writer.write(_response(status, b'{"error":{"message":"as the script says"}}'))
             return True
-        cached = self.look_up(prompt)
-        self.fill(prompt)
+        cached = self.cache.look_up(prompt)
+        self.cache.fill(prompt)
         answer = self.generate(body["max_tokens"])
         usage = self._usage(len(prompt), len(answer), cached)
         await asyncio.sleep(self.first_token_s)
@@ -178,10 +163,10 @@ class ScriptedEngine:
                     await asyncio.sleep(self.token_s)
             _event(writer, {"choices": [], "usage": usage})
             # Before the client can know of the end: its next turn must find what this one left.
-            self.fill([*prompt, *answer[:-1]])
+            self.cache.fill([*prompt, *answer[:-1]])
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         else:
-            self.fill([*prompt, *answer[:-1]])
+            self.cache.fill([*prompt, *answer[:-1]])
             choice = {"index": 0, "text": "x" * len(answer), "finish_reason": "length", "token_ids": answer}
             writer.write(_response(200, json.dumps({"choices": [choice], "usage": usage}).encode()))
         await writer.drain()

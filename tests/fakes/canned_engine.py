@@ -4,12 +4,12 @@ The answers have the shape of vLLM 0.32's, shortened to what the official client
 """
 
 import contextlib
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.fakes.threads import QuietHandler, serving
 
 Json = dict[str, Any]
 WORDS = ["A ", "seat ", "by ", "the ", "window"]
@@ -51,23 +51,12 @@ class CannedEngine:
     @contextlib.contextmanager
     def serving(self) -> Iterator["CannedEngine"]:
         """Serve for the length of the block."""
-        handler = type("Handler", (_Handler,), {"engine": self})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
+        with serving(type("Handler", (_Handler,), {"engine": self})) as self.url:
             yield self
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     engine: CannedEngine
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self._whole(404, {"error": {"message": "not here", "type": "NotFoundError"}})
@@ -84,17 +73,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._whole(200, _ANSWERS[self.path](body))
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the tests look at what was seen."""
-
     def _whole(self, status: int, value: Json, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        for name, text in {"Content-Type": "application/json", **(headers or {})}.items():
-            self.send_header(name, text)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.reply(status, json.dumps(value).encode(), "application/json", headers)
 
     def _events(self, events: list[tuple[str | None, Json | str]]) -> None:
         self.send_response(200)
