@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from measure.runs import UNKNOWN, FloatArray, IntArray, Run
+from measure.runs import UNKNOWN, Run
+from tracefile.records.arrays import FloatArray, IntArray
 
 ALL: Final = "all"
 FIRST_TURN: Final = "turn1"

@@ -1,12 +1,14 @@
-"""When a client was too late for its latencies to be trusted: one rule, for whoever sends and whoever reads a trace."""
+"""Lag of a client's sends, and the limit above which its latencies are not to be trusted.
 
+Lag is |arrival − schedule|, in ms, of requests that were not queued by a concurrency limit.
+"""
+
+LAG_LEVEL = 0.99
+"""A run is flagged by its lag at this level."""
 LATE_MS = 5.0
 LATE_SHARE_OF_TTFT = 0.01
 
 
 def late_limit_ms(ttft_p50_ms: float | None) -> float:
-    """How much lag (arrival − schedule) a client may have: a request with more is late, a run whose p99 has more too.
-
-    Null: no first token came.
-    """
+    """Return the most lag, in ms, of a request that is not late. Null: no first token came."""
     return max(LATE_MS, LATE_SHARE_OF_TTFT * (ttft_p50_ms or 0.0))

@@ -11,24 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.stackdepth import add_bits, bits_up_to
+from tracefile.hashing.splitmix64 import mix64
+from tracefile.records.arrays import IntArray, UInt64Array
 
-Keys = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 FIRST_PLACES = 1 << 12
+mixed = numba.njit(mix64)
 
 
 class RecencyStack(NamedTuple):
     """Arrays behind one order; replaced as a whole by ``with_room``."""
 
-    keys: Keys
+    keys: UInt64Array
     """Table: key by slot; a power of two of them, four times as many as places."""
-    touched_at: Int64Array
+    touched_at: IntArray
     """Beside it: the place of the key's last touch; −1: a free slot."""
-    bits: Keys
+    bits: UInt64Array
     """By place in time, packed: whether some key was touched there last."""
     tree: npt.NDArray[np.int32]
     """Fenwick tree over the words of ``bits``."""
-    state: Int64Array
+    state: IntArray
     """The next place in time, how many places there are, and how many keys are in the order."""
 
 
@@ -57,18 +58,10 @@ def with_room(stack: RecencyStack, touches: int, most: int | None = None) -> Rec
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def for_all(stack: RecencyStack, keys: Keys) -> None:  # pragma: no cover - compiled
+def for_all(stack: RecencyStack, keys: UInt64Array) -> None:  # pragma: no cover - compiled
     """Touch ``keys`` in turn."""
     for key in keys:
         touch(stack, key)
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def mixed(key: np.uint64) -> np.uint64:  # pragma: no cover - compiled
-    """SplitMix64's finish: every bit of the result depends on every bit of ``key``."""
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from measure.runs import FloatArray, IntArray
 from measure.survival import Waits, incidence, quantiles
+from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
 """Share of replicates inside every interval and band, equal tails."""

@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record, Status
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 STATUSES: Final[tuple[Status, ...]] = ("ok", "error", "client_abort", "upstream_abort", "timeout")
 UNKNOWN: Final = -1

@@ -1,12 +1,13 @@
 """Durations of a run in bounded memory: exact while few, in buckets a fifth of a percent wide once there are many."""
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import rshift
+
+from measure.quantiles import quantile, quantile_bucket
 
 EXACT_VALUES = 1 << 17
 """So many values are kept as they are (1 MB); beyond, a quantile is within 0.1 % of the exact one."""
@@ -87,20 +88,19 @@ class Sample:
         return max(self.folded_max, max(self.values, default=0.0))
 
     def quantile(self, share: float) -> float:
-        """The smallest value that more than a ``share`` of all do not exceed; raises IndexError if there is none."""
+        """Return one quantile; IndexError if there is no value."""
         return self.quantiles(share)[0]
 
     def quantiles(self, *shares: float) -> list[float]:
-        """Several of them, in order of their shares; raises IndexError if there is no value."""
-        ranks = [min(self.count - 1, int(share * self.count)) for share in shares]
+        """Return several quantiles; IndexError if there is no value."""
         if self.buckets is None:
             values = sorted(self.values)
-            return [values[rank] for rank in ranks]
+            return [quantile(values, share) for share in shares]
         self.fold()
         keys = sorted(self.buckets)
         upto = list(accumulate(map(self.buckets.__getitem__, keys)))
         largest = self.max
-        return [min(_middle(keys[bisect_right(upto, rank)]), largest) for rank in ranks]
+        return [min(_middle(keys[quantile_bucket(upto, share)]), largest) for share in shares]
 
     def count_above(self, limit: float) -> int:
         """How many are larger than ``limit``."""

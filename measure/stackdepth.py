@@ -11,13 +11,13 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from tracefile.records.arrays import IntArray
 
 
 class Recency(NamedTuple):
     """The LRU order of all blocks."""
 
-    touched_at: Int64Array
+    touched_at: IntArray
     """When each block was touched last; −1: never."""
     bits: npt.NDArray[np.uint64]
     """One at each of these times."""
@@ -27,8 +27,8 @@ class Recency(NamedTuple):
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def count_depths(
-    blocks: Int64Array, starts: Int64Array, limits: Int64Array, distinct: int
-) -> Int64Array:  # pragma: no cover - compiled
+    blocks: IntArray, starts: IntArray, limits: IntArray, distinct: int
+) -> IntArray:  # pragma: no cover - compiled
     """How many leading blocks hit from each cache size on.
 
     ``blocks``: dense block numbers below ``distinct``, request by request, root to leaf, from ``starts[r]`` to
@@ -59,8 +59,8 @@ def count_depths(
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def access_depths(
-    blocks: Int64Array, starts: Int64Array, distinct: int
-) -> tuple[Int64Array, Int64Array]:  # pragma: no cover - compiled
+    blocks: IntArray, starts: IntArray, distinct: int
+) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
     """The depth of every single access as its request arrives, and the access before it.
 
     Beside ``blocks``: depths, 0 for a block never touched before; and the request that touched it last, −1 for none.
@@ -92,8 +92,8 @@ def access_depths(
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def resident_owners(
-    blocks: Int64Array, starts: Int64Array, owners: Int64Array, num_owners: int, size: int
-) -> tuple[Int64Array, Int64Array]:  # pragma: no cover - compiled
+    blocks: IntArray, starts: IntArray, owners: IntArray, num_owners: int, size: int
+) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
     """Who fills an LRU of ``size`` blocks, a block belonging to whose request touched it last.
 
     ``owners``: of each request, below ``num_owners``; blocks are numbered below ``len(blocks)``. Returns, by owner, the
@@ -155,7 +155,7 @@ def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> 
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _touch(recency: Recency, blocks: Int64Array, now: int) -> int:  # pragma: no cover - compiled
+def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no cover - compiled
     """Touch one request's ``blocks`` leaf to root from time ``now`` on; returns how many never were before.
 
     Changes to one word's count are collected before they go up the tree: neighbours in a prompt share words.

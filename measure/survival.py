@@ -12,7 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from measure.runs import STATUSES, FloatArray, IntArray, Run
+from measure.quantiles import ROUNDING
+from measure.runs import STATUSES, Run
+from tracefile.records.arrays import FloatArray, IntArray
 
 EVENT: Final = 0
 """What was waited for came."""
@@ -25,8 +27,6 @@ _END_OF_STATUS: Final = np.array(
     [{"ok": EVENT, "error": FAILED, "upstream_abort": FAILED}.get(status, CENSORED) for status in STATUSES],
     dtype=np.int8,
 )
-_ROUNDING: Final = 1e-9
-"""Shares are ratios of sums: 0.9 must be reached by nine of ten, whatever the last bit says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def quantiles(waits: Waits, share: FloatArray, levels: FloatArray) -> FloatArray
 
     ``share`` is one curve of ``incidence`` (n,). Without censoring it is the order statistic ⌈level · n⌉.
     """
-    at = np.searchsorted(share, levels - _ROUNDING, side="left")
+    at = np.searchsorted(share, levels - ROUNDING, side="left")
     return np.where(at < len(waits), waits.time_ms[np.minimum(at, len(waits) - 1)], np.inf)
 
 

@@ -164,7 +164,7 @@ class Tally(Counts):
             return
         self.held += held
         if not held:
-            lag_ms = record.arrival_ms - record.scheduled_ms
+            lag_ms = abs(record.arrival_ms - record.scheduled_ms)
             self.lag_ms.add(lag_ms)
             self.recent.lag_ms.add(lag_ms)
 

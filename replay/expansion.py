@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.core.draws import TokenIds, Vocabulary, expand_tokens, mix64, mix64_array, text_key, tokens_of
+from loadgen.core.draws import TokenIds, Vocabulary, expand_tokens, text_key, tokens_of
 from tracefile import BlockHash, RequestId
+from tracefile.hashing.splitmix64 import mix64, mix64_array
 
 TAIL = 0x7461696C
 """Sets a tail's key apart from its request's block keys."""

@@ -14,17 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracefile import InputError
+from tracefile.hashing.splitmix64 import GOLDEN, mix64, mix64_array
 
 GENERATOR = "splitmix64/1"
 """Named in every workload digest: other draws from the same keys would be another workload."""
 
-MASK64 = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-
-_SHIFT_1, _SHIFT_2, _SHIFT_3, _HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
-_FACTOR_1, _FACTOR_2 = np.uint64(_MIX_1), np.uint64(_MIX_2)
+_HALF = np.uint64(32)
 
 PIECE = 1 << 14
 """Tokens made at once: two 64-bit numbers of each fit a core's own cache."""
@@ -67,14 +62,6 @@ ORDINARY = Vocabulary(1000, 100_000)
 """Neither the special ids that vocabularies begin with nor those that 100k-word ones end with."""
 
 
-def mix64(value: int) -> int:
-    """The splitmix64 finaliser: a bijection of 64-bit integers in which every input bit moves every output bit."""
-    value &= MASK64
-    value = ((value ^ (value >> 30)) * _MIX_1) & MASK64
-    value = ((value ^ (value >> 27)) * _MIX_2) & MASK64
-    return value ^ (value >> 31)
-
-
 def draw(seed: int, stream: Stream, *counters: int) -> int:
     """64 bits for this stream at these counters."""
     value = mix64(seed * GOLDEN + stream)
@@ -99,19 +86,6 @@ def text_key(text: str) -> int:
 def below(bits: int, limit: int) -> int:
     """A draw as an integer of 0 … limit − 1."""
     return (bits >> 32) * limit >> 32
-
-
-def mix64_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """``mix64`` of each value, in place."""
-    shifted = values >> _SHIFT_1
-    values ^= shifted
-    values *= _FACTOR_1
-    np.right_shift(values, _SHIFT_2, out=shifted)
-    values ^= shifted
-    values *= _FACTOR_2
-    np.right_shift(values, _SHIFT_3, out=shifted)
-    values ^= shifted
-    return values
 
 
 def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from engines.dialects import VLLM, Dialect
 from loadgen.core.bodies import completions_body
-from loadgen.core.draws import Stream, TokenIds, Vocabulary, mix64, tokens_of
+from loadgen.core.draws import Stream, TokenIds, Vocabulary, tokens_of
 from loadgen.core.plan import Answer
 from loadgen.plan.hashing import Chain, hash_request
 from loadgen.plan.shapes import TurnShape
@@ -22,6 +22,7 @@ from loadgen.text.prefixtruth import PrefixTruth, common_prefix
 from loadgen.text.spoken import Call, Spoken
 from loadgen.text.targettext import Speech
 from tracefile import BlockHash, BlockHasher, InputError
+from tracefile.hashing.splitmix64 import mix64
 
 
 class Prompt(Protocol):

@@ -8,7 +8,7 @@ from engines.facts import PrefixCounters
 from loadgen.core.capacity import load_calibration
 from loadgen.runs.outcome import Driven
 from loadgen.text.prefixtruth import TruthReport
-from measure.lateness import late_limit_ms
+from measure.lateness import LAG_LEVEL, late_limit_ms
 from measure.samples import Sample
 
 CPU_LIMIT = 0.9
@@ -179,7 +179,7 @@ def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
     """How many requests were late, and whether the run was."""
     limit_ms = late_limit_ms(ttft.p50_ms if ttft else None)
     late = lag_ms.count_above(limit_ms)
-    run = lag_ms.count > 0 and lag_ms.quantile(0.99) > limit_ms
+    run = lag_ms.count > 0 and lag_ms.quantile(LAG_LEVEL) > limit_ms
     return Lateness(round(limit_ms, 3), late, share(late, lag_ms.count), run)
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.core.draws import TokenIds, Vocabulary, mix64, tokens_of
+from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from tracefile.hashing.splitmix64 import mix64
 
 LEADER = "the"
 """A word before each candidate, to see it behind a space."""

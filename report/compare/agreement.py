@@ -3,8 +3,9 @@
 import msgspec
 import numpy as np
 
-from measure.runs import UNKNOWN, IntArray, Run
+from measure.runs import UNKNOWN, Run
 from report.compare.results import CachedAgreement, Disagreement
+from tracefile.records.arrays import IntArray
 
 WORST_SHOWN = 20
 

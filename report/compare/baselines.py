@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from measure.cohorts import cohort_rows, own_traits
-from measure.runs import STATUSES, UNKNOWN, FloatArray, Run
+from measure.runs import STATUSES, UNKNOWN, Run
 from measure.survival import first_token_waits
 from report.compare.cells import judge, measure
 from report.compare.provenance import Cells
 from report.compare.results import DurationError
+from tracefile.records.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

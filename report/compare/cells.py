@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from measure.distances import distance, logrank_p
 from measure.resampling import MIN_SESSIONS, interval, resample
-from measure.runs import FloatArray, IntArray, Run
+from measure.runs import Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
 from report.compare.pairing import Join
 from report.compare.results import LEVELS, Duration, DurationError, Quantile, QuantileError
 from report.compare.verdicts import verdict
+from tracefile.records.arrays import FloatArray, IntArray
 
 MIN_CELL: Final = 30
 """Waits that each side of a cell needs before anything is said about their difference."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
 from measure.resampling import CONFIDENCE, draw_weights
-from measure.runs import STATUSES, FloatArray, IntArray, Run, load_run
+from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits, completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.agreement import cached_agreement
 from report.compare.cells import MIN_CELL, Cell, joined_rows, judge, measure
@@ -24,6 +24,7 @@ from report.compare.pairing import Join, join_runs, resolve_truths
 from report.compare.provenance import Cells, provenance
 from report.compare.results import METRICS, SCHEMA, Comparison, Metric, Pair, PairCohort
 from report.compare.verdicts import coverage
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 Members = Mapping[str, Sequence[Run]]

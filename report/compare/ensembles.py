@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.resampling import MIN_SESSIONS, interval, resample
-from measure.runs import FloatArray, IntArray, Run
+from measure.runs import Run
 from measure.survival import Waits, incidence, make_waits, quantiles, survival_at
 from report.compare.cells import LEVEL_SHARES, Cell, Curve, drawn_points, empty_cell
+from tracefile.records.arrays import FloatArray, IntArray
 
 _MIDDLE = 0.5
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
+from measure.wording import factor, share, signed_percent
 from report.compare.results import DurationError, Pair, Provenance
-from report.compare.wording import factor, share, signed_percent
 
 _NAMED = ("p50", "p90", "p99")
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from measure.runs import IntArray, Run
+from measure.runs import Run
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 

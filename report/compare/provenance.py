@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from measure.runs import STATUSES, UNKNOWN, IntArray, Run
+from measure.runs import STATUSES, UNKNOWN, Run
 from report.compare.agreement import hit_ratio
 from report.compare.cells import Cell, describe
 from report.compare.results import METRICS, LabelCohort, Metric, Provenance
+from tracefile.records.arrays import IntArray
 
 Cells = Mapping[tuple[str, str, Metric], Cell]
 """Every cell by label, cohort and metric."""

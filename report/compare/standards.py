@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from measure.cohorts import ALL
+from measure.wording import share
 from report.compare.results import Comparison, DurationError, Forecast, GateResult, Pair
 from report.compare.verdicts import counted_cohorts
-from report.compare.wording import share
 
 BELOW_SATURATION: Final[Mapping[str, float]] = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
 """Largest |error| of TTFT's quantiles in the middle cohort."""

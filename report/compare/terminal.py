@@ -7,9 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from measure.cohorts import MAIN, cohort_order, cohort_title
+from measure.wording import share
+from report.compare.celltext import error_text, quantile_text
 from report.compare.results import LEVELS, Comparison, LabelCohort, Metric, PairCohort
 from report.compare.verdicttable import verdict_tables
-from report.compare.wording import error_of, quantile, share
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
 
@@ -82,11 +83,11 @@ def _cohort_table(result: Comparison, cohort: str, metric: Metric) -> Table:
 def _row(label: str, own: LabelCohort, pair: PairCohort | None, metric: Metric) -> list[str]:
     """A label's quantiles, each with its error below it where there is a truth."""
     duration = getattr(own, metric)
-    values = [quantile(getattr(duration, level)) for level in LEVELS]
+    values = [quantile_text(getattr(duration, level)) for level in LEVELS]
     if pair is not None:
         errors = getattr(pair, metric)
         below = (
-            [error_of(getattr(errors, level)) for level in LEVELS] if errors.judged else ["not judged"] * len(LEVELS)
+            [error_text(getattr(errors, level)) for level in LEVELS] if errors.judged else ["not judged"] * len(LEVELS)
         )
         values = [f"{value}\n{error}" for value, error in zip(values, below, strict=True)]
     return [label, f"{duration.n:,}", share(duration.censored_share) if duration.censored else "0", *values]

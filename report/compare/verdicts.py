@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from measure.cohorts import ALL
+from measure.wording import share
 from report.compare.results import Coverage, PairCohort, QuantileError
-from report.compare.wording import share
 
 JUDGED_LEVELS: Final = ("p50", "p90", "p99")
 WITHIN_BAND: Final = "within band"

@@ -7,9 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from measure.cohorts import cohort_order
+from measure.wording import share
+from report.compare.celltext import error_text, interval_text
 from report.compare.results import Comparison, Duration, DurationError, Forecast, Pair
 from report.compare.verdicts import JUDGED_LEVELS
-from report.compare.wording import error_of, share, span_ms
 
 
 def verdict_tables(result: Comparison) -> Iterator[RenderableType]:
@@ -46,7 +47,7 @@ def _verdicts(result: Comparison, label: str, pair: Pair) -> Table:
 
 
 def _error_and_band(errors: DurationError, band: Duration, level: str) -> str:
-    return f"{error_of(getattr(errors, level))}\n{span_ms(getattr(band, level))}"
+    return f"{error_text(getattr(errors, level))}\n{interval_text(getattr(band, level))}"
 
 
 def _aside(pair: Pair, min_cell: int) -> str:

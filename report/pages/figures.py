@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order
-from measure.runs import UNKNOWN, FloatArray, IntArray
+from measure.runs import UNKNOWN
 from measure.survival import CENSORED, first_token_waits
 from report.compare.cells import Cell, Curve
 from report.compare.comparison import Compared
 from report.compare.results import LEVELS, Metric
+from tracefile.records.arrays import FloatArray, IntArray
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]

@@ -10,8 +10,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from measure import wording
 from measure.cohorts import ALL, MAIN, cohort_order, cohort_title
-from report.compare import wording
+from report.compare import celltext
 from report.compare.comparison import Compared
 from report.compare.headline import ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
@@ -89,7 +90,7 @@ def cards(result: Comparison) -> list[Card]:
     beside = yardstick.cohorts.get(name) if yardstick is not None and label != result.yardstick else None
     for level in ("p50", "p90", "p99"):
         error = getattr(pair.cohorts[name].ttft, level)
-        said = [wording.error_span(error)]
+        said = [celltext.error_interval_text(error)]
         measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
         if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
             said.append(f"A/A {wording.signed_percent(measured.signed_error)}")
@@ -115,6 +116,7 @@ def template(name: str) -> Template:
         "cohort_id": _id,
         "cohort_order": lambda cohorts: cohort_order(set(cohorts)),
         "wording": wording,
+        "celltext": celltext,
         "judged_levels": JUDGED_LEVELS,
         "first_label": lambda result: next(iter(result.traces)),
         "describe_forecast": describe_forecast,

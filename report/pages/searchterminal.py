@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from measure import wording
 from measure.cohorts import cohort_title
-from report.compare import wording
 from report.pages.searchresults import Evaluated, Search
 from report.pages.whatifterminal import span_text
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from report.compare import wording
+from measure import wording
 from report.pages.whatifresults import LEVELS, Row, Span, WhatIf, cohort_titles, ttft
 
 TELLING_FACTOR = 2.0

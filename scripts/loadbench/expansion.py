@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadgen.core.bodies import encode_ids, prepare_tables
-from loadgen.core.draws import ORDINARY, mix64
+from loadgen.core.draws import ORDINARY
 from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
+from tracefile.hashing.splitmix64 import mix64
 
 ROUNDS = 7
 SECONDS = 0.1

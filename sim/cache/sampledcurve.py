@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from measure.recencystack import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from sim.workload.chain import Chains
+from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
@@ -140,7 +141,7 @@ def count_sampled(records: Iterable[Record], chains: Chains, sampling: Sampling)
     exact, sample = empty_stack(2 * sampling.exact_blocks), empty_stack()
     # At rate 1 the threshold must let the largest hash through too.
     threshold = np.uint64(min(int(sampling.rate * 2**64), _WORD))
-    salt = np.uint64(mixed(np.uint64(sampling.seed + 1 & _WORD)))  # Python gets it back as a number of its own
+    salt = np.uint64(mix64(sampling.seed + 1))
     for keys, starts, limits, tokens in _batches(records, chains):
         counts.lookup_blocks += len(keys)
         counts.input_tokens += tokens

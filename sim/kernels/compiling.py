@@ -20,6 +20,11 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
+from sim.latency import noise
+from tracefile.hashing import splitmix64
+
+SHARED = (noise.__file__, splitmix64.__file__)
+"""Sources outside this folder that are compiled too."""
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and what each loads if it can, for functions that kernels do not call."""
@@ -64,6 +69,6 @@ def sources_digest() -> str:
     """Of everything that is compiled."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for path in (*sorted(folder.glob("*.py")), folder.parent / "latency" / "noise.py"):
+    for path in (*sorted(folder.glob("*.py")), *map(Path, SHARED)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

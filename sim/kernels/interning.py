@@ -5,8 +5,9 @@ import numpy.typing as npt
 
 from sim.kernels.compiling import entry
 from sim.kernels.layout import Ints
+from tracefile.hashing.splitmix64 import GOLDEN
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(GOLDEN)
 _ONE = np.uint64(1)
 
 

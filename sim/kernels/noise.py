@@ -7,11 +7,13 @@ import numpy as np
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import Draws, World
 from sim.latency.noise import NORMALS, at, step_log
+from tracefile.hashing.splitmix64 import GOLDEN, mix64
 
 _NORMALS = float(NORMALS)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(GOLDEN)
 _at = kernel(at)
 _step_log = kernel(step_log)
+_mix64 = kernel(mix64)
 
 
 @kernel
@@ -35,8 +37,5 @@ def step_factor(world: World, start_ms: float, step_ms: float) -> float:
 
 @kernel
 def _uniform(draws: Draws, counter: np.uint64) -> float:
-    mixed = draws.step_key[0] + (counter + np.uint64(1)) * _GOLDEN
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return float(np.float64(np.int64(mixed >> np.uint64(11))) * 2.0**-53)
+    drawn = _mix64(draws.step_key[0] + (counter + np.uint64(1)) * _GOLDEN)
+    return float(np.float64(np.int64(drawn >> np.uint64(11))) * 2.0**-53)

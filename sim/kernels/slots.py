@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.compiling import kernel
+from tracefile.hashing.splitmix64 import GOLDEN
 
 LOOKS = 7
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(GOLDEN)
 
 
 @kernel

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
 from tracefile.records.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -37,8 +38,6 @@ WIDEST, PER_NORMAL = 5, 128
 _LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
 """What the steps' stream is named by, where a request's is by its id."""
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,7 +156,7 @@ def at(table: Numbers, place: float) -> float:
 
 def stream(seed: int, name: bytes) -> int:
     """Key of the stream of draws that a name has under a seed."""
-    return xxhash.xxh3_64_intdigest(name, seed=seed & _MASK)
+    return xxhash.xxh3_64_intdigest(name, seed=seed & MASK64)
 
 
 def steps_stream(seed: int) -> int:
@@ -167,11 +166,7 @@ def steps_stream(seed: int) -> int:
 
 def uniform(key: int, counter: int) -> float:
     """A number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
-    mixed = (key + (counter + 1) * _GOLDEN) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    mixed ^= mixed >> 31
-    return (mixed >> 11) * 2.0**-53
+    return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
 
 
 _NORMAL = NormalDist()

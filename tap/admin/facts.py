@@ -1,7 +1,7 @@
 """How the recording goes and how the tap's processes are, as named numbers for the live page."""
 
+from measure import wording
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
-from tap.admin import wording
 from tap.admin.snapshot import Fact
 from tap.admin.state import LiveState
 from tap.ipc.feed import RecorderStats
@@ -18,8 +18,10 @@ def recorder_facts(state: LiveState) -> list[Fact]:
     facts = [
         Fact("Recorded", wording.count(progress.recorded)),
         Fact("Sampled out", wording.count(progress.sampled_out)),
-        Fact("Hashed", wording.share(progress.hashed, progress.recorded) + (f" (not: {unhashed})" if unhashed else "")),
-        Fact("Prompt lengths as in usage", f"{wording.share(matched, checked)} of {wording.count(checked)}"),
+        Fact(
+            "Hashed", wording.share_of(progress.hashed, progress.recorded) + (f" (not: {unhashed})" if unhashed else "")
+        ),
+        Fact("Prompt lengths as in usage", f"{wording.share_of(matched, checked)} of {wording.count(checked)}"),
         Fact("Writing", "yes" if recorder.writing else "no: the trace cannot be written", not recorder.writing),
         Fact("Segments", _segments_text(recorder), progress.upload_failed > 0),
     ]
@@ -46,7 +48,9 @@ def process_facts(state: LiveState) -> list[Fact]:
         facts.append(Fact(origin, "takes connections" if reached else "does not take connections", not reached))
     workers = state.workers.values()
     if workers:
-        facts.append(Fact("Event loop late by at most", wording.brief(max(one.loop_delay_s for one in workers))))
+        facts.append(
+            Fact("Event loop late by at most", wording.duration(1e3 * max(one.loop_delay_s for one in workers)))
+        )
     return facts + _overhead_facts(state)
 
 
@@ -72,8 +76,8 @@ def _bound_text(counts: HistogramCounts, upto: float) -> str:
     for bound, count in zip(OVERHEAD_S, counts.counts, strict=False):
         running += count
         if running >= upto:
-            return wording.brief(bound)
-    return f"more than {wording.brief(OVERHEAD_S[-1])}"
+            return wording.duration(1e3 * bound)
+    return f"more than {wording.duration(1e3 * OVERHEAD_S[-1])}"
 
 
 def _segments_text(recorder: RecorderStats) -> str:

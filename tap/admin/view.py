@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tap.admin import wording
+from measure import wording
 from tap.admin.facts import drop_facts, process_facts, recorder_facts
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.potential import potential
@@ -84,14 +84,14 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
         Tile(
             id="ttft",
             title="TTFT p50",
-            value=wording.NOTHING if median is None else wording.wait(median),
+            value=wording.NOTHING if median is None else wording.duration(median),
             detail="no first token seen yet" if everything is None else f"p90 {_quantile_text(everything, late)}",
             line=[],
         ),
         Tile(
             id="cached",
             title="Prompt tokens cached",
-            value=wording.share(hits.cached_tokens, hits.reported_tokens),
+            value=wording.share_of(hits.cached_tokens, hits.reported_tokens),
             detail="as the engine reports" if hits.reported_tokens else "the engine reports none",
             line=[],
         ),
@@ -147,7 +147,7 @@ def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
                 f"{prefix.hash & (2**64 - 1):016x}",
                 wording.count(tokens),
                 wording.count(prefix.requests),
-                wording.share(part, whole),
+                wording.share_of(part, whole),
                 round(part / whole, 5) if whole else 0.0,
             )
         )
@@ -157,16 +157,16 @@ def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
 def _count_text(curve: Survival) -> str:
     words = [f"{wording.count(curve.n)} request{'s' if curve.n != 1 else ''}"]
     if curve.censored:
-        words.append(f"{wording.share(curve.censored, curve.n)} gave up")
+        words.append(f"{wording.share_of(curve.censored, curve.n)} gave up")
     if curve.failed:
-        words.append(f"{wording.share(curve.failed, curve.n)} failed")
+        words.append(f"{wording.share_of(curve.failed, curve.n)} failed")
     if curve.n < MIN_JUDGED:
         words.append(f"under {MIN_JUDGED}: not judged")
     return ", ".join(words)
 
 
 def _quantile_text(curve: Survival, at_ms: float | None) -> str:
-    return f"> {wording.wait(curve.known_until_ms)}" if at_ms is None else wording.wait(at_ms)
+    return f"> {wording.duration(curve.known_until_ms)}" if at_ms is None else wording.duration(at_ms)
 
 
 def _rounded(values: Sequence[float], digits: int) -> list[float]:

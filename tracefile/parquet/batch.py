@@ -8,7 +8,8 @@ import pyarrow as pa
 from tracefile.parquet.arrowschema import CHAIN_COLUMNS, allowed_words
 from tracefile.parquet.layout import REST
 from tracefile.parquet.rows import faults_of, group_records, rest_of, texts_of
-from tracefile.records.batches import NO_LIST, FloatArray, Hashes, Int64Array
+from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.batches import NO_LIST, Hashes
 from tracefile.records.encoding import known_fields
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
@@ -41,7 +42,7 @@ class ColumnBatch:
         """Every record; a row that is none is given as its InputError."""
         return group_records(self._columns, self._count, self._path, self._first_row)
 
-    def numbers(self, name: str, missing: int = 0) -> Int64Array:
+    def numbers(self, name: str, missing: int = 0) -> IntArray:
         """See ``Batch``."""
         column = self._columns.get(name)
         if column is None:
@@ -59,7 +60,7 @@ class ColumnBatch:
         """See ``Batch``."""
         return texts_of(self._columns[name]) if name in self._columns else [None] * self._count
 
-    def lengths(self, name: str) -> Int64Array:
+    def lengths(self, name: str) -> IntArray:
         """See ``Batch``."""
         column = self._columns.get(name)
         if column is None:
@@ -79,7 +80,7 @@ class ColumnBatch:
         for name in names:
             self._columns.pop(REST if name == "extra" else name, None)
 
-    def records(self, rows: Int64Array | None = None) -> list[Record]:
+    def records(self, rows: IntArray | None = None) -> list[Record]:
         """See ``Batch``."""
         hashes = self.hashes()
         rows = np.arange(self._count) if rows is None else rows
@@ -117,7 +118,7 @@ class ColumnBatch:
             values[start : start + count] = values[other : other + count]
         return Hashes(values, starts, prompts, outputs)
 
-    def _check_prefixes(self, rows: Int64Array, blocks: Int64Array, counts: Int64Array) -> None:
+    def _check_prefixes(self, rows: IntArray, blocks: IntArray, counts: IntArray) -> None:
         wrong = (blocks > 0) & ((rows < 0) | (rows >= np.arange(self._count)))
         wrong |= (blocks < 0) | (counts[np.where(wrong, 0, rows)] < blocks)
         for row in np.flatnonzero(wrong)[:1].tolist():

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Record
 
 BATCH = 1 << 13
@@ -19,20 +20,17 @@ BATCH = 1 << 13
 NO_LIST = -1
 """Length of a list that a record does not have."""
 
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-
 
 class Hashes(NamedTuple):
     """The chains of a batch, one after another: each request's prompt and, behind it, its answer."""
 
     values: npt.NDArray[np.uint64]
     """Numbers of other than 64 bits are their low ones."""
-    starts: Int64Array
+    starts: IntArray
     """Where each request's begins in ``values``."""
-    prompt_blocks: Int64Array
+    prompt_blocks: IntArray
     """How many are ``block_hashes``; NO_LIST: the record has none."""
-    output_blocks: Int64Array
+    output_blocks: IntArray
     """How many are ``output_block_hashes``, likewise."""
 
 
@@ -43,7 +41,7 @@ class Batch(Protocol):
         """How many there are."""
         ...
 
-    def numbers(self, name: str, missing: int = 0) -> Int64Array:
+    def numbers(self, name: str, missing: int = 0) -> IntArray:
         """An integer field of every record; ``missing`` stands for null."""
         ...
 
@@ -55,7 +53,7 @@ class Batch(Protocol):
         """A field of text."""
         ...
 
-    def lengths(self, name: str) -> Int64Array:
+    def lengths(self, name: str) -> IntArray:
         """Of a field that is a list."""
         ...
 
@@ -67,7 +65,7 @@ class Batch(Protocol):
         """Nobody will ask for these fields again, and records may have them or not."""
         ...
 
-    def records(self, rows: Int64Array | None = None) -> list[Record]:
+    def records(self, rows: IntArray | None = None) -> list[Record]:
         """Those of ``rows`` (None: all), which the caller may change and asks for once."""
         ...
 
@@ -81,7 +79,7 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self._records)
 
-    def numbers(self, name: str, missing: int = 0) -> Int64Array:
+    def numbers(self, name: str, missing: int = 0) -> IntArray:
         """See ``Batch``."""
         values = map(attrgetter(name), self._records)
         return np.array([missing if value is None else value for value in values], np.int64)
@@ -94,7 +92,7 @@ class RecordBatch:
         """See ``Batch``."""
         return list(map(attrgetter(name), self._records))
 
-    def lengths(self, name: str) -> Int64Array:
+    def lengths(self, name: str) -> IntArray:
         """See ``Batch``."""
         return np.array([len(values) for values in map(attrgetter(name), self._records)], np.int64)
 
@@ -119,7 +117,7 @@ class RecordBatch:
             for record in self._records:
                 record.itl_ms, record.itl_tokens = [], []
 
-    def records(self, rows: Int64Array | None = None) -> list[Record]:
+    def records(self, rows: IntArray | None = None) -> list[Record]:
         """See ``Batch``."""
         return self._records if rows is None else [self._records[row] for row in rows.tolist()]
 

@@ -19,8 +19,9 @@ from itertools import chain, islice
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from tracefile.hashing.splitmix64 import mix64_array
+from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId, Workload
 from tracefile.study.sharing import Conversations
@@ -39,9 +40,6 @@ KEPT = (
 KEPT_OF_FAILED = ("http_status", "error", "e2e_ms")
 """How long a client that gave up had waited is the client's."""
 
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 Due = tuple[float, int, int, int]
 """When, which conversation, which of its turns, which copy."""
 
@@ -177,7 +175,7 @@ def _times_like(bounds_ms: FloatArray, count: int, random: np.random.Generator) 
     return np.asarray(bounds_ms[0] + np.cumsum(new_ms)[:count])
 
 
-def _copies(source: Source, scale: Scale) -> Int64Array:
+def _copies(source: Source, scale: Scale) -> IntArray:
     """How many copies each conversation gets; of a part of a copy, each is or is not."""
     whole = math.floor(scale.times)
     draws = np.random.default_rng([scale.seed, 2]).random(len(source.turns))
@@ -217,7 +215,7 @@ class CopyMaker:
                     record.output_block_hashes = hashes[start + blocks : end]
             yield record
 
-    def _hashes(self, places: list[int], copies: Int64Array) -> list[BlockHash]:
+    def _hashes(self, places: list[int], copies: IntArray) -> list[BlockHash]:
         """All the places' chains: leading shared blocks are their family's, the rest their copy's own."""
         chains = [self._source.chains[place] for place in places]
         lengths = np.array([len(chain) for chain in chains])
@@ -226,21 +224,16 @@ class CopyMaker:
         shared = at < np.repeat(self._source.shared[places], lengths)
         families = 2 * (copies % self._families)
         key = np.where(shared, np.repeat(families, lengths), np.repeat(2 * copies + 1, lengths))
-        found: list[BlockHash] = _mixed(np.concatenate(chains) ^ _mixed(key.astype(np.uint64) + self._key)).tolist()
+        found: list[BlockHash] = mix64_array(
+            np.concatenate(chains) ^ mix64_array(key.astype(np.uint64) + self._key)
+        ).tolist()
         return found
 
-    def _ids(self, numbers: Int64Array, copies: Int64Array) -> list[int]:
+    def _ids(self, numbers: IntArray, copies: IntArray) -> list[int]:
         """A number of a copy under the seed's key: different for different ones."""
         both = (copies.astype(np.uint64) << np.uint64(32)) | numbers.astype(np.uint64)
-        found: list[int] = _mixed(both ^ self._key).tolist()
+        found: list[int] = mix64_array(both ^ self._key).tolist()
         return found
-
-
-def _mixed(numbers: UInt64Array) -> UInt64Array:
-    """SplitMix64's finalizer: different numbers stay different, and look like any."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
 
 
 def _template(record: Record, parent: Record | None) -> Record:

@@ -14,12 +14,13 @@ import xxhash
 from sim.serving.requests.toolcall import ToolCall, draw_call
 from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Vocabulary
+from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
+from tracefile.records.arrays import UInt64Array
 
 FinishReason = Literal["stop", "length"]
 LENGTH_SPREAD = 0.8
 """Standard deviation of a free answer's log length."""
 _LENGTH, _FIRST_TOKEN = 0, 16
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NORMAL = NormalDist()  # SciPy's takes a third of the server's start
 
 
@@ -77,7 +78,7 @@ def _call_answer(call: ToolCall, vocabulary: Vocabulary, limits: AnswerLimits) -
 
 
 def _stream_seed(seed: int, choice: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + choice) & 0xFFFFFFFFFFFFFFFF
+    return (seed * GOLDEN + choice) & MASK64
 
 
 def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
@@ -86,9 +87,6 @@ def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
     return max(length, limits.min_tokens + 1, 2)
 
 
-def random_u64(stream: np.uint64, first: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def random_u64(stream: np.uint64, first: int, count: int) -> UInt64Array:
     """Numbers ``first`` and on of a stream: splitmix64 of the counter; shape (count,)."""
-    mixed = stream + (np.arange(first, first + count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix64_array(stream + np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN))

@@ -5,22 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.core.draws import (
-    GOLDEN,
-    MASK64,
-    ORDINARY,
-    Stream,
-    Vocabulary,
-    below,
-    draw,
-    draw_each,
-    expand_tokens,
-    mix64,
-    mix64_array,
-    text_key,
-    tokens_of,
-)
+from loadgen.core.draws import ORDINARY, Stream, Vocabulary, below, draw, draw_each, expand_tokens, text_key, tokens_of
 from tracefile import InputError
+from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64, mix64_array
 
 U64 = st.integers(0, MASK64)
 

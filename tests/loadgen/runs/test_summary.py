@@ -85,7 +85,8 @@ def test_what_went_wrong_stands_before_any_number() -> None:
     ("lag_ms", "ttft_ms", "requests", "run"),
     [
         ([1.0] * 100, [100.0], 0, False),
-        ([1.0] * 99 + [6.0], [100.0], 1, True),  # the p99 of a hundred is the largest
+        ([1.0] * 98 + [6.0] * 2, [100.0], 2, True),  # the p99 of a hundred is the 99th
+        ([1.0] * 99 + [6.0], [100.0], 1, False),
         ([1.0] * 199 + [6.0], [100.0], 1, False),
         ([6.0] * 10, [1000.0], 0, False),  # 1 % of a slow engine's TTFT
         ([], [100.0], 0, False),

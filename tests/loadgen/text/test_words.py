@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.core.draws import mix64
 from loadgen.text.chattemplate import Order, compose, composed_length, learn_gaps, order_of, places
 from loadgen.text.messages import Drawn, Piece
 from loadgen.text.spoken import Spoken, chat_messages
 from loadgen.text.targettext import Speech, TargetText, learn_target
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from loadgen.text.words import FEWEST_WORDS, Words, find_words, prove
+from tracefile.hashing.splitmix64 import mix64
 
 SYSTEM_CHAT: Order = (("system", 0), ("user", 0), ("assistant", 0), ("user", 0))
 TOOL_CHAT: Order = (("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0))

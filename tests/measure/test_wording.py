@@ -1,6 +1,6 @@
-"""Numbers as the page says them."""
+"""Numbers as pages and terminals say them."""
 
-from tap.admin import wording
+from measure import wording
 
 
 def test_counts_and_rates() -> None:
@@ -16,13 +16,12 @@ def test_counts_and_rates() -> None:
 
 
 def test_shares_never_say_all_of_what_is_not_all() -> None:
-    assert wording.share(1, 3) == "33.3 %"
-    assert wording.share(5, 5) == "100.0 %"
-    assert wording.share(99_999, 100_000) == "> 99.9 %"
-    assert wording.share(0, 0) == "–"
+    assert wording.share_of(1, 3) == "33.3 %"
+    assert wording.share_of(5, 5) == "100 %"
+    assert wording.share_of(99_999, 100_000) == "99.9 %"
+    assert wording.share_of(0, 0) == "–"
 
 
 def test_times_and_sizes() -> None:
-    assert [wording.wait(value) for value in (0.44, 37.4, 1_250.0, 12_340.0)] == ["0.4 ms", "37 ms", "1.25 s", "12.3 s"]
-    assert [wording.brief(value) for value in (14e-6, 1.2e-3)] == ["14 µs", "1.2 ms"]
+    assert [wording.duration(value) for value in (0.014, 1.2, 37.4, 1_250.0)] == ["14 µs", "1.2 ms", "37 ms", "1.25 s"]
     assert [wording.size(value) for value in (0, 1_536, 256 << 20)] == ["0 B", "1.50 KiB", "256 MiB"]

@@ -1,0 +1,36 @@
+"""SplitMix64: 64 random bits as a function of a counter, equal in Python, numpy and numba.
+
+Draw number n of a stream is ``mix64(key + (n + 1) * GOLDEN)``. Numba compiles ``mix64`` as it stands, for uint64.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from tracefile.records.arrays import UInt64Array
+
+GOLDEN: Final = 0x9E3779B97F4A7C15
+MASK64: Final = (1 << 64) - 1
+_MIX_1: Final = 0xBF58476D1CE4E5B9
+_MIX_2: Final = 0x94D049BB133111EB
+
+
+def mix64(value: int) -> int:
+    """Return the SplitMix64 finaliser of a value: a bijection in which every input bit moves every output bit."""
+    value = value & MASK64
+    value = ((value ^ (value >> 30)) * _MIX_1) & MASK64
+    value = ((value ^ (value >> 27)) * _MIX_2) & MASK64
+    return value ^ (value >> 31)
+
+
+def mix64_array(values: UInt64Array) -> UInt64Array:
+    """Apply ``mix64`` to each value, in place; return the same array."""
+    shifted = values >> 30
+    values ^= shifted
+    values *= _MIX_1
+    np.right_shift(values, 27, out=shifted)
+    values ^= shifted
+    values *= _MIX_2
+    np.right_shift(values, 31, out=shifted)
+    values ^= shifted
+    return values
