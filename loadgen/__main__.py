@@ -15,21 +15,22 @@ from loadgen.plan.rateseries import read_rate_series
 from loadgen.running import run_load
 from tracefile import InputError
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
-"loadgen calibrate" measures what this machine can send, and how true its times are, without an engine;
+"loadgen selftest" measures what this machine can send, and how true its times are, without an engine;
 "--pattern calibrate" is another thing: the load whose capture "sim fit" learns an engine's step times from.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv`` and run the load, or measure what this machine can send."""
-    if argv[:1] == ["calibrate"]:
-        from loadgen.selftest.command import main as calibrate  # noqa: PLC0415 - no run needs it
+    if argv[:1] == ["selftest"]:
+        from loadgen.selftest.command import main as selftest  # noqa: PLC0415 - no run needs it
 
-        return calibrate(argv[1:])
+        return selftest(argv[1:])
     return run_load(parse_config(argv))
 
 
@@ -162,10 +163,8 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="loadgen", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="loadgen", description=__doc__, epilog=EPILOG, commands=["selftest"])
     add_target_arguments(parser)
     _add_timing(parser)
     _add_bounds(parser)

@@ -14,6 +14,7 @@ from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.running import run_replay
 from tracefile import open_trace
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 
 EPILOG = """\
 Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
@@ -73,10 +74,8 @@ def nonce_of(args: argparse.Namespace) -> str:
     return secrets.token_hex(8)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="replay", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="replay", description=__doc__, epilog=EPILOG)
     parser.add_argument("source", type=Path, metavar="TRACE", help="the trace to send again")
     add_target_arguments(parser)
     _add_timing(parser)

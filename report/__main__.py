@@ -15,6 +15,7 @@ from rich.console import Console
 from report.compare.comparison import CompareConfig, Compared, compare
 from report.compare.terminal import print_comparison
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
 
 STDOUT: Final = "-"
@@ -88,15 +89,14 @@ def _draw_curves(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="report", description="Metrics, gates and pictures of traces.")
+def _parser() -> Parser:
+    parser = Parser(prog="report", description="Metrics, gates and pictures of traces.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sub = commands.add_parser(
         "compare",
         help="compare captured, replayed and predicted traces",
         description="Compare traces that hold the same requests: cached tokens first, then TTFT survival per cohort.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument("traces", nargs="+", metavar="LABEL=TRACE", help="the first is the truth of the others")
     sub.add_argument(

@@ -4,12 +4,12 @@ Only the module of the subcommand on the command line is imported, so that ``sim
 for numba.
 """
 
-import argparse
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "pool": ("sim.cache.pool", "prefix hits of a trace in a block pool of one size"),
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv``, hand the chosen subcommand its arguments, and return its exit code."""
-    parser = argparse.ArgumentParser(prog="sim", description="What a prefix cache does to a trace.")
+    parser = Parser(prog="sim", description="What a prefix cache does to a trace.")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen: ModuleType | None = None
     for name, (module_name, summary) in COMMANDS.items():
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
             chosen = importlib.import_module(module_name)
             chosen.add_arguments(subparser)
     arguments = parser.parse_args(argv)
-    if chosen is None:
-        parser.error("expected a command as the first argument")
+    if chosen is None:  # a flag before the command, which has none of its own
+        parser.error(f"{argv[0]}: expected a command before it")
     code: int = chosen.run(arguments)
     return code
 

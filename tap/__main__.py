@@ -23,14 +23,15 @@ from tap.supervisor.config import (
 )
 from tap.supervisor.service import serve
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 from wire.loop import run
 
 MIB = 1 << 20
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="tap", description=__doc__.partition(": ")[2] if __doc__ else None)
+def parser() -> Parser:
+    """Return the parser of ``tap``."""
+    made = Parser(prog="tap", description=__doc__.partition(": ")[2] if __doc__ else None)
     _add_traffic(made.add_argument_group("traffic"))
     _add_trace(made.add_argument_group("trace"))
     _add_hashes(made.add_argument_group("block hashes"))

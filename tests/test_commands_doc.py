@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 COMMANDS = [
     "tap",
     "loadgen",
-    "loadgen calibrate",
+    "loadgen selftest",
     "replay",
     *(
         f"sim {name}"
@@ -60,7 +60,7 @@ def parser_of(command: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Argumen
 
 
 def flags_of(actions: Sequence[argparse.Action]) -> set[str]:
-    return {flag for action in actions for flag in action.option_strings} - {"-h", "--help"}
+    return {flag for action in actions for flag in action.option_strings} - {"-h", "--help", "--version"}
 
 
 def documented_flags(command: str) -> set[str]:

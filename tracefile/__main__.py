@@ -1,7 +1,6 @@
 """``tracefile info``, ``check``, ``convert``, ``join``, ``synthesize``: look at a trace, judge it, bring it to our
 schema, into one file, to another size."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tracefile.commandline.ending import run_command
+from tracefile.commandline.parser import Parser
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
@@ -46,8 +46,8 @@ class Config:
 
 
 def parse_config(argv: Sequence[str]) -> Config:
-    """The command line as a Config; argparse exits with 2 on a bad one."""
-    parser = argparse.ArgumentParser(prog="tracefile", description=__doc__)
+    """Return the command line as a Config."""
+    parser = Parser(prog="tracefile", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     info = actions.add_parser("info", help="what is in a trace: counts, span, sessions, sharing")
     info.add_argument(

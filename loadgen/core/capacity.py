@@ -1,4 +1,4 @@
-"""What a machine can send, as ``loadgen calibrate`` found it and kept it: the measure of later runs.
+"""What a machine can send, as ``loadgen selftest`` found it and kept it: the measure of later runs.
 
 Three saturating loads give what a request, an event and a prompt token cost: one of short answers, one of long answers,
 one of long prompts. A later run's requests, events and prompt tokens a second at these costs are the share of the

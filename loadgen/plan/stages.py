@@ -10,7 +10,7 @@ is over, so that each meets an idle engine however fast that is:
 - ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it, and
   above all how warm turns join those that are being answered, which is most of what real sessions do.
 
-Nothing here measures the client: that is ``loadgen calibrate``.
+Nothing here measures the client: that is ``loadgen selftest``.
 """
 
 import math

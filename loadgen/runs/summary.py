@@ -108,7 +108,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of all processes over the run's length; 1 is a whole core."""
     processes: list[ProcessUse]
     offered_share: float | None
-    """Of what this machine can send (``loadgen calibrate``); null: not calibrated, or sent from other machines."""
+    """Of what this machine can send (``loadgen selftest``); null: not calibrated, or sent from other machines."""
     findings: dict[str, int]
     """What the load's own checks counted, over all processes."""
     prefix_truth: TruthReport | None = None
@@ -226,7 +226,7 @@ def limit_notes(offered: float | None) -> list[str]:
     if offered is None or offered <= OFFERED_LIMIT:
         return []
     how = "more than" if offered > 1 else f"{offered:.0%} of what"
-    said = f"the run offered {how} this machine can send (loadgen calibrate)"
+    said = f"the run offered {how} this machine can send (loadgen selftest)"
     return [f"client near its limit: {said}; give it less load, or more --procs"]
 
 
@@ -288,7 +288,7 @@ def _counted(summary: Summary) -> list[str]:
         )
     if summary.offered_share is not None:
         lines.append(
-            f"offered             {summary.offered_share:.0%} of what this machine can send, as it was calibrated"
+            f"offered             {summary.offered_share:.0%} of what this machine can send (loadgen selftest)"
         )
     lines += [
         f"client              {_late(summary)}; {_cpu(summary)} of a core; {summary.held} held back by --parallel",

@@ -1,6 +1,5 @@
-"""``loadgen calibrate``: what this machine can send, and how true its times are, in under a minute."""
+"""``loadgen selftest``: what this machine can send, and how true its times are, in under a minute."""
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import msgspec
 from loadgen.core.capacity import Calibration, RateTruth, save_calibration
 from loadgen.selftest.runs import calibrate
 from tracefile import InputError
+from tracefile.commandline.parser import Parser
 
 SECONDS = 4.0
 SHORTEST_S = 0.5
@@ -20,14 +20,9 @@ loadgen and replay say which share of it they offered. Not to be confused with t
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of ``loadgen calibrate``."""
-    made = argparse.ArgumentParser(
-        prog="loadgen calibrate",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> Parser:
+    """Return the parser of ``loadgen selftest``."""
+    made = Parser(prog="loadgen selftest", description=__doc__, epilog=EPILOG)
     made.add_argument("--procs", type=int, default=1, metavar="N", help="senders, as in the runs to come (1)")
     made.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="of each of five runs (4)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the calibration here as JSON too")

@@ -1,4 +1,4 @@
-"""The runs of ``loadgen calibrate``: this machine's own loadgen, as a command, against the built-in server."""
+"""The runs of ``loadgen selftest``: this machine's own loadgen, as a command, against the built-in server."""
 
 import subprocess
 from collections.abc import Callable, Sequence

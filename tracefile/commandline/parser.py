@@ -69,15 +69,17 @@ class Parser(argparse.ArgumentParser):
 
     def _check_words(self, words: Sequence[str]) -> None:
         """Refuse an unknown flag or subcommand before argparse says what else is missing."""
-        commands = self._commands()
+        subcommands = self._subcommands()
+        if self._handled_before and words and not _is_flag(words[0]):
+            self.error(self._unknown_command(words[0], self._handled_before))
         for word in words:
             if word == "--":
                 return
             if _is_flag(word):
                 self._check_flag(word.partition("=")[0])
-            elif commands:
-                if word not in commands:
-                    self.error(self._unknown_command(word, commands))
+            elif subcommands:
+                if word not in subcommands:
+                    self.error(self._unknown_command(word, subcommands))
                 return
 
     def _check_flag(self, flag: str) -> None:
@@ -103,12 +105,9 @@ class Parser(argparse.ArgumentParser):
             f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands)}"
         )
 
-    def _commands(self) -> list[str]:
-        found = list(self._handled_before)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                found += action.choices
-        return found
+    def _subcommands(self) -> list[str]:
+        found = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [name for choices in found for name in choices]
 
 
 _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")

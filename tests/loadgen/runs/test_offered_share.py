@@ -1,4 +1,4 @@
-"""A run says which share of the machine it offered: what ``loadgen calibrate`` keeps, later runs are measured by."""
+"""A run says which share of the machine it offered: what ``loadgen selftest`` keeps, later runs are measured by."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_run_says_its_share(engine: Any, tmp_path: Path, capsys: pytest.Captur
     summary = run(engine, tmp_path)
     # However long it took: 20 ms for the requests, 320 µs for their tokens. Seconds are rounded to the ms.
     assert summary["offered_share"] * summary["seconds"] == pytest.approx(0.02032, rel=0.05)
-    assert "of what this machine can send, as it was calibrated" in capsys.readouterr().out
+    assert "of what this machine can send (loadgen selftest)" in capsys.readouterr().out
 
 
 def test_a_run_beyond_the_machine_is_flagged(engine: Any, tmp_path: Path) -> None:

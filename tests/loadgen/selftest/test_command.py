@@ -1,4 +1,4 @@
-"""``loadgen calibrate``: its arithmetic on round numbers, its file, and the command itself on this machine."""
+"""``loadgen selftest``: its arithmetic on round numbers, its file, and the command itself on this machine."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_the_command_prints_and_keeps_what_it_found(
 
     monkeypatch.setattr("loadgen.selftest.command.calibrate", found)
     file = tmp_path / "found.json"
-    assert main(["calibrate", "--seconds", "2", "--json", str(file)]) == 0
+    assert main(["selftest", "--seconds", "2", "--json", str(file)]) == 0
     assert asked == [(2.0, 1)]
     assert msgspec.json.decode(file.read_bytes(), type=Calibration) == load_calibration() == ROUND
     printed = capsys.readouterr().out
@@ -122,4 +122,4 @@ def test_runs_are_counted_by_the_server_and_held_against_it(tmp_path: Path) -> N
 def test_what_cannot_be_measured_is_refused() -> None:
     for flags in (["--seconds", "0"], ["--procs", "0"]):
         with pytest.raises(InputError, match="--seconds, --procs"):
-            main(["calibrate", *flags])
+            main(["selftest", *flags])
