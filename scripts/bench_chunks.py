@@ -106,7 +106,7 @@ async def serve(kind: str, listener: socket.socket, streams: int, chunks: int) -
 
 
 def measure(kind: str, streams: int, chunks: int) -> None:
-    """One server and its client, on two cores."""
+    """Measure one server and its client, on two cores."""
     cores = sorted(os.sched_getaffinity(0))
     listener = socket.create_server(("127.0.0.1", 0), backlog=streams)
     reading = multiprocessing.Process(target=client, args=(listener.getsockname()[1], streams))

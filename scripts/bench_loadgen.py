@@ -1,4 +1,4 @@
-"""What loadgen can send on one core, and how true its times are, beside an aiohttp client, AIPerf and the bare loop.
+"""Rates that loadgen reaches on one core, and the error of its times, beside aiohttp, AIPerf and the bare loop.
 
     python -m scripts.bench_loadgen                       # about seven minutes
     python -m scripts.bench_loadgen --quick               # under two minutes: a look, not a result
@@ -58,7 +58,7 @@ def subjects(args: argparse.Namespace, folder: Path) -> list[Subject]:
 
 
 def bench(args: argparse.Namespace, folder: Path) -> list[Measured]:
-    """Every client on every case, round after round."""
+    """Run each client on each case, round after round."""
     seconds = args.seconds or (3.0 if args.quick else 5.0)
     rounds = args.rounds or (1 if args.quick else 3)
     clients = subjects(args, folder)

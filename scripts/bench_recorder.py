@@ -1,4 +1,4 @@
-"""How much CPU the tap's recorder spends on a record, from the frame on its socket to compressed bytes in the trace.
+"""CPU time of the tap's recorder per record, from the frame on its socket to compressed bytes in the trace.
 
     python -m scripts.bench_recorder --records 20000 --prompt-tokens 64 1000 10000
 
@@ -87,7 +87,7 @@ def setup(trace: Path) -> RecorderSetup:
 
 
 def measure(records: int, prompt_tokens: int, folder: Path) -> str:
-    """One line of results."""
+    """Return one line of results."""
     trace = folder / f"{prompt_tokens}.jsonl.zst"
     recorder = Recorder(setup(trace))
     spent_ns = []

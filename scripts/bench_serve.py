@@ -1,4 +1,4 @@
-"""How closely clients of ``sim serve`` see the engine's virtual clock, and how much one core of it carries.
+"""Fidelity of ``sim serve`` to the engine's virtual clock, as clients see it, and the load that one core carries.
 
     python -m scripts.bench_serve fidelity --rate 200 --tokens 16 --seconds 10 --realtime
     python -m scripts.bench_serve fidelity --rate 200 --tokens 256 -- --t0-ms 4 --per-decode-ms 0.002
@@ -99,7 +99,7 @@ def request(prompt_tokens: int, max_tokens: int) -> bytes:
 
 @dataclass(slots=True)
 class Stream:
-    """One request as its client saw it."""
+    """Request as its client saw it."""
 
     length: int
     sent_ns: int = 0
@@ -107,7 +107,7 @@ class Stream:
     """When each read returned, and what it held."""
 
     def token_ns(self) -> list[int]:
-        """When each token was read."""
+        """Read time of each token."""
         return [at_ns for at_ns, data in self.reads for _ in range(data.count(b'"text":'))]
 
 
@@ -310,7 +310,7 @@ def started(target: Callable[..., None], *args: Any, port: int) -> Iterator[mult
 
 
 def read_moments(path: Path) -> Truth:
-    """What a server noted, by its requests."""
+    """Moments that a server noted, by request."""
     return {int(key): times for key, times in json.loads(path.read_text()).items()}
 
 

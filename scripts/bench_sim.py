@@ -1,4 +1,4 @@
-"""How long the simulator takes: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
+"""Run times of the simulator: an hour of traffic warm and cold, the pool and a plain LRU at two block sizes, the
 whole size curve, a made-up million requests, and Dynamo's replay of the same trace where its Python is given.
 
     python -m scripts.bench_sim mooncake/conversation_trace.jsonl --million 1000000 --dynamo VENV/bin/python --markdown
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def ratios(figures: Figures) -> Figures:
-    """What the figures are for, of CPU seconds."""
+    """Ratios of the figures, in CPU seconds."""
     ends = (name.removesuffix("_blocks") for name in figures if name.endswith("_blocks") and "_hit_" not in name)
     caches = [name for name in ends if name.startswith(("pool_", "lru_"))]
     found = {

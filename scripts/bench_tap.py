@@ -1,4 +1,4 @@
-"""What the tap costs beside nginx and haproxy: one run, one machine, everything recorded.
+"""Cost of the tap beside nginx and haproxy: one run, one machine, everything recorded.
 
     python -m scripts.bench_tap                      # under three minutes
     python -m scripts.bench_tap --quick              # under 40 seconds: one short round, nginx and one tap
@@ -44,7 +44,7 @@ BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Amount of measuring."""
 
     rounds: int
     window_s: float
@@ -77,14 +77,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Bench:
-    """One run: proxies that are up, an engine behind them, results."""
+    """State of a run: proxies that are up, an engine behind them, results."""
 
     def __init__(self, plan: Plan, engine: Engine, proxies: Sequence[Proxy], folder: Path) -> None:
         self._plan, self._engine, self._proxies, self._folder = plan, engine, proxies, folder
         self.results = Results()
 
     async def measure(self, measures: Sequence[str]) -> None:
-        """Every measurement of every proxy, round after round; the slow streams once, beside nginx's."""
+        """Take all measurements of all proxies, round after round; the slow streams once, beside nginx's."""
         each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft, "unary": self._unary}
         for number in range(self._plan.rounds):
             for measure in (each[name] for name in MEASURES if name in measures and name in each):
@@ -149,7 +149,7 @@ class Bench:
 async def proxies_up(
     wanted: Sequence[str], folder: Path, upstream: int, args: argparse.Namespace
 ) -> AsyncIterator[list[Proxy]]:
-    """Those that are wanted and installed, all up at once: an idle one costs nothing."""
+    """Start all wanted and installed proxies at once; an idle proxy costs nothing."""
     if "unary" in args.only and binary("wrk") is None:
         _missing("wrk", "unary requests")
     async with contextlib.AsyncExitStack() as stack:

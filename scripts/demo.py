@@ -28,7 +28,7 @@ EngineKind = Literal["sim", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What a job sends: loadgen's flags for each calibration capture and for the load that is predicted."""
+    """Flags of loadgen for each calibration capture and for the load that is predicted."""
 
     calibrations: Sequence[str]
     session: str
@@ -87,7 +87,7 @@ def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
 
 
 def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
-    """Every stage of the main job; returns the page."""
+    """Run all stages of the main job; returns the page."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
     with engine(kind, work) as url:

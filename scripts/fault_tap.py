@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def break_all(args: argparse.Namespace) -> list[Finding]:
-    """Every fault that is wanted, each on a tap of its own; a line each as it is known."""
+    """Make all wanted faults, each on its own tap; print a line for each result."""
     engine = Engine()
     upstream = await engine.listen()
     findings = []

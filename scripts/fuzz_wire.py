@@ -22,13 +22,13 @@ CORPUS = Path(__file__).resolve().parent.parent / "tests" / "wire" / "corpus"
 
 
 def try_requests(data: bytes) -> None:
-    """Its first byte says where the rest is cut in two."""
+    """Try the input as requests; its first byte says where the rest is cut in two."""
     if len(data) > 1:
         check_requests(data[1:], [[data[0]]])
 
 
 def try_response(data: bytes) -> None:
-    """Its first byte says where the rest is cut in two, and with its highest bit whether HEAD asked."""
+    """Try the input as a response; its first byte says the cut of the rest, its highest bit HEAD."""
     if len(data) > 1:
         check_response(data[1:], [[data[0] & 0x7F]], method=b"HEAD" if data[0] & 0x80 else b"GET")
 

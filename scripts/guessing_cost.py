@@ -1,4 +1,4 @@
-"""What it costs to find a prompt by guessing, for whoever holds a trace and its key: docs/privacy.md quotes this.
+"""Cost of finding a prompt by guessing, with a trace and its key at hand: docs/privacy.md quotes this.
 
     python -m scripts.guessing_cost
 

@@ -25,7 +25,7 @@ LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a job's traces, logs and page go."""
+    """Folder of a job's traces, logs and page."""
 
     directory: Path
 
@@ -71,7 +71,7 @@ class Workspace:
             sys.exit(f"{stage} ended with status {server.returncode}; the end of {log}:\n{tail(log)}")
 
     def log(self, stage: str) -> Path:
-        """Where a stage's output goes."""
+        """Path of a stage's log."""
         path = self.directory / "logs" / f"{stage.replace(' ', '-')}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

@@ -59,7 +59,7 @@ def engine(kind: EngineKind, work: Workspace, blocks: int) -> Iterator[str]:
 
 
 def preemptions(url: str) -> int:
-    """How often the engine has preempted since it started, as its metrics say."""
+    """Preemptions since the engine's start, by its metrics."""
     return round(sum(float(count) for count in PREEMPTIONS.findall(httpx.get(f"{url}/metrics", timeout=30.0).text)))
 
 
@@ -99,7 +99,7 @@ def last_object(text: str) -> dict[str, Any]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """One row a load, in Markdown, and under it what differs and why."""
+    """Markdown table with a row per load, and below it the differences and their causes."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for one in results:
         cells = [

@@ -1,4 +1,4 @@
-"""How true a replay is to its capture, on a real engine: the table of docs/replay.md.
+"""Fidelity of a replay to its capture, on a real engine: the table of docs/replay.md.
 
     python -m scripts.replay_fidelity --engine vllm --out out/fidelity    # about fifteen minutes
 

@@ -1,4 +1,4 @@
-"""What an engine's decodes save when the answers in a step stand on one prefix, against prompts of their own.
+"""Decode time that an engine saves when the outputs of a step share one prefix, against separate prompts.
 
     python -m scripts.shared_prefix                               # on a real vLLM on this machine's CPU, five minutes
     python -m scripts.shared_prefix --url http://localhost:8000   # on a vLLM that does nothing else

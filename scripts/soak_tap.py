@@ -46,7 +46,7 @@ Samples = dict[str, list[tuple[float, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One process's memory over the run."""
+    """Memory of a process over the run."""
 
     process: str
     first_mb: float
@@ -90,7 +90,7 @@ async def soak(args: argparse.Namespace) -> int:
 
 
 async def sample(tap: RunningTap, traffic: Traffic, seconds: float) -> Samples:
-    """Every process's memory, once a second; a line now and then of how it goes."""
+    """Sample the memory of all processes once a second; print a progress line now and then."""
     samples: Samples = defaultdict(list)
     started = said = time.monotonic()
     while (now := time.monotonic()) - started < seconds:
@@ -162,7 +162,7 @@ def memory_table(memories: Sequence[Memory]) -> str:
 
 
 def account(sent: int, said: dict[str, Any], in_files: int) -> tuple[str, bool]:
-    """What became of every request, from three sides, and whether they agree."""
+    """Account of all requests from three sides, and whether the sides agree."""
     offered, recorded, sampled_out = (said.get(name, 0) for name in ("offered", "recorded", "sampled_out"))
     dropped: dict[str, int] = said.get("dropped", {})
     exact = sent == offered == recorded + sampled_out + sum(dropped.values()) and recorded == in_files

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def learn(args: argparse.Namespace, folder: Path) -> Model:
-    """What the fit makes of one capture."""
+    """Fit one capture."""
     engine, tap = f"127.0.0.1:{args.port}", f"127.0.0.1:{args.port + 1}"
     truth, capture, found = folder / "truth.json", folder / "capture.jsonl.zst", folder / "found.json"
     capture.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def serving(command: Sequence[object], listen: str) -> Iterator[None]:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody is there."""
+    """Return whether a server answers."""
     try:
         return httpx.get(url, trust_env=False).is_success
     except httpx.HTTPError:

@@ -49,12 +49,12 @@ class ModelShape:
 
     @property
     def directory(self) -> Path:
-        """Where the model of this shape is kept."""
+        """Folder of the model of this shape."""
         return cache_directory() / f"model-{self.hidden}x{self.layers}"
 
 
 def cache_directory() -> Path:
-    """Where vLLM's environment and models live, shared by every checkout of this user."""
+    """Folder of vLLM's environment and models, shared by all checkouts of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtape" / "vllm"
 
 
@@ -64,7 +64,7 @@ def engine_python() -> Path:
 
 
 def is_installed() -> bool:
-    """Whether vLLM's environment is complete."""
+    """Return whether vLLM's environment is complete."""
     return (cache_directory() / "venv" / "ready").exists()
 
 

@@ -33,7 +33,7 @@ TICKS_PER_S = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One started engine and what is captured on it."""
+    """Started engine and the captures made on it."""
 
     kind: EngineKind
     url: str
@@ -110,7 +110,7 @@ def capture_missing(kind: EngineKind, out: Path, wanted: Sequence[Capture], ever
 
 
 def missing_by_engine(out: Path, wanted: Sequence[Capture]) -> Iterator[tuple[EngineSettings, list[Capture]]]:
-    """What is not there yet, in order, in runs that share an engine; looked up anew for each run."""
+    """Yield missing captures in order, in runs that share an engine; looked up again for each run."""
     for settings, group in groupby(wanted, key=lambda capture: capture.engine):
         missing = [capture for capture in group if read_manifest(out, capture) is None]
         if missing:

@@ -1,4 +1,4 @@
-"""How fast the engine's core was during a capture, by the same small work done over and over on it.
+"""Speed of the engine's core during a capture, from the same small work repeated on it.
 
 A shared host has its own opinion of how fast a core is. This measures it beside the engine, whatever the engine does
 and whatever a model says of it: in CPU time, which waiting for the engine is no part of. It takes half a per cent of

@@ -39,13 +39,13 @@ def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Itera
 
 
 def vllm_flags(settings: EngineSettings) -> list[str]:
-    """What the settings are in vLLM's own words."""
+    """Settings as flags of vLLM."""
     flags = [] if settings.blocks is None else ["--num-gpu-blocks-override", str(settings.blocks)]
     return flags if settings.prefix_caching else [*flags, "--no-enable-prefix-caching"]
 
 
 def engine_command(kind: EngineKind, settings: EngineSettings) -> str:
-    """How the engine is started, without what differs between machines."""
+    """Command that starts the engine, without the parts that differ between machines."""
     if kind == "sim":
         return "sim serve"
     shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
@@ -59,7 +59,7 @@ def version(url: str) -> str:
 
 
 def count(url: str, name: str) -> int:
-    """One of the engine's metrics, summed over its labels."""
+    """Value of a metric of the engine, summed over its labels."""
     text = httpx.get(f"{url}/metrics", timeout=30.0).text
     return round(sum(float(value) for value in re.findall(_COUNTS.format(name=name), text, re.MULTILINE)))
 
@@ -80,7 +80,7 @@ def empty_cache(url: str) -> None:
 
 
 def probe(url: str, model: str, seed: int) -> list[float]:
-    """How long single cold prompts of one size take in an idle engine, ms: how fast the machine is just now."""
+    """TTFT of single cold prompts of one size in an idle engine, ms: the present speed of the machine."""
     tokens = np.random.default_rng(seed).integers(1000, 100_000, (PROBES, PROBE_TOKENS))
     found: list[float] = []
     with httpx.Client(base_url=url, timeout=120.0) as client:

@@ -1,4 +1,4 @@
-"""What the matrix should show, as numbers: each goal, what it came to, and where it is missed."""
+"""Goals of the matrix as numbers: each goal, its result, and the cells that miss it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -17,7 +17,7 @@ STEADY = 0.10
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """One goal over all cells that it is about."""
+    """Goal over all the cells that it concerns."""
 
     goal: str
     found: str
@@ -28,7 +28,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def goals(cells: Sequence[Cell]) -> list[Goal]:
-    """Every goal, in the order of the tables."""
+    """All goals, in the order of the tables."""
     below = [cell for cell in cells if not cell.saturated]
     found = [_quantile_goal(below, level, limit) for level, limit in BELOW_SATURATION.items()]
     steady = [cell for cell in below if abs(cell.pace.steps - 1.0) <= STEADY]

@@ -23,7 +23,7 @@ SCHEDULER = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantile of TTFT, captured and forecast. Nulls: it lies past the longest wait there was."""
+    """TTFT quantile, captured and forecast. Null: beyond the longest TTFT that was seen."""
 
     captured_ms: float | None
     forecast_ms: float | None
@@ -41,7 +41,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a predictor is off in one cell: absolute errors of quantiles, and Wasserstein-1 of the curves."""
+    """Errors of a predictor in one cell: absolute errors of quantiles, and Wasserstein-1 of the curves."""
 
     p50: float | None
     p90: float | None
@@ -50,7 +50,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One cohort of one load in one way: what was captured, what was forecast."""
+    """Cohort of a load in one way: captured and forecast values."""
 
     shape: str
     load: str
@@ -86,7 +86,7 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """One model's captures and where judging leaves what it makes of them."""
+    """Captures of one model, and the folder for the files that judging makes of them."""
 
     captures: Path
     out: Path
@@ -95,7 +95,7 @@ class Judge:
     flags: Sequence[str] = field(default=SCHEDULER)
 
     def is_there(self, load: str, way: Way = "warm") -> bool:
-        """Whether a capture was made."""
+        """Return whether a capture was made."""
         return read_manifest(self.captures, Capture(self.shape, load, way)) is not None
 
     def trace(self, load: str, way: Way = "warm") -> Path:
@@ -120,7 +120,7 @@ class Judge:
         return msgspec.json.decode(output.read_bytes(), type=Comparison)
 
     def judge(self, load: str, way: Way) -> list[Cell]:
-        """One load in one way. Cold ones are forecast from the warm capture: what a change would do."""
+        """Judge one load in one way. Cold loads are forecast from the warm capture, as a what-if is."""
         own = self.calibrate(f"{load} {way}", load, way, self.yardstick(load, way))
         if way not in OTHER_COLD_WAY:
             return list(self.cells(load, way, own, "predicted", own))
@@ -168,7 +168,7 @@ class Judge:
 def quantile(
     level: str, captured: LabelCohort, forecast: LabelCohort, judged: DurationError, again: DurationError | None
 ) -> Quantile:
-    """One quantile of a cell."""
+    """Quantile of a cell."""
     error: QuantileError | None = getattr(judged, level)
     aa: QuantileError | None = getattr(again, level) if again else None
     return Quantile(
@@ -184,7 +184,7 @@ def quantile(
 
 
 def errors(judged: DurationError) -> Errors:
-    """What is left of a judgement for comparing predictors."""
+    """Errors of a judgement, for comparing predictors."""
     found: dict[str, QuantileError | None] = {level: getattr(judged, level) for level in LEVELS}
     return Errors(w1_ms=judged.w1_ms, **{level: one.error if one else None for level, one in found.items()})
 

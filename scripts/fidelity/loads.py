@@ -82,7 +82,7 @@ _ORDER = {
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How the engine under study is started; captures of equal settings share one start."""
+    """Settings of the engine under study; captures of equal settings share one start."""
 
     hidden: int
     layers: int
@@ -93,7 +93,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One trace of the matrix."""
+    """Trace of the matrix."""
 
     shape: str
     """The model, hidden × layers: ``128x2``."""
@@ -124,7 +124,7 @@ class Capture:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether its requests wait for one another."""
+        """Return whether its requests wait for one another."""
         return self.load.startswith("session")
 
 

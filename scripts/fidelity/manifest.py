@@ -1,4 +1,4 @@
-"""What is known of a capture beside its trace: how it was made and on what, so that it need not be made again."""
+"""Manifests of captures: how and on which machine a trace was made, so that it need not be made again."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ FEWEST_CLOCKED = 5
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One capture's provenance, written once its trace is whole."""
+    """Provenance of a capture, written once its trace is complete."""
 
     name: str
     shape: str
@@ -62,17 +62,17 @@ def definition(capture: Capture) -> str:
 
 
 def trace_path(out: Path, capture: Capture) -> Path:
-    """Where a capture's trace is kept."""
+    """Path of a capture's trace."""
     return out / capture.shape / f"{capture.name}.jsonl.zst"
 
 
 def manifest_path(out: Path, capture: Capture) -> Path:
-    """Where what is known of it is kept."""
+    """Path of a capture's manifest."""
     return out / capture.shape / f"{capture.name}.manifest.json"
 
 
 def read_manifest(out: Path, capture: Capture) -> Manifest | None:
-    """What is known of a capture; null: it was never finished, or of another definition."""
+    """Return a capture's manifest; null: never finished, or of another definition."""
     path = manifest_path(out, capture)
     if not path.exists() or not trace_path(out, capture).exists():
         return None

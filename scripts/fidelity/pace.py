@@ -1,4 +1,4 @@
-"""How fast the engine was during a capture, whatever a forecast of it says: its own steps' time over the model's.
+"""Pace of the engine during a capture, without any forecast: its own step times over the model's.
 
 Each step of the captured schedule is counted as a fit would count it, and held against what the model gives it. Queues,
 sessions and noise are not in this: it tells an engine that was slower or quicker than when it was calibrated from a
@@ -35,7 +35,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pace(trace: Path, model: Model) -> Pace:
-    """What a capture's steps took."""
+    """Return the step times of a capture."""
     meta, records = load_trace(trace)
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=str(trace), cold_prompts=not hashed)

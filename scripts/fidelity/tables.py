@@ -31,7 +31,7 @@ def page(verdicts: Verdicts) -> str:
 
 
 def cells_table(cells: Sequence[Cell]) -> str:
-    """One way's cells: a row a cohort."""
+    """Table of one way's cells: a row per cohort."""
     headings = ["load", "n", "censored", "cached exact", "offered", "steps", *LEVELS, "W1, ms", "A/A"]
     return _table(map(_cell_row, cells), headings)
 

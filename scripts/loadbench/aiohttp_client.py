@@ -14,7 +14,7 @@ decode = msgspec.json.Decoder().decode
 
 
 async def send(session: aiohttp.ClientSession, load: ClientLoad, number: int, out: TextIO) -> None:
-    """One request and its answer, event by event."""
+    """Send a request and read its response, event by event."""
     request_id = f"r{number}"
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     read_ns: list[int] = []
@@ -34,7 +34,7 @@ async def send(session: aiohttp.ClientSession, load: ClientLoad, number: int, ou
 
 
 def tokens_of(event: bytes) -> int:
-    """How many tokens an event carries."""
+    """Number of tokens in an event."""
     data = event.removeprefix(b"data: ")
     if data == b"[DONE]":
         return 0

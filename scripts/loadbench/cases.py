@@ -1,11 +1,11 @@
-"""What is asked of every client: two loads as fast as it can, two at a rate."""
+"""Loads for each client: two as fast as it can, two at a rate."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One load, and how the server answers it."""
+    """Load, and how the server answers it."""
 
     name: str
     output_tokens: int
@@ -19,7 +19,7 @@ class Case:
 
     @property
     def saturating(self) -> bool:
-        """Whether the client goes as fast as it can."""
+        """Return whether the client goes as fast as it can."""
         return self.rate is None
 
 

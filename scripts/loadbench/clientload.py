@@ -1,4 +1,4 @@
-"""What the reference clients send, and the line that each keeps of a request: the same for all of them."""
+"""Requests of the reference clients, and the line that each client keeps of a request."""
 
 import argparse
 import json
@@ -71,7 +71,7 @@ def _body(draws: random.Random, prompt_tokens: int, output_tokens: int) -> bytes
 
 
 def keep(out: TextIO, request_id: str, sent_ns: int, read_ns: list[int], tokens: list[int]) -> None:
-    """One request's line: when its first token came, each later read's gap and tokens."""
+    """Write a request's line: time of its first token, gap and tokens of each later read."""
     gaps_ms = [(later - earlier) / 1e6 for earlier, later in pairwise(read_ns)]
     record = {
         "request_id": request_id,

@@ -16,7 +16,7 @@ SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is expanded: so many blocks of so many tokens."""
+    """Prompt to expand: a number of blocks of a number of tokens."""
 
     blocks: int
     block_size: int
@@ -33,7 +33,7 @@ PROMPTS = (Prompt(16, 16), Prompt(625, 16), Prompt(20, 512), Prompt(250, 512))
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """One prompt's figures: the fastest round, in CPU time."""
+    """Figures of a prompt: the fastest round, in CPU time."""
 
     prompt: Prompt
     tokens_per_s: float
@@ -45,7 +45,7 @@ class Expanded:
 
 
 def expansion() -> list[Expanded]:
-    """Every prompt, hash to JSON bytes."""
+    """Expand all prompts, from hashes to JSON bytes."""
     prepare_tables()
     return [_expanded(prompt) for prompt in PROMPTS]
 

@@ -18,7 +18,7 @@ TOKEN = b'"token_ids":['
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """Connection that sends one request at a time."""
 
     def __init__(self, on_done: Callable[["Connection"], None]) -> None:
         self._on_done = on_done

@@ -11,7 +11,7 @@ OURS = "kvtape"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one case."""
+    """Figure of a case."""
 
     case: str
     name: str
@@ -52,7 +52,7 @@ class Results:
         self.runs = list(runs)
 
     def figure(self, row: Row, subject: str) -> float | None:
-        """One cell; null: not measured."""
+        """Return a cell; null: not measured."""
         values = [row.figure(run) for run in self.runs if (run.subject, run.case) == (subject, row.case)]
         found = [value for value in values if value is not None]
         return statistics.median(found) if found else None

@@ -1,4 +1,4 @@
-"""One client on one case: run on its core against a server of its own on another, held against that server's truth."""
+"""Runs of a client on a case: on its core, against a server on another core, compared with that server's own times."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ END_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run; null where the case does not tell, or the client did not."""
+    """Measured run; null where the case or the client does not tell."""
 
     subject: str
     case: str
@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run as it was."""
+    """Run as it happened."""
 
     truth: Truth
     ttfts_ns: dict[str, float]

@@ -16,7 +16,7 @@ SNAPSHOT = "0" * 40
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One client."""
+    """Client under measurement."""
 
     name: str
     command: Callable[[Case, str, Path], list[str]]

@@ -1,4 +1,4 @@
-"""What a process and all that it started cost: CPU over time, memory. Linux only."""
+"""CPU over time and memory of a process and its children. Linux only."""
 
 import contextlib
 import os

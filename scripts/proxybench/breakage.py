@@ -1,4 +1,4 @@
-"""What can break beside the traffic: each fault as what is done to a running tap, and what it must bring about."""
+"""Faults beside the traffic: each an action on a running tap, and the effect it must have."""
 
 import asyncio
 import json
@@ -245,7 +245,7 @@ async def step_clock(scene: Scene, tap: RunningTap) -> None:
 
 
 def times_are_monotonic(scene: Scene, tap: RunningTap) -> None:
-    """Every time in the trace lies within the run."""
+    """Check that all times in the trace lie within the run."""
     for line in tap.trace.read_bytes().splitlines()[1:]:
         record = json.loads(line)
         if not 0 <= record["arrival_ms"] <= record["arrival_ms"] + record["e2e_ms"] < 60_000 + scene.seconds * 1e3:

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and how much of the machine others took from it: a number without that is no number."""
+"""Conditions of a benchmark: the machine, and the share of it that other processes took."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from scripts.proxybench.processes import cpu_ns, machine_busy_ns
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """One run's."""
+    """Conditions of a run."""
 
     machine: str
     seconds: float

@@ -58,7 +58,7 @@ ERROR_RESPONSE = (
 
 @cache
 def unary_body(prompt_tokens: int) -> bytes:
-    """What a unary request is answered with."""
+    """Body of the response to a unary request."""
     return _UNARY % usage(prompt_tokens, 1)
 
 
@@ -77,7 +77,7 @@ def last_chunks(prompt_tokens: int, output_tokens: int) -> bytes:
 
 
 class Stream:
-    """One response, a chunk at each of its gaps."""
+    """Response with a chunk at each of its gaps."""
 
     __slots__ = ("_engine", "_fd", "_gap", "_gaps_ms", "_transport", "chunks", "cut", "limit", "prompt_tokens")
 
@@ -94,11 +94,11 @@ class Stream:
 
     @property
     def gone(self) -> bool:
-        """Whether whoever asked has left."""
+        """Return whether the client has left."""
         return self._transport.is_closing()
 
     def next_gap_ms(self) -> int:
-        """How long after this chunk the next one comes."""
+        """Time from this chunk to the next."""
         self._gap = (self._gap + 1) % len(self._gaps_ms)
         return self._gaps_ms[self._gap]
 
@@ -121,7 +121,7 @@ class Stream:
 
     @property
     def complete(self) -> bool:
-        """Whether it has had all its chunks."""
+        """Return whether all chunks were sent."""
         return self.limit is not None and self.chunks >= self.limit
 
     def end(self) -> None:
@@ -133,7 +133,7 @@ class Stream:
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection of a proxy or a client; its requests come one after another."""
+    """Connection of a proxy or a client; its requests come one after another."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
@@ -191,7 +191,7 @@ def content_length(head: bytes) -> int:
 
 
 class Engine:
-    """Every stream's chunks in ticks of a millisecond: those of a tick are sent together, as a decoding step's are."""
+    """Chunks of all streams in ticks of a millisecond: a tick's chunks are sent together, as a decode step's are."""
 
     def __init__(self) -> None:
         self.sent = 0

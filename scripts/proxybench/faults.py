@@ -12,7 +12,7 @@ from scripts.proxybench.traffic import Tally, Traffic
 
 @dataclass(slots=True)
 class Scene:
-    """What a fault may prepare before the tap starts, and what it did, in words."""
+    """Preparations of a fault before the tap starts, and its actions in words."""
 
     folder: Path
     seconds: float
@@ -29,7 +29,7 @@ class Scene:
 
 
 class FaultImpossibleError(Exception):
-    """This machine cannot make the fault; the message says what is missing."""
+    """Raised where this machine cannot make the fault; the message says what is missing."""
 
 
 Act = Callable[[Scene, RunningTap], Awaitable[None]]
@@ -37,7 +37,7 @@ Act = Callable[[Scene, RunningTap], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that breaks: ``prepare`` before the tap starts, ``act`` while traffic passes, ``check`` at the end."""
+    """Fault: ``prepare`` before the tap starts, ``act`` while traffic passes, ``check`` at the end."""
 
     name: str
     act: Act
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a fault did to clients and to the account."""
+    """Effect of a fault on clients and on the account."""
 
     fault: str
     done: str
@@ -63,13 +63,13 @@ class Finding:
 
     @property
     def exact(self) -> bool:
-        """Whether the account holds: what clients sent, what the tap says of it, and what is in the files."""
+        """Return whether the account holds: requests sent, requests accounted for, and records in the files agree."""
         accounted = self.recorded + self.sampled_out + sum(self.dropped.values())
         return self.sent == self.offered == accounted and self.recorded == self.in_files
 
     @property
     def passed(self) -> bool:
-        """Whether nobody noticed, and every record is accounted for."""
+        """Return whether no client noticed and all records are accounted for."""
         return self.exact and not self.failures and not self.problems
 
 

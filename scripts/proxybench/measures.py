@@ -58,7 +58,7 @@ async def settled(proxy: Proxy) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a proxy did and cost while streams passed."""
+    """Work and cost of a proxy while streams passed."""
 
     arrivals: Arrivals
     chunks: int
@@ -110,7 +110,7 @@ async def all_begun(engine: Engine, streams: int) -> None:
 
 
 def missing(clients: Sequence[StreamClient], sent: int) -> int:
-    """How many of the chunks that were sent no client read."""
+    """Number of sent chunks that no client read."""
     everything = arrivals(clients, 0, perf_counter_ns())
     return sent - len(everything.latency_us)
 

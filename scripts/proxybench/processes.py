@@ -1,4 +1,4 @@
-"""What processes cost: CPU time to the nanosecond, memory, cores. Linux only."""
+"""Cost of processes: CPU time to the nanosecond, memory, cores. Linux only."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def children(pid: int) -> list[int]:
 
 
 def named(pids: Iterable[int], words: str) -> list[int]:
-    """Those of the processes whose command line holds ``words``."""
+    """Processes with ``words`` in their command line."""
     found = []
     for pid in pids:
         try:
@@ -93,7 +93,7 @@ async def gone(pid: int) -> None:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process has ended, collected by its parent or not."""
+    """Return whether a process has ended, collected by its parent or not."""
     try:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What is measured: no proxy at all, nginx, haproxy, and the tap as it is meant to run, with everything recorded."""
+"""Proxies under measurement: none, nginx, haproxy, and the tap as it is meant to run, with everything recorded."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def running(command: Sequence[str], port: int, **options: Any) -> AsyncIte
 
 
 def binary(name: str) -> str | None:
-    """Where Debian puts a daemon, on the PATH of users or not."""
+    """Path of a daemon of Debian, on the PATH of users or not."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark found: values by proxy and round, the figures made of them, and the goals they are held against."""
+"""Results of a benchmark: values by proxy and round, their figures, and the goals."""
 
 import statistics
 from collections import defaultdict
@@ -16,7 +16,7 @@ DIRECT, REFERENCE = "direct", "nginx"
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One figure of the tap, beside the reference's."""
+    """Figure of the tap beside the reference's."""
 
     value: float
     reference: float | None
@@ -31,7 +31,7 @@ Goal = Callable[[Beside], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table."""
+    """Row of the table."""
 
     name: str
     label: str
@@ -95,12 +95,12 @@ class Results:
     failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, proxy: str, figure: str, value: float | None) -> None:
-        """One round's value; none is none."""
+        """Add a round's value; None adds nothing."""
         if value is not None:
             self.values[proxy][figure].append(float(value))
 
     def add_arrivals(self, proxy: str, seen: Arrivals) -> None:
-        """One round's latencies and gaps at the lower rate."""
+        """Add a round's latencies and gaps at the lower rate."""
         self.add(proxy, "p50", float(np.percentile(seen.latency_us, 50)))
         self.add(proxy, "p99", float(np.percentile(seen.latency_us, 99)))
         self.add(proxy, "crowded", 100 * seen.crowded_share)
@@ -158,7 +158,7 @@ def table(results: Results, proxies: Sequence[str], *, markdown: bool = False) -
 
 
 def _shown(results: Results, proxy: str, figure: Figure) -> float | None:
-    """Where the proxies' figures are what they add, the direct column shows what they add to."""
+    """Return the figures to show; where a proxy's figure is an addition, the direct column shows the base."""
     if figure.added and proxy == DIRECT:
         values = results.values[DIRECT].get(figure.name)
         return statistics.median(values) if values else None
@@ -188,7 +188,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def as_json(results: Results, proxies: Sequence[str]) -> dict[str, Any]:
-    """Every figure with its rounds."""
+    """All figures with their rounds, as JSON."""
     return {
         proxy: {
             figure.name: {"value": results.figure(proxy, figure), "rounds": results.values[proxy][figure.name]}

@@ -28,7 +28,7 @@ class Prompt:
 
 
 def target(prompt: Prompt, answer: str) -> str:
-    """Where to send it, so that the engine of the benchmark answers as wanted."""
+    """Target that makes the engine of the benchmark answer as wanted."""
     return f"/v1/completions?answer={answer}&tokens={prompt.tokens}"
 
 
@@ -39,7 +39,7 @@ def post(prompt: Prompt, answer: str) -> bytes:
 
 
 class StreamClient(asyncio.Protocol):
-    """One request, sent as soon as connected; its reads with their times."""
+    """Client of one request, sent as soon as connected; keeps its reads with their times."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -88,7 +88,7 @@ async def all_ended(clients: Sequence[StreamClient], timeout_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What a window's reads say: one entry per chunk, gap or read."""
+    """Values of a window's reads: one entry per chunk, gap or read."""
 
     latency_us: Floats
     """From the engine's send to the client's read, per chunk."""

@@ -29,7 +29,7 @@ class RunningTap:
     account: dict[str, Any] = field(default_factory=dict)
 
     def pids(self, role: str) -> list[int]:
-        """Its processes of that role; ``tap`` is the one that was started."""
+        """Process ids of a role; ``tap`` is the started process."""
         if role == "tap":
             return [self.process.pid]
         return named(children(self.process.pid), ROLES[role])
@@ -108,7 +108,7 @@ def records_in_files(trace: Path) -> int:
 
 
 class RecordCount:
-    """How many records a growing trace has; only what is new is read."""
+    """Count of the records of a growing trace; only new bytes are read."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace

@@ -26,7 +26,7 @@ HEADERS = ((b"Content-Type", b"application/json"),)
 
 @dataclass(slots=True)
 class Tally:
-    """What was sent, and what came back otherwise than the engine sent it."""
+    """Counts of requests sent, and of responses that differ from the engine's."""
 
     sent: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -122,7 +122,7 @@ class Traffic:
         return await self._client.request("POST", target, HEADERS, body, into=into)
 
     def _prompt(self) -> list[int]:
-        """One of a few long beginnings, then tokens that no other request has."""
+        """Prompt of one of a few long prefixes, then tokens that no other request has."""
         beginning = 1000 * self._random.randrange(PREFIXES)
         own = memoryview(self._random.randbytes(2 * self._random.randint(*self._own_tokens))).cast("H")
         return [*range(beginning, beginning + PREFIX_TOKENS), *own]
@@ -138,5 +138,5 @@ def body_of(exchange: Exchange) -> bytes:
 
 
 def describe(exchange: Exchange) -> str:
-    """What came, in a word or two."""
+    """Describe a response in a word or two."""
     return f"{exchange.outcome} {exchange.error_kind or exchange.status or ''}".strip()

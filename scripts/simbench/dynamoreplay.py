@@ -1,4 +1,4 @@
-"""One replay by Dynamo's ``run_trace_replay``, to be run under a Python that has ``ai-dynamo``; JSON on stdout.
+"""Replay by Dynamo's ``run_trace_replay``, to be run under a Python that has ``ai-dynamo``; JSON on stdout.
 
     VENV/bin/python dynamoreplay.py TRACE '{"num_gpu_blocks": …}' CONCURRENCY
 

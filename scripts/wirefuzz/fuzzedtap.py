@@ -33,7 +33,7 @@ class Forgetful:
 
 @dataclass
 class FuzzedTap:
-    """One client connection of a tap, and the connections to the upstream that it makes."""
+    """Tap with one client connection, and the connections to the upstream that it makes."""
 
     client: MemoryTransport
     relays: Relays
@@ -58,7 +58,7 @@ class FuzzedTap:
 
     @property
     def open(self) -> bool:
-        """Whether the client can still ask."""
+        """Return whether the client can still send requests."""
         return self.client.ended is None and not self.client.wrote_eof
 
     async def end(self) -> None:
@@ -75,7 +75,7 @@ class FuzzedTap:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """What became of a client's bytes."""
+    """Outcome of a client's bytes."""
 
     forwarded: list[Request]
     """Whole requests as the strict parser reads them from what the upstream got, in order."""
@@ -130,7 +130,7 @@ def answer_to(request: Request) -> bytes:
 
 
 def _compare_with_h11(data: bytes) -> None:
-    """What the strict parser reads, h11 must read too: the same number of requests, targets and bodies."""
+    """Check that h11 reads as the strict parser does: the same number of requests, targets and bodies."""
     ours = [request.essence for request in parse_requests(data, skip_empty_lines=False).requests]
     theirs = []
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
@@ -159,7 +159,7 @@ def _compare_with_h11(data: bytes) -> None:
 
 @dataclass(frozen=True)
 class ResponseOutcome:
-    """What became of an upstream's bytes in answer to one request."""
+    """Outcome of an upstream's bytes in response to one request."""
 
     raw: bytes
     """What the client got of them."""

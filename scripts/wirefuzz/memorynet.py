@@ -32,7 +32,7 @@ class MemoryTransport(asyncio.Transport):
     # What the test does to it.
 
     def feed(self, data: bytes) -> None:
-        """One read, once nobody has paused reading."""
+        """Feed one read, once reading is not paused."""
         self._unread.append(data)
         self.deliver()
 
@@ -60,7 +60,7 @@ class MemoryTransport(asyncio.Transport):
         self.wrote_eof = True
 
     def can_write_eof(self) -> bool:
-        """As on TCP."""
+        """Return True, as on TCP."""
         return True
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class MemoryTransport(asyncio.Transport):
         self._end("aborted")
 
     def is_closing(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.ended is not None
 
     def pause_reading(self) -> None:

@@ -1,4 +1,4 @@
-"""What must hold for any bytes whatever, from either side."""
+"""Properties that hold for any bytes, from either side."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -20,7 +20,7 @@ class Incomplete(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Request:
-    """What one request says."""
+    """Fields of a request."""
 
     method: bytes
     target: bytes
@@ -30,13 +30,13 @@ class Request:
 
     @property
     def essence(self) -> tuple[bytes, bytes, bytes]:
-        """What must be the same wherever the request is read."""
+        """Fields that must be equal for all parsers of the request."""
         return self.method, self.target, self.body
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a server makes of a client's bytes."""
+    """Reading of a client's bytes by a server."""
 
     requests: list[Request]
     """Those that are whole, in order."""
