@@ -17,6 +17,13 @@ settings.register_profile("explore", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "explore")
 
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers a core: most tests wait on sockets, processes and clocks."""
+    return 2 * (os.cpu_count() or 1)
+
+
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 
 
