@@ -1,7 +1,7 @@
 """A trace as columns: one array per field that a metric reads, in file order, so that every metric is array work."""
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,25 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.request_ids)
+
+    def select(self, rows: IntArray) -> "Run":
+        """Only the requests at ``rows``, in that order."""
+        place = np.full(len(self), UNKNOWN)
+        place[rows] = np.arange(len(rows))
+        gaps = place[self.itl_owner] != UNKNOWN
+        columns = {
+            one.name: value[rows]
+            for one in fields(self)
+            if isinstance(value := getattr(self, one.name), np.ndarray) and not one.name.startswith("itl_")
+        }
+        return replace(
+            self,
+            request_ids=[self.request_ids[row] for row in rows],
+            sessions=[self.sessions[row] for row in rows],
+            itl_ms=self.itl_ms[gaps],
+            itl_owner=place[self.itl_owner[gaps]],
+            **columns,
+        )
 
 
 @dataclass(slots=True)

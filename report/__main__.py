@@ -1,28 +1,23 @@
 """``report compare``: traces side by side, as tables, as JSON and as one page; ``report curve``: a cache's numbers."""
 
 import argparse
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 from rich.console import Console
 
-from report.compare.comparison import CompareConfig, Compared, compare
+from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import print_comparison
+from report.output import print_json, write_page
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
 
-STDOUT: Final = "-"
-_LABELLED: Final = re.compile(r"[^=/]+=.+")
 _EPILOG: Final = """\
 examples:
-  report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst -o report.html
+  report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst --html report.html
   report compare captured=a.jsonl again=b.jsonl predicted=c.jsonl --gate 'predicted.turns2+.ttft.p50.error<=10%'
 
 Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed, 2 bad input.
@@ -35,7 +30,7 @@ class CommandConfig:
 
     compare: CompareConfig
     page: Path | None
-    json: Path | Literal["-"] | None
+    json: bool
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,30 +43,29 @@ def main(argv: Sequence[str]) -> int:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.pages.page import render_page  # noqa: PLC0415
 
-        _write(config.page, render_page(compared), "-o")
-    _write_json(compared, config.json)
-    print_comparison(compared.result, Console(stderr=config.json == STDOUT, highlight=False))
-    if config.page is not None:
-        print(f"page: {config.page}", file=sys.stderr)
+        write_page(config.page, render_page(compared))
+    if config.json:
+        print_json(compared.result)
+    print_comparison(compared.result, Console(stderr=config.json, highlight=False))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 
 def parse_command(argv: Sequence[str]) -> CommandConfig:
     """Flags to config; InputError for what argparse cannot know."""
-    flags = _parser().parse_args(_free_json_flag(argv))
+    flags = _parser().parse_args(argv)
     if flags.bootstrap < 0:
         raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
     return CommandConfig(
         compare=CompareConfig(
             traces={label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()},
             truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
-            yardstick=flags.aa,
+            yardstick=flags.repeat,
             seed=flags.seed,
             bootstrap=flags.bootstrap,
             gates=tuple(flags.gate),
         ),
-        page=flags.output,
-        json=flags.json if flags.json in (None, STDOUT) else Path(flags.json),
+        page=flags.html,
+        json=flags.json,
     )
 
 
@@ -84,8 +78,7 @@ def _draw_curves(flags: argparse.Namespace) -> int:
     from report.pages.curvefiles import read_curve_files  # noqa: PLC0415
     from report.pages.curvepage import render_curves  # noqa: PLC0415 - as above
 
-    _write(flags.output, render_curves(read_curve_files(flags.files)), "-o")
-    print(f"page: {flags.output}", file=sys.stderr)
+    write_page(flags.html, render_curves(read_curve_files(flags.files)))
     return 0
 
 
@@ -106,11 +99,9 @@ def _parser() -> Parser:
         metavar="LABEL=TRUTH_LABEL",
         help="judge LABEL by another label than the first; by itself: by none (repeatable)",
     )
-    sub.add_argument("--aa", metavar="LABEL", help="the same load measured again: the yardstick (default: again)")
-    sub.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write one self-contained HTML page")
-    sub.add_argument(
-        "--json", nargs="?", const=STDOUT, metavar="FILE", help="write the result as JSON; without FILE to stdout"
-    )
+    sub.add_argument("--repeat", metavar="LABEL", help="the same load measured again: the yardstick (default: again)")
+    sub.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
+    sub.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     sub.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     sub.add_argument("--bootstrap", type=int, default=500, metavar="N", help="draws for intervals (default 500)")
     sub.add_argument(
@@ -126,19 +117,8 @@ def _parser() -> Parser:
         description="Draw what sim curve, sim misses and sim reuse print with --json, as one page.",
     )
     curve.add_argument("files", nargs="+", metavar="[LABEL=]FILE", help="JSON of sim curve, sim misses or sim reuse")
-    curve.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PAGE", help="write one self-contained HTML page"
-    )
+    curve.add_argument("--html", type=Path, required=True, metavar="PAGE", help="write one self-contained HTML page")
     return parser
-
-
-def _free_json_flag(argv: Sequence[str]) -> list[str]:
-    """``--json captured=a.jsonl`` means JSON to stdout and a trace, not a file of that name."""
-    freed = list(argv)
-    for at, (flag, value) in enumerate(pairwise(argv)):
-        if flag == "--json" and _LABELLED.fullmatch(value):
-            freed[at] = f"--json={STDOUT}"
-    return freed
 
 
 def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
@@ -153,23 +133,6 @@ def _assignments(texts: Sequence[str], expected: str) -> dict[str, str]:
             raise InputError(f"{text}: label {label!r} is given twice; expected different labels")
         found[label] = value
     return found
-
-
-def _write_json(compared: Compared, to: Path | Literal["-"] | None) -> None:
-    if to is None:
-        return
-    text = msgspec.json.format(msgspec.json.encode(compared.result), indent=2).decode() + "\n"
-    if isinstance(to, Path):
-        _write(to, text, "--json")
-    else:
-        sys.stdout.write(text)
-
-
-def _write(path: Path, text: str, flag: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{flag} {path}: cannot be written: {error.strerror}; expected a writable path") from error
 
 
 if __name__ == "__main__":

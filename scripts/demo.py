@@ -69,7 +69,7 @@ def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
             yield url
     else:
         address = f"127.0.0.1:{free_port()}"
-        command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", "4096"]
+        command = ["sim", "serve", "--listen", address, "--block-size", "32", "--num-gpu-blocks", "4096"]
         with work.serving("engine", command, f"http://{address}") as url:
             yield url
 
@@ -117,12 +117,18 @@ def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
         labelled[name] = work.path(f"{name}.jsonl.zst")
         work.run(
             name,
-            ["sim", "run", captured, "--model", model, "--replay-sessions", *flags, "-o", labelled[name]],
+            ["sim", "run", captured, "--latency-model", model, "--replay-sessions", *flags, "-o", labelled[name]],
         )
     page = work.path("report.html")
     traces = [f"{label}={path}" for label, path in labelled.items()]
     against = ["--truth", "cold-predicted=cold-replayed"]
-    print(work.run("report", ["report", "compare", *traces, *against, "-o", page, "--json", work.path("report.json")]))
+    print(
+        work.run(
+            "report",
+            ["report", "compare", *traces, *against, "--html", page, "--json"],
+            stdout=work.path("report.json"),
+        )
+    )
     return page
 
 

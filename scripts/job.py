@@ -33,18 +33,19 @@ class Workspace:
         """A file of the job."""
         return self.directory / name
 
-    def run(self, stage: str, command: Command, *, accept: Sequence[int] = (0,)) -> str:
-        """Run one command to its end and return what it printed; exit with its log's tail if it fails."""
+    def run(self, stage: str, command: Command, *, accept: Sequence[int] = (0,), stdout: Path | None = None) -> str:
+        """Run one command to its end and return its log; exit with the log's tail if it fails.
+
+        ``stdout``: a file for stdout, such as the object of ``--json``; the log then holds stderr alone.
+        """
         print(f"\n── {stage}\n   $ {shown(command)}", flush=True)
         started = time.monotonic()
         log = self.log(stage)
-        with log.open("wb") as output:
-            result = subprocess.run(
-                module_command(command),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
+        with (
+            log.open("wb") as output,
+            contextlib.nullcontext(output) if stdout is None else stdout.open("wb") as printed,
+        ):
+            result = subprocess.run(module_command(command), stdout=printed, stderr=output, check=False)
         if result.returncode not in accept:
             sys.exit(f"{stage} failed with status {result.returncode}; the end of {log}:\n{tail(log)}")
         print(f"   done in {time.monotonic() - started:.0f} s", flush=True)

@@ -53,7 +53,18 @@ def engine(kind: EngineKind, work: Workspace, blocks: int) -> Iterator[str]:
             yield url
         return
     address = f"127.0.0.1:{free_port()}"
-    command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(blocks), *STEP, *LONGEST]
+    command = [
+        "sim",
+        "serve",
+        "--listen",
+        address,
+        "--block-size",
+        "32",
+        "--num-gpu-blocks",
+        str(blocks),
+        *STEP,
+        *LONGEST,
+    ]
     with work.serving(f"engine {blocks}", command, f"http://{address}") as url:
         yield url
 
@@ -123,13 +134,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure and print the table; 1 if fewer than ``--least-exact`` of all requests are exact."""
+    """Measure and print the table; 1 if fewer than ``--min-exact-share`` of all requests are exact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
     parser.add_argument("--blocks", type=int, nargs="+", default=[300, 500, 900], help="pool sizes, one engine each")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--seconds", type=float, default=30.0, help="how long sessions arrive in each load")
-    parser.add_argument("--least-exact", type=float, default=0.98, help="share of all requests that must be exact")
+    parser.add_argument("--min-exact-share", type=float, default=0.98, help="share of all requests that must be exact")
     parser.add_argument("--out", type=Path, default=Path("out/pressure"), help="a directory, made anew")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
@@ -142,7 +153,7 @@ def main() -> int:
             (args.out / "results.json").write_text(json.dumps(results, indent=1))
     print(f"\n{table(results)}")
     exact = sum(one["exact"] for one in results) / sum(one["requests"] for one in results)
-    return int(exact < args.least_exact)
+    return int(exact < args.min_exact_share)
 
 
 if __name__ == "__main__":

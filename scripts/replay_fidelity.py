@@ -46,10 +46,11 @@ def compare(work: Workspace, traces: dict[str, Path]) -> dict[str, Any]:
     """``report compare`` over all of them, as its JSON."""
     output = work.path("report.json")
     labelled = [f"{label}={path}" for label, path in traces.items()]
-    yardsticks = ["--aa", "again"]
+    yardsticks = ["--repeat", "again"]
     if {"cold", "cold-again"} <= traces.keys():
         yardsticks += ["--truth", "cold-again=cold"]
-    work.run("report", ["report", "compare", *labelled, *yardsticks, "-o", work.path("report.html"), "--json", output])
+    command = ["report", "compare", *labelled, *yardsticks, "--html", work.path("report.html"), "--json"]
+    work.run("report", command, stdout=output)
     result: dict[str, Any] = json.loads(output.read_text())
     return result
 

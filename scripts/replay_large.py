@@ -22,7 +22,7 @@ from pathlib import Path
 from replay.accounting import Account
 from tracefile import open_trace
 
-ENGINE = ("--block-size", "16", "--kv-blocks", "200000", "--max-model-len", "200000", "--speed", "max")
+ENGINE = ("--block-size", "16", "--num-gpu-blocks", "200000", "--max-model-len", "200000", "--speed", "max")
 
 
 @contextmanager

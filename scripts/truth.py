@@ -48,7 +48,7 @@ def learn(args: argparse.Namespace, folder: Path) -> Model:
     faults = [word for fault in args.fault for word in ("--fault", fault)]
     load = ["--pattern", "calibrate", "--seed", args.seed, *(["--number", args.number] if args.number else [])]
     with (
-        serving(["sim", "serve", "--model", truth, "--listen", engine, *faults], engine),
+        serving(["sim", "serve", "--latency-model", truth, "--listen", engine, *faults], engine),
         serving(
             ["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "--trace", capture], tap
         ),

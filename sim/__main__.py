@@ -23,10 +23,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "forecast a capture under another cache, rate or setting, beside the capture as it was",
     ),
     "search": ("sim.forecast.search", "the smallest cache or the highest rate for a TTFT percentile"),
-    "fit": ("sim.fit.fit", "fit the model of step times to captured traces"),
-    "calibrate": (
+    "calibrate": ("sim.forecast.calibrate", "fit a latency model to captures and validate it on others, in one go"),
+    "fit": ("sim.fit.fit", "fit a latency model to captured traces"),
+    "validate": (
         "sim.forecast.validate",
-        "whether forecasts come true: a capture beside an ensemble of forecasts of it",
+        "compare a capture with an ensemble of forecasts of it: do forecasts of this model come true?",
     ),
     "serve": ("sim.serving.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
 }

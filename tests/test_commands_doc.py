@@ -26,6 +26,7 @@ COMMANDS = [
             "fit",
             "run",
             "calibrate",
+            "validate",
             "serve",
             "what-if",
             "search",

@@ -14,7 +14,7 @@ from report.compare.pairing import resolve_truths
 from report.compare.results import Forecast
 from report.compare.standards import standard_gates
 
-SCHEMA = "kvtape-calibrate/1"
+SCHEMA = "kvtape-validate/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,9 @@ class Yardsticks:
     bootstrap: int
 
 
-def calibrate(captured: Mapping[str, Run], predicted: Mapping[str, Predicted], yardsticks: Yardsticks) -> Compared:
+def judge_forecasts(
+    captured: Mapping[str, Run], predicted: Mapping[str, Predicted], yardsticks: Yardsticks
+) -> Compared:
     """Judge each forecast by its capture; the first capture is the truth of every other run.
 
     Labels keep the order of ``captured``, each forecast after the first capture's other runs. InputError for a gate

@@ -137,7 +137,7 @@ def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
     if named is None:
         return "again" if "again" in truths else None
     if named not in truths:
-        raise InputError(f"--aa {named}: no compared label; expected one of {', '.join(truths)}")
+        raise InputError(f"--repeat {named}: no compared label; expected one of {', '.join(truths)}")
     return named
 
 

@@ -195,7 +195,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """How an ensemble of ``sim calibrate`` was made."""
+    """How an ensemble of ``sim validate`` was made."""
 
     model_digest: str
     members: int
@@ -213,7 +213,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``report compare`` or ``sim calibrate`` found."""
+    """Everything ``report compare`` or ``sim validate`` found."""
 
     schema: str
     headline: list[str]

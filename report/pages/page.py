@@ -57,7 +57,7 @@ def render_page(compared: Compared) -> str:
     present = {name for trace in result.traces.values() for name in trace.cohorts}
     return template("page.html.jinja").render(
         result=result,
-        tool="sim calibrate" if result.forecasts else "report compare",
+        tool="sim validate" if result.forecasts else "report compare",
         figures=drawn,
         figures_json=script_json(drawn),
         cards=cards(result),

@@ -12,7 +12,7 @@ from report.pages.searchresults import Evaluated, Search
 from report.pages.searchterminal import answer_sentence, answer_warnings, cells, headings
 from report.pages.whatifresults import Span
 
-_NAMES: Final = {"kv-blocks": "KV blocks", "rate": "rate, as a multiple of the capture's"}
+_NAMES: Final = {"num-gpu-blocks": "KV blocks", "rate": "rate, as a multiple of the capture's"}
 
 
 def render_search(found: Search) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from report.pages.whatifresults import Span
 
 SCHEMA: Final = "kvtape-search/1"
-Quantity = Literal["kv-blocks", "rate"]
+Quantity = Literal["num-gpu-blocks", "rate"]
 Outcome = Literal["found", "all hold", "none holds", "interrupted"]
 """``all hold``: even the hardest value asked for does; ``none holds``: not even the easiest does."""
 
@@ -52,7 +52,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """The largest."""
     tolerance: float
     """Relative distance of two values from which they are not told apart."""
-    alternative: str
+    scenario: str
     """What else differs from the capture."""
     members: int
     seed: int

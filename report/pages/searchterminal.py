@@ -22,7 +22,7 @@ def answer_sentence(found: Search) -> str:
     """What was found, or that nothing was, in a sentence."""
     target = f"TTFT {found.target} ({cohort_title(found.cohort).lower()}, n = {found.requests:,})"
     sure = f"with {found.confidence:.0%} confidence"
-    which = "smallest" if found.quantity == "kv-blocks" else "highest"
+    which = "smallest" if found.quantity == "num-gpu-blocks" else "highest"
     if found.outcome == "interrupted":
         return f"interrupted: no answer yet for {target} {sure}"
     if found.answer is None:
@@ -62,7 +62,7 @@ def cells(found: Search, one: Evaluated) -> list[str]:
 
 def value(found: Search, number: float) -> str:
     """A count or a multiple."""
-    return f"{number:,.0f}" if found.quantity == "kv-blocks" else f"×{number:g}"
+    return f"{number:,.0f}" if found.quantity == "num-gpu-blocks" else f"×{number:g}"
 
 
 def _marks(found: Search, one: Evaluated) -> Iterator[str]:

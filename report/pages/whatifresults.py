@@ -23,7 +23,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of a forecast, and what the alternative does to it: member by member, so luck that both share is not
+    """One number of a forecast, and what the scenario does to it: member by member, so luck that both share is not
     in the interval."""
 
     value: Span
@@ -65,7 +65,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One alternative, or the capture as it was."""
+    """One scenario, or the capture as it was."""
 
     name: str
     settings: dict[str, int | str | bool]

@@ -1,4 +1,4 @@
-"""A what-if as tables for a terminal: each alternative below the capture, and its effect below it."""
+"""A what-if as tables for a terminal: each scenario below the capture, and its effect below it."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -31,7 +31,16 @@ def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Itera
             yield url
         return
     address = f"127.0.0.1:{free_port()}"
-    command = ["sim", "serve", "--listen", address, "--block-size", "32", "--kv-blocks", str(settings.blocks or 32768)]
+    command = [
+        "sim",
+        "serve",
+        "--listen",
+        address,
+        "--block-size",
+        "32",
+        "--num-gpu-blocks",
+        str(settings.blocks or 32768),
+    ]
     if not settings.prefix_caching:
         command.append("--no-prefix-caching")
     with work.serving("engine", command, f"http://{address}") as url:

@@ -112,25 +112,25 @@ class Judge:
         traces = [self.trace(load) for load in calibrations]
         self.work.run(f"{self.shape} fit", ["sim", "fit", *traces, *self.flags, "-o", self.model])
 
-    def calibrate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
-        """``sim calibrate`` on one capture."""
+    def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
+        """``sim validate`` on one capture."""
         output = self.work.path(f"{self.shape}-{stage.replace(' ', '-')}.json")
-        command: Command = ["sim", "calibrate", self.trace(load, way), "--model", self.model, *flags]
-        self.work.run(f"{self.shape} {stage}", [*command, "--no-default-gates", "--json", output])
+        command: Command = ["sim", "calibrate", self.trace(load, way), "--latency-model", self.model, *flags]
+        self.work.run(f"{self.shape} {stage}", [*command, "--no-default-gates", "--json"], stdout=output)
         return msgspec.json.decode(output.read_bytes(), type=Comparison)
 
     def judge(self, load: str, way: Way) -> list[Cell]:
         """Judge one load in one way. Cold loads are forecast from the warm capture, as a what-if is."""
-        own = self.calibrate(f"{load} {way}", load, way, self.yardstick(load, way))
+        own = self.validate(f"{load} {way}", load, way, self.yardstick(load, way))
         if way not in OTHER_COLD_WAY:
             return list(self.cells(load, way, own, "predicted", own))
         flags: list[str | Path] = ["--cold", self.trace(load, way)]
-        found = self.calibrate(f"{load} {way} from warm", load, "warm", flags)
+        found = self.validate(f"{load} {way} from warm", load, "warm", flags)
         return list(self.cells(load, way, found, "cold-predicted", own))
 
     def yardstick(self, load: str, way: Way) -> list[str | Path]:
         """The load captured again, where it was."""
-        return ["--aa", self.trace(load, "again")] if way == "warm" and self.is_there(load, "again") else []
+        return ["--repeat", self.trace(load, "again")] if way == "warm" and self.is_there(load, "again") else []
 
     def cells(self, load: str, way: Way, found: Comparison, label: str, own: Comparison) -> Iterator[Cell]:
         """The cohorts that are large enough; ``own`` has the baselines and the A/A of the capture itself."""

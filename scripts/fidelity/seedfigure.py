@@ -23,8 +23,8 @@ def draw_seed_figures(captures: Path, out: Path, wanted: Sequence[Capture]) -> l
             page = out / f"{shape}-seed-figure.html"
             flags = judge.yardstick(LOAD, "warm")
             if judge.is_there(LOAD, "replayed"):
-                flags += ["--beside", f"replayed={judge.trace(LOAD, 'replayed')}"]
-            judge.calibrate(
+                flags += ["--also", f"replayed={judge.trace(LOAD, 'replayed')}"]
+            judge.validate(
                 "seed figure", LOAD, "warm", [*flags, "--cold", judge.trace(LOAD, "uncached"), "--html", page]
             )
             picture(page)

@@ -88,5 +88,5 @@ def bench_command(trace: Path, model: Model, runs: int) -> Figures:
     """``sim run`` as a command, reading and writing files."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "model.json")
-        command = [sys.executable, "-m", "sim", "run", str(trace), "--model", f"{folder}/model.json"]
+        command = [sys.executable, "-m", "sim", "run", str(trace), "--latency-model", f"{folder}/model.json"]
         return measure_command("command", runs, [*command, "-o", f"{folder}/out.jsonl", "--overwrite"])

@@ -5,6 +5,7 @@ the bit.
 ``sim.engine.streaming`` does the same for arrivals that come in parts.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,12 @@ def is_compiled() -> bool:
     """Whether the kernels' machine code is at hand, of this version or an earlier one. If not, a run makes it first."""
     kernel = cast(Any, run)
     return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
+
+
+def say_if_not_compiled() -> None:
+    """Tell on stderr that a first run compiles the kernels, where it will."""
+    if not is_compiled():
+        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
 
 
 def run_world(world: World) -> World:

@@ -1,9 +1,10 @@
 """A simulated run as a trace: the same requests under the same ids, with predicted times and cached tokens."""
 
+import importlib.metadata
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,11 @@ import numpy.typing as npt
 
 from sim.engine.engine import Simulation
 from sim.engine.results import DECIMALS, Ending, ending_of
+from sim.latency.modelfile import Model, model_digest
+from sim.vllm.config import EngineConfig
 from sim.workload.interning import Int64Array
-from tracefile.records.schema import Record
+from tracefile.records.schema import Engine as EngineInfo
+from tracefile.records.schema import Meta, Record, Workload
 
 Floats = npt.NDArray[np.float64]
 
@@ -226,3 +230,50 @@ class Tally:
 def _cohort(name: str, ttfts_ms: Sequence[float]) -> CohortSummary:
     p50, p90, p99 = (float(value) for value in np.quantile(ttfts_ms, [0.5, 0.9, 0.99]))
     return CohortSummary(name, len(ttfts_ms), p50, p90, p99)
+
+
+def predicted_meta(
+    meta: Meta,
+    model: Model,
+    engine: EngineConfig,
+    digest: str,
+    *,
+    replay_sessions: bool,
+    cold_prompts: bool,
+    seed: int | None,
+) -> Meta:
+    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records.
+
+    ``digest``: of the trace that was simulated.
+    """
+    return msgspec.structs.replace(
+        meta,
+        source="sim",
+        model=meta.model or model.model_name,
+        engine=EngineInfo(
+            name="kvtape-sim",
+            version=_version(),
+            block_size=engine.block_size,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+        ),
+        workload=Workload(
+            pattern="replay-sessions" if replay_sessions else "replay",
+            seed=seed,
+            cold_prompts=cold_prompts or None,
+            source_digest=digest,
+        ),
+        extra={"model_digest": model_digest(model), "fit_digests": model.fit_digests, "settings": asdict(engine)},
+    )
+
+
+def _version() -> str | None:
+    """Return the version of the installed package; None: not installed as a package."""
+    try:
+        return importlib.metadata.version("kvtape")
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import importlib.metadata
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,10 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.engine.compiled import is_compiled
-from sim.engine.prediction import FinishOrder, Summary, Tally
+from sim.engine.compiled import say_if_not_compiled
+from sim.engine.prediction import FinishOrder, Summary, Tally, predicted_meta
 from sim.engine.streaming import PartialRun
-from sim.latency.modelfile import Model, engine_with, load_model, model_digest
+from sim.latency.modelfile import engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
@@ -25,11 +24,10 @@ from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session,
 from sim.workload.arrivals import NOBODY, Floats
 from sim.workload.batchplan import BatchPlan
 from sim.workload.chain import Chains
-from tracefile import Engine as EngineInfo
-from tracefile import InputError, Meta, Record, TraceReader, TraceWriter, Workload, open_trace, trace_digest
+from sim.workload.workload import linked_records
+from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import new_writer
 from tracefile.records.batches import Batch, RecordBatch
-from tracefile.sessions import infer_sessions
 
 ROUNDING_MS = 0.001
 """More than what rounding can do to a record's end."""
@@ -55,7 +53,7 @@ class RunConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim run``."""
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
-    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
         "-o",
         "--output",
@@ -78,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict, write, summarize. 1 if the engine could serve no request at all."""
     config = RunConfig(
         trace=arguments.trace,
-        model=arguments.model,
+        model=arguments.latency_model,
         output=arguments.output,
         overrides=engine_overrides(arguments),
         cold_prompts=arguments.cold_prompts,
@@ -102,11 +100,18 @@ def predict_trace(config: RunConfig) -> Summary:
     digest = trace_digest(config.trace)
     model.refuse_fit_traces(digest, config.trace)
     engine = engine_with(model.engine, config.overrides)
-    if not is_compiled():
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
+    say_if_not_compiled()
     with open_trace(config.trace) as reader:
         refuse_other_attention(reader.meta, config.trace)
-        header = predicted_meta(reader.meta, model, engine, config, digest)
+        header = predicted_meta(
+            reader.meta,
+            model,
+            engine,
+            digest,
+            replay_sessions=config.replay_sessions,
+            cold_prompts=config.cold_prompts,
+            seed=config.seed,
+        )
         parts = arrivals_in_parts(reader, engine, config)
         first = next(parts)  # what is wrong with the trace is said before there is an output
         simulation, tally = PartialRun(engine, model, config.seed), Tally()
@@ -185,56 +190,6 @@ def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order
 
 def _arrivals_ms(batches: Iterable[Batch]) -> Floats:
     return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
-
-
-def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
-    """``records`` with their sessions: as recorded, else inferred from their hashes."""
-    if any(record.parent_id is not None for record in records):
-        return records
-    if meta.block_size is None or all(record.block_hashes is None for record in records):
-        raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
-    inference = infer_sessions(records, meta.block_size)
-    print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
-    return list(inference.records)
-
-
-def predicted_meta(meta: Meta, model: Model, engine: EngineConfig, config: RunConfig, digest: str) -> Meta:
-    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records."""
-    return msgspec.structs.replace(
-        meta,
-        source="sim",
-        model=meta.model or model.model_name,
-        engine=EngineInfo(
-            name="kvtape-sim",
-            version=_version(),
-            block_size=engine.block_size,
-            num_gpu_blocks=engine.num_gpu_blocks,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_model_len=engine.max_model_len,
-            enable_prefix_caching=engine.enable_prefix_caching,
-            async_scheduling=engine.async_scheduling,
-        ),
-        workload=Workload(
-            pattern="replay-sessions" if config.replay_sessions else "replay",
-            seed=config.seed,
-            cold_prompts=config.cold_prompts or None,
-            source_digest=digest,
-        ),
-        extra={
-            "model_digest": model_digest(model),
-            "fit_digests": model.fit_digests,
-            "settings": asdict(engine),
-        },
-    )
-
-
-def _version() -> str | None:
-    """Ours; None: not installed as a package."""
-    try:
-        return importlib.metadata.version("kvtape")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _as_json(summary: Summary) -> dict[str, Any]:

@@ -55,17 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim audit``."""
     parser.add_argument("trace", type=Path, help="a captured trace with block hashes and reported cached tokens")
     parser.add_argument(
-        "--least-exact", type=float, metavar="SHARE", help="exit with 1 if fewer requests than this share are exact"
+        "--min-exact-share", type=float, metavar="SHARE", help="exit with 1 if fewer requests than this share are exact"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every difference")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit and print; 1 if ``--least-exact`` is not reached."""
-    least = arguments.least_exact
+    """Audit and print; 1 if ``--min-exact-share`` is not reached."""
+    least = arguments.min_exact_share
     if least is not None and not 0.0 <= least <= 1.0:
-        raise InputError(f"--least-exact: {least}; expected a share from 0 to 1")
+        raise InputError(f"--min-exact-share: {least}; expected a share from 0 to 1")
     audit = audit_trace(arguments.trace, engine_overrides(arguments))
     print(json.dumps(as_json(audit)) if arguments.json else describe(audit, arguments.trace))
     return int(least is not None and audit.exact_share < least)

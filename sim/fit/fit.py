@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TextIO, get_args
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class FitConfig:
     extra_terms: tuple[str, ...] | None = None
     """Terms beyond the default ones. None: those that predict captures which they were not fitted on."""
     residuals: bool = False
+    held_out: Mapping[Path, frozenset[int]] = field(default_factory=dict)
+    """Places of requests that a trace holds and the fit does not look at, but in the reconstruction of the schedule."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
+    add_fit_flags(parser)
+    add_engine_flags(parser)
+
+
+def add_fit_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of every command that fits."""
     parser.add_argument(
         "--cached",
         choices=get_args(CachedSource),
@@ -89,12 +97,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on)",
     )
     parser.add_argument("--residuals", action="store_true", help="print where the predictions are off")
-    add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, write model.json, say what was learnt."""
-    config = FitConfig(
+    """Fit, write model.json, print the fit."""
+    fit_and_save(read_config(arguments))
+    return 0
+
+
+def read_config(arguments: argparse.Namespace) -> FitConfig:
+    """The command line, checked. Raises InputError that names the flag."""
+    if arguments.bootstrap < 0:
+        raise InputError(f"--bootstrap: {arguments.bootstrap}; expected 0 or more")
+    return FitConfig(
         traces=tuple(arguments.traces),
         output=arguments.output,
         overrides=engine_overrides(arguments),
@@ -105,15 +120,17 @@ def run(arguments: argparse.Namespace) -> int:
         extra_terms=_asked_terms(arguments.term),
         residuals=arguments.residuals,
     )
-    if config.bootstrap < 0:
-        raise InputError(f"--bootstrap: {config.bootstrap}; expected 0 or more")
+
+
+def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
+    """Fit, write model.json, print the fit to ``to`` (None: stdout)."""
     fitted = fit_traces(config)
     save_model(fitted.model, config.output)
-    print(describe_fit(fitted.model, fitted.unidentified))
+    print(describe_fit(fitted.model, fitted.unidentified), file=to)
     if config.residuals:
-        print(describe_misfit(fitted.requests))
-    print(f"{config.output}: written")
-    return 0
+        print(describe_misfit(fitted.requests), file=to)
+    print(f"{config.output}: written", file=to)
+    return fitted.model
 
 
 def _asked_terms(flags: Sequence[str]) -> tuple[str, ...] | None:
@@ -139,7 +156,7 @@ def fit_traces(config: FitConfig) -> Fitted:
         told = ", ".join(f"{name} = {value}" for name, value in settings.assumed.items())
         print(f"sim fit: assumed, because no trace and no flag says: {told}", file=sys.stderr)
     variants = _variants(config, settings)
-    captures = _prepare(loaded, variants[0], config.cached)
+    captures = _prepare(loaded, variants[0], config)
     schedules = _schedules(captures, variants)
     terms = default_terms(config.extra_terms or ())
     fits = [
@@ -164,7 +181,7 @@ def fit_traces(config: FitConfig) -> Fitted:
         drift_freedom=drift.freedom,
         model_name=model_name([meta for meta, _ in loaded.values()]),
         fitted_on=[
-            FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.records))
+            FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.fitted))
             for path, capture in zip(config.traces, captures, strict=True)
         ],
         diagnostics=_diagnostics(
@@ -202,22 +219,26 @@ def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
     ]
 
 
-def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, cached: CachedSource) -> list[Capture]:
+def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, config: FitConfig) -> list[Capture]:
     """The captures as the fit looks at them. Raises InputError where they hold too little."""
     captures = []
     for path, (meta, records) in loaded.items():
-        cold = cached == "factual" and _hits_without_hashes(path, records)
+        cold = config.cached == "factual" and _hits_without_hashes(path, records)
         arrivals = plan_arrivals(meta, records, variant.config.block_size, path=path, cold_prompts=cold)
-        captures.append(prepare_capture(records, arrivals, variant.config, cached))
+        capture = prepare_capture(records, arrivals, variant.config, config.cached)
+        captures.append(replace(capture, held_out=config.held_out.get(Path(path), frozenset())))
     usable = [
-        arrival.prompt_tokens - tokens
+        capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
         for capture in captures
-        for arrival, record, tokens in zip(capture.arrivals, capture.records, capture.cached_tokens, strict=True)
-        if arrival.fate == "runs" and record.ttft_ms is not None
+        for place in capture.fitted
+        if capture.arrivals[place].fate == "runs" and capture.records[place].ttft_ms is not None
     ]
-    gaps = sum(len(record.itl_ms) for capture in captures for record in capture.records)
-    require_enough(np.array(usable), gaps)
+    require_enough(np.array(usable), _gaps(captures))
     return captures
+
+
+def _gaps(captures: Sequence[Capture]) -> int:
+    return sum(len(capture.records[place].itl_ms) for capture in captures for place in capture.fitted)
 
 
 def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
@@ -261,7 +282,7 @@ def _diagnostics(
     return {
         "requests": int((~requests.censored).sum()),
         "censored": int(requests.censored.sum()),
-        "gaps": sum(len(record.itl_ms) for capture in captures for record in capture.records),
+        "gaps": _gaps(captures),
         "stretches": {"prefill": int(seen.is_prefill.sum()), "decode": int((~seen.is_prefill).sum())},
         "misfits": best.misfits,
         "sessions": len(np.unique(seen.session)),

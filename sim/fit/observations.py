@@ -7,7 +7,7 @@ made of is known before any parameter is, and a step that ten requests read is o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from statistics import median
@@ -70,10 +70,14 @@ class Observations:
 
 
 def observe(
-    records: Sequence[Record], schedule: Reconstruction, placement: FrontendPlacement, work: Work = (0.0, 0.0)
+    records: Sequence[Record],
+    schedule: Reconstruction,
+    placement: FrontendPlacement,
+    work: Work = (0.0, 0.0),
+    held_out: Container[int] = (),
 ) -> Observations:
     """The stretches of one capture; ``records`` are in the order of the schedule's arrivals. ``work``: what a front end
-    on the engine's core is thought to take for each.
+    on the engine's core is thought to take for each. ``held_out``: places of records whose tokens end no stretch.
 
     A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
     no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
@@ -81,7 +85,7 @@ def observe(
     unknown part of a step; and those of requests whose first token did not come out where the rules put it.
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
-    seen = [seen_tokens(record) for record in records]
+    seen = [[] if place in held_out else seen_tokens(record) for place, record in enumerate(records)]
     front = _FrontEnd(schedule, placement, work)
     sessions: dict[str, int] = {}
     rows: list[tuple[float, float, bool, int, int]] = []

@@ -44,6 +44,13 @@ class Capture:
     """Share of the reported cached tokens that are the rules' own; None: none were reported beside hashes."""
     factual: bool = True
     """Each request hits its ``cached_tokens``. False: what the pool holds at the time."""
+    held_out: frozenset[int] = frozenset()
+    """Places of requests that parameters are not to be learnt from."""
+
+    @property
+    def fitted(self) -> list[int]:
+        """Places of the requests that parameters are learnt from."""
+        return [place for place in range(len(self.records)) if place not in self.held_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def _look(
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(
             [
-                observe(capture.records, schedule, variant.placement, work)
+                observe(capture.records, schedule, variant.placement, work, capture.held_out)
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
@@ -154,7 +161,9 @@ def forecast(captures: Sequence[Capture], parameters: Floats, variant: Variant) 
         if capture.factual:
             arrivals, pool = factual_pool(arrivals, variant.config.block_size, capture.cached_tokens)
         simulation = Engine(arrivals, variant.config, model, pool=pool).run()
-        predicted_ms += [flight.ttft_ms for flight in simulation.flights]
+        predicted_ms += [
+            None if place in capture.held_out else flight.ttft_ms for place, flight in enumerate(simulation.flights)
+        ]
     records = [record for capture in captures for record in capture.records]
     cached = [tokens for capture in captures for tokens in capture.cached_tokens]
     return requests_of(records, cached, predicted_ms)

@@ -23,11 +23,11 @@ _EXTENTS = {
 
 
 def extrapolations(
-    model: Model, captured: PointRun, alternative: PointRun, engine: EngineConfig, other: EngineConfig
+    model: Model, captured: PointRun, scenario: PointRun, engine: EngineConfig, other: EngineConfig
 ) -> Iterator[str]:
-    """Warnings about ``alternative``, a run on ``other``, beside what was ``captured`` on ``engine``."""
-    yield from open_parameters(model, alternative, captured)
-    yield from _larger_steps(captured, alternative)
+    """Warnings about ``scenario``, a run on ``other``, beside what was ``captured`` on ``engine``."""
+    yield from open_parameters(model, scenario, captured)
+    yield from _larger_steps(captured, scenario)
     if other.block_size != engine.block_size:
         yield (
             f"blocks of {other.block_size} tokens: the captures are of {engine.block_size}; that steps take as long is "
@@ -61,8 +61,8 @@ def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:
     return own_ms / (own_ms + rest_ms) if own_ms else 0.0
 
 
-def _larger_steps(captured: PointRun, alternative: PointRun) -> Iterator[str]:
+def _larger_steps(captured: PointRun, scenario: PointRun) -> Iterator[str]:
     for what, column in _EXTENTS.items():
-        seen, there = (float(np.max(run.counts[:, column], initial=0.0)) for run in (captured, alternative))
+        seen, there = (float(np.max(run.counts[:, column], initial=0.0)) for run in (captured, scenario))
         if there > FARTHER * max(seen, 1.0):
             yield f"up to {there:,.0f} {what}: the capture had at most {seen:,.0f}"

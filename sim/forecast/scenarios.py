@@ -1,4 +1,4 @@
-"""What might be different: the alternatives of a what-if, out of flags, and each as a load on an engine."""
+"""What might be different: the scenarios of a what-if, out of flags, and each as a load on an engine."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from sim.engine.run import linked_records
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig, FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.workload import Arrival, plan_arrivals
+from sim.workload.workload import Arrival, linked_records, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 
-MOST_ALTERNATIVES = 200
+MOST_SCENARIOS = 200
 BASELINE = "as captured"
 _NUMBERS = {
-    "num_gpu_blocks": "--kv-blocks",
+    "num_gpu_blocks": "--num-gpu-blocks",
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "block_size": "--block-size",
@@ -26,7 +25,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class Scenario:
     """One row of a what-if: what differs from the capture."""
 
     settings: Mapping[str, Any]
@@ -76,9 +75,9 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An alternative, planned: what comes, when, and to which engine."""
+    """An scenario, planned: what comes, when, and to which engine."""
 
-    alternative: Alternative
+    scenario: Scenario
     arrivals: list[Arrival]
     engine: EngineConfig
     horizon_ms: float
@@ -101,21 +100,21 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     return Captured(path, digest, meta, records, engine_with(model.engine, told), paced)
 
 
-def plan(captured: Captured, alternative: Alternative) -> Load:
-    """The capture's load under ``alternative``. Raises InputError naming what no engine could have."""
-    engine = engine_with(captured.engine, _same_memory(captured.engine, alternative.settings))
+def plan(captured: Captured, scenario: Scenario) -> Load:
+    """The capture's load under ``scenario``. Raises InputError naming what no engine could have."""
+    engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     arrivals = plan_arrivals(
         captured.meta,
         captured.records,
         engine.block_size,
         path=str(captured.path),
-        cold_prompts=alternative.cold_prompts or captured.cold,
+        cold_prompts=scenario.cold_prompts or captured.cold,
         replay_sessions=captured.paced,
         needs_hashes=engine.enable_prefix_caching,
     )
-    arrivals = at_rate(arrivals, alternative.rate)
+    arrivals = at_rate(arrivals, scenario.rate)
     last_ms = max(arrival.arrival_ms for arrival in arrivals)
-    return Load(alternative, arrivals, engine, last_ms + captured.tail_ms)
+    return Load(scenario, arrivals, engine, last_ms + captured.tail_ms)
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
@@ -141,20 +140,20 @@ def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str,
     return {**settings, "num_gpu_blocks": engine.usable_blocks * engine.block_size // size + 1}
 
 
-def add_alternative_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what differs. Several values of one, separated by commas, are as many alternatives."""
-    different = parser.add_argument_group("what differs", "N,N,… are several alternatives; several flags: all together")
+def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what differs. Several values of one, separated by commas, are as many scenarios."""
+    different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
     different.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     different.add_argument("--rate", metavar="X,…", help="times the captured rate; think times stay")
-    different.add_argument("--kv-blocks", metavar="N,…", help="KV blocks, the null block included")
+    different.add_argument("--num-gpu-blocks", metavar="N,…", help="KV blocks, the null block included")
     different.add_argument("--max-num-seqs", metavar="N,…", help="requests running at once")
     different.add_argument("--max-num-batched-tokens", metavar="N,…", help="tokens per step")
-    different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --kv-blocks")
+    different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --num-gpu-blocks")
     different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_rules()}")
     different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
 
 
-def alternatives_of(arguments: argparse.Namespace) -> list[Alternative]:
+def scenarios_of(arguments: argparse.Namespace) -> list[Scenario]:
     """Every combination of the values given. Raises InputError naming the flag that says something else."""
     choices: dict[str, list[Any]] = {}
     for setting, flag in _NUMBERS.items():
@@ -167,12 +166,12 @@ def alternatives_of(arguments: argparse.Namespace) -> list[Alternative]:
         choices["enable_prefix_caching"] = [False]
     rates = [1.0] if arguments.rate is None else [_rate(word) for word in _words("--rate", arguments.rate)]
     found = [
-        Alternative(dict(zip(choices, values, strict=True)), rate, arguments.cold_prompts)
+        Scenario(dict(zip(choices, values, strict=True)), rate, arguments.cold_prompts)
         for rate in rates
         for values in product(*choices.values())
     ]
-    if len(found) > MOST_ALTERNATIVES:
-        raise InputError(f"{len(found)} alternatives, all combinations; expected at most {MOST_ALTERNATIVES}")
+    if len(found) > MOST_SCENARIOS:
+        raise InputError(f"{len(found)} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
     return [one for one in found if one.name != BASELINE]
 
 

@@ -7,27 +7,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from measure.cohorts import MAIN
+from report.output import print_json, write_page
 from report.pages.searchresults import Evaluated, Outcome, Quantity, Search
 from report.pages.searchterminal import describe
+from sim.engine.compiled import say_if_not_compiled
 from sim.forecast.bisection import Scale, bisect
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.extrapolation import extrapolations
-from sim.forecast.outlook import cohorts_of, hit_rates, ttft_quantiles
 from sim.forecast.saturation import demand_of, run_point
 from sim.forecast.scenarios import (
-    Alternative,
     Captured,
     Load,
-    add_alternative_flags,
-    alternatives_of,
+    Scenario,
+    add_scenario_flags,
     plan,
     read_captured,
+    scenarios_of,
 )
-from sim.forecast.whatif import add_forecast_flags, checked_members, say_if_not_compiled, span_of
+from sim.forecast.summary import cohorts_of, hit_rates, ttft_quantiles
+from sim.forecast.whatif import add_forecast_flags, checked_members, span_of
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted
@@ -35,7 +36,7 @@ from tracefile.commandline.progress import counted
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 _TARGET = re.compile(r"p(\d{1,2}(?:\.\d+)?)<=(\d+(?:\.\d+)?)(ms|s)?")
-_SETTING = {"kv-blocks": "num_gpu_blocks"}
+_SETTING = {"num-gpu-blocks": "num_gpu_blocks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class SearchConfig:
     model: Path
     quantity: Quantity
     target: Target
-    alternative: Alternative
+    scenario: Scenario
     """What else differs from the capture."""
     between: tuple[float, float] | None = None
     tolerance: float = 0.01
@@ -69,31 +70,31 @@ class SearchConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim search``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--smallest", choices=["kv-blocks"], help="what to find the least of")
-    wanted.add_argument("--highest", choices=["rate"], help="what to find the most of")
+    wanted.add_argument("--minimize", choices=["num-gpu-blocks"], help="what to find the least of")
+    wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of")
     parser.add_argument("--ttft", required=True, metavar="pN<=LIMIT", help="the target, such as p90<=500ms or p99<=2s")
     parser.add_argument("--cohort", choices=MAIN, default=MAIN[0], help="whose TTFT (default all)")
     parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
     parser.add_argument("--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10")
     parser.add_argument("--tolerance", type=float, default=0.01, help="relative; 0: to the block (default 0.01)")
-    add_alternative_flags(parser)
+    add_scenario_flags(parser)
     add_forecast_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, and say what was found: 1 if nothing that was asked for holds."""
-    quantity: Quantity = arguments.smallest or arguments.highest
+    quantity: Quantity = arguments.minimize or arguments.maximize
     found = search(
         SearchConfig(
             trace=arguments.trace,
-            model=arguments.model,
+            model=arguments.latency_model,
             quantity=quantity,
             target=parse_target(arguments.ttft, arguments.cohort, arguments.confidence),
-            alternative=_only_one(alternatives_of(arguments), quantity),
+            scenario=_only_one(scenarios_of(arguments), quantity),
             between=None if arguments.between is None else _between(arguments.between, quantity),
             tolerance=_checked_tolerance(arguments.tolerance, quantity),
             paced=arguments.replay_sessions,
@@ -101,9 +102,14 @@ def run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )
     )
-    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if arguments.json else describe(found))
+    if arguments.json:
+        print_json(found)
+    print(describe(found), file=sys.stderr if arguments.json else None)
     if arguments.html is not None:
-        write_page(arguments.html, found)
+        # The page's libraries take half a second to import.
+        from report.pages.searchpage import render_search  # noqa: PLC0415
+
+        write_page(arguments.html, render_search(found))
     return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]
 
 
@@ -115,7 +121,7 @@ def search(config: SearchConfig) -> Search:
     if places is None:
         raise InputError(f"--cohort: {config.target.cohort}: the trace has no such requests; expected another cohort")
     low, high = config.between or _widest(captured, config)
-    smallest = config.quantity == "kv-blocks"
+    smallest = config.quantity == "num-gpu-blocks"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
     judge = _Judge(config, captured, model)
     say_if_not_compiled()
@@ -139,7 +145,7 @@ def search(config: SearchConfig) -> Search:
         low=low,
         high=high,
         tolerance=config.tolerance,
-        alternative=config.alternative.name,
+        scenario=config.scenario.name,
         members=config.members,
         seed=config.seed,
         paced=captured.paced,
@@ -160,7 +166,7 @@ class _Judge:
         self._members = members(model, config.members, config.seed)
         self._places = cohorts_of(captured.records)[config.target.cohort]
         self._done = counted(range(sys.maxsize), "forecasts")
-        as_captured = plan(captured, Alternative({}))
+        as_captured = plan(captured, Scenario({}))
         self._base = run_point(as_captured.arrivals, as_captured.engine, model), as_captured.engine
 
     def holds(self, value: float) -> bool:
@@ -195,19 +201,17 @@ class _Judge:
         )
 
 
-def _at(config: SearchConfig, value: float) -> Alternative:
+def _at(config: SearchConfig, value: float) -> Scenario:
     if config.quantity == "rate":
-        return replace(config.alternative, rate=value)
-    return replace(
-        config.alternative, settings={**config.alternative.settings, _SETTING[config.quantity]: round(value)}
-    )
+        return replace(config.scenario, rate=value)
+    return replace(config.scenario, settings={**config.scenario.settings, _SETTING[config.quantity]: round(value)})
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
     """From the smallest pool that the longest request fits in to the one in which nothing is ever evicted."""
     if config.quantity == "rate":
         return RATES
-    load = plan(captured, config.alternative)
+    load = plan(captured, config.scenario)
     size = load.engine.block_size
     held = [-(-(one.prompt_tokens + one.output_tokens - 1) // size) for one in load.arrivals if one.fate == "runs"]
     keys = {key for one in load.arrivals for key in one.hashes}
@@ -240,10 +244,10 @@ def parse_target(text: str, cohort: str, confidence: float) -> Target:
     return Target(text, float(found[1]) / 100.0, limit_ms, cohort, confidence)
 
 
-def _only_one(alternatives: Sequence[Alternative], quantity: Quantity) -> Alternative:
-    if len(alternatives) > 1:
-        raise InputError(f"{len(alternatives)} alternatives; expected one value of each flag, as {quantity} is varied")
-    one = alternatives[0] if alternatives else Alternative({})
+def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:
+    if len(scenarios) > 1:
+        raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
+    one = scenarios[0] if scenarios else Scenario({})
     if (quantity == "rate" and one.rate != 1.0) or _SETTING.get(quantity) in one.settings:
         raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
     return one
@@ -255,25 +259,14 @@ def _between(text: str, quantity: Quantity) -> tuple[float, float]:
     except ValueError:
         low = high = 0.0
     whole = low == round(low) and high == round(high)
-    if not 0.0 < low < high < float("inf") or (quantity == "kv-blocks" and (low < 2 or not whole)):
-        kind = "two whole numbers from 2 on" if quantity == "kv-blocks" else "two numbers above 0"
+    if not 0.0 < low < high < float("inf") or (quantity == "num-gpu-blocks" and (low < 2 or not whole)):
+        kind = "two whole numbers from 2 on" if quantity == "num-gpu-blocks" else "two numbers above 0"
         raise InputError(f"--between: {text!r}; expected {kind}, the smaller first")
     return low, high
 
 
 def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
-    least = 0.0 if quantity == "kv-blocks" else 1e-4
+    least = 0.0 if quantity == "num-gpu-blocks" else 1e-4
     if not least <= tolerance < 1.0:
         raise InputError(f"--tolerance: {tolerance:g}; expected a share from {least:g} to below 1")
     return tolerance
-
-
-def write_page(path: Path, found: Search) -> None:
-    """Write the search as a page. Raises InputError if it cannot be written."""
-    from report.pages.searchpage import render_search  # noqa: PLC0415 - plotly, jinja: only who wants a page waits for them
-
-    try:
-        path.write_text(render_search(found), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html: {path}: {error.strerror}; expected a writable path") from None
-    print(f"page: {path}", file=sys.stderr)

@@ -1,28 +1,27 @@
-"""``sim calibrate``: whether forecasts come true: a capture beside an ensemble of forecasts of it, cohort by cohort."""
+"""``sim validate``: whether forecasts come true: a capture beside an ensemble of forecasts of it, cohort by cohort."""
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 
-from measure.runs import STATUSES, UNKNOWN, Run, load_run
+from measure.runs import STATUSES, UNKNOWN, IntArray, Run, load_run
 from report.compare.baselines import Line
-from report.compare.calibration import Predicted, Yardsticks, calibrate
+from report.compare.calibration import Predicted, Yardsticks, judge_forecasts
 from report.compare.comparison import Compared
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
-from sim.engine.compiled import is_compiled
-from sim.engine.run import RunConfig, predicted_meta
+from report.output import print_json, write_page
+from sim.engine.compiled import say_if_not_compiled
+from sim.engine.prediction import predicted_meta
 from sim.engine.timeline import Floats
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, run_point
-from sim.forecast.scenarios import Alternative, Captured, Load, plan, read_captured
+from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.vllm.flags import add_engine_flags, engine_overrides
@@ -31,18 +30,13 @@ from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
-STDOUT = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateConfig:
-    """What ``sim calibrate`` was asked for."""
+class ValidateConfig:
+    """Settings of ``sim validate``."""
 
     trace: Path
-    model: Path
-    again: Path | None
-    cold: Path | None
-    beside: Mapping[str, Path]
     overrides: dict[str, Any]
     """Engine settings that differ from the trace's own, or that it does not tell."""
     cold_prompts: bool
@@ -53,22 +47,37 @@ class CalibrateConfig:
     bootstrap: int
     gates: tuple[str, ...]
     standard: bool
-    json: Path | str | None
+    """Include the standard gates."""
+    json: bool
     page: Path | None
+    again: Path | None = None
+    cold: Path | None = None
+    also: Mapping[str, Path] = field(default_factory=dict)
+    judged: IntArray | None = None
+    """Rows of the trace that the forecast is judged on, None: all. The forecast is of the whole load either way."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim calibrate``."""
+    """Declare the flags of ``sim validate``."""
     parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
-    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
-    parser.add_argument("--aa", type=Path, metavar="OTHER", help="another capture of the same load: the yardstick")
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument(
+        "--repeat", type=Path, metavar="OTHER", help="another capture of the same load: the A/A yardstick"
+    )
     parser.add_argument(
         "--cold", type=Path, metavar="COLD", help="the same load captured without sharing: forecast from TRACE too"
     )
     parser.add_argument(
-        "--beside", action="append", default=[], metavar="LABEL=TRACE", help="another trace to show (repeatable)"
+        "--also", action="append", default=[], metavar="LABEL=TRACE", help="another trace to show (repeatable)"
     )
     add_engine_flags(parser)
+    add_validation_flags(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the ensemble and of resampling (default 0)")
+    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals (default 500)")
+
+
+def add_validation_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of every command that validates."""
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared (default: as the trace says)")
     parser.add_argument(
         "--replay-sessions",
@@ -76,52 +85,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a turn waits for the predicted end of the one before (default: as the trace was paced)",
     )
     parser.add_argument("--members", type=int, default=64, help="forecasts in the ensemble (default 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of the ensemble and of resampling (default 0)")
-    parser.add_argument("--bootstrap", type=int, default=500, help="draws for intervals (default 500)")
     parser.add_argument(
         "--gate", action="append", default=[], metavar="EXPRESSION", help="exit 1 unless this holds too (repeatable)"
     )
     parser.add_argument("--no-default-gates", action="store_true", help="only those of --gate")
-    parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help="write JSON; without FILE to stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Forecast, judge, print; 1 if a gate fails."""
-    config = _config(arguments)
-    compared = calibrate_trace(config)
+    config = replace(
+        read_config(arguments, arguments.trace),
+        again=arguments.repeat,
+        cold=arguments.cold,
+        also=_labelled(arguments.also),
+    )
+    compared = validate(config, load_model(arguments.latency_model))
+    if config.json:
+        print_json(compared.result)
+    return report(config, compared)
+
+
+def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
+    """Flags that validation of any capture shares. Raises InputError that names the flag."""
+    for name, least in (("members", 1), ("bootstrap", 0)):
+        if getattr(arguments, name) < least:
+            raise InputError(f"--{name} {getattr(arguments, name)}: expected {least} or more")
+    return ValidateConfig(
+        trace=trace,
+        overrides=engine_overrides(arguments),
+        cold_prompts=arguments.cold_prompts,
+        replay_sessions=arguments.replay_sessions,
+        members=arguments.members,
+        seed=arguments.seed,
+        bootstrap=arguments.bootstrap,
+        gates=tuple(arguments.gate),
+        standard=not arguments.no_default_gates,
+        json=arguments.json,
+        page=arguments.html,
+    )
+
+
+def report(config: ValidateConfig, compared: Compared) -> int:
+    """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
+    print_comparison(compared.result, Console(stderr=config.json, highlight=False))
     if config.page is not None:
-        # The page's libraries take half a second to import: only who wants a page waits for them.
+        # The page's libraries take half a second to import.
         from report.pages.page import render_page  # noqa: PLC0415
 
-        _write(config.page, render_page(compared), "--html")
-    if config.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(compared.result), indent=2).decode() + "\n"
-        if config.json == STDOUT:
-            sys.stdout.write(text)
-        else:
-            _write(Path(config.json), text, "--json")
-    print_comparison(compared.result, Console(stderr=config.json == STDOUT, highlight=False))
+        write_page(config.page, render_page(compared))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 
-def calibrate_trace(config: CalibrateConfig) -> Compared:
-    """Read the model and the captures, forecast, judge. InputError where the model was fitted on any of them."""
-    model = load_model(config.model)
-    others = {**({AGAIN: config.again} if config.again else {}), **config.beside}
+def validate(config: ValidateConfig, model: Model) -> Compared:
+    """Read the captures, forecast, judge. InputError if the model was fitted on any of them."""
+    others = {**({AGAIN: config.again} if config.again else {}), **config.also}
     for path in (*others.values(), *([config.cold] if config.cold else [])):
         model.refuse_fit_traces(trace_digest(path), path)
     captured = read_captured(config.trace, model, paced=config.replay_sessions)
-    traces = {CAPTURED: config.trace, **others}
-    runs = {label: load_run(label, path) for label, path in traces.items()}
-    if not is_compiled():
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
-    as_it_was = Alternative(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
-    predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, runs[CAPTURED]))}
+    runs = {label: load_run(label, path) for label, path in {CAPTURED: config.trace, **others}.items()}
+    whole, judged = runs[CAPTURED], config.judged
+    if judged is not None:
+        runs[CAPTURED] = whole.select(judged)
+    say_if_not_compiled()
+    as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
+    predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole))}
     if config.cold is not None:
         runs[COLD] = load_run(COLD, config.cold)
         without = _without_sharing(runs[COLD].meta, config.overrides)
-        predicted[COLD_PREDICTED] = Predicted(COLD, *_predict(config, model, captured, without, runs[CAPTURED]))
+        predicted[COLD_PREDICTED] = Predicted(COLD, *_predict(config, model, captured, without, whole))
     yardsticks = Yardsticks(
         aa=AGAIN if config.again else None,
         baselines=_lines(model),
@@ -130,14 +163,14 @@ def calibrate_trace(config: CalibrateConfig) -> Compared:
         seed=config.seed,
         bootstrap=config.bootstrap,
     )
-    return calibrate(runs, predicted, yardsticks)
+    return judge_forecasts(runs, predicted, yardsticks)
 
 
 def _predict(
-    config: CalibrateConfig, model: Model, captured: Captured, alternative: Alternative, run: Run
+    config: ValidateConfig, model: Model, captured: Captured, scenario: Scenario, run: Run
 ) -> tuple[list[Run], Facts]:
-    """An ensemble of the capture's load under ``alternative``, as runs in the rows of ``run``; how it was made."""
-    load = plan(captured, alternative)
+    """An ensemble of the capture's load under ``scenario``, as runs in the rows of ``run``; how it was made."""
+    load = plan(captured, scenario)
     progress = counted(range(config.members), "forecasts")
     found = forecast(
         load.arrivals,
@@ -152,15 +185,24 @@ def _predict(
         members=config.members,
         seed=config.seed,
         pacing="sessions" if captured.paced else "recorded",
-        cold_prompts=alternative.cold_prompts,
+        cold_prompts=scenario.cold_prompts,
         settings=asdict(load.engine),
         load=float(demand.load),
         saturated=bool(demand.is_saturated),
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
     )
-    meta = _predicted_meta(config, model, captured, load)
+    meta = predicted_meta(
+        captured.meta,
+        model,
+        load.engine,
+        captured.digest,
+        replay_sessions=captured.paced,
+        cold_prompts=scenario.cold_prompts,
+        seed=config.seed,
+    )
     blank = replace(run, meta=meta, itl_ms=np.empty(0), itl_owner=np.empty(0, np.int64), warnings=())
-    return [member_run(found, number, blank) for number in range(found.members)], facts
+    futures = [member_run(found, number, blank) for number in range(found.members)]
+    return [one if config.judged is None else one.select(config.judged) for one in futures], facts
 
 
 def member_run(found: Forecast, number: int, run: Run) -> Run:
@@ -199,24 +241,11 @@ def _cold_prompts(meta: Meta) -> bool:
     return bool(meta.workload and meta.workload.cold_prompts)
 
 
-def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Alternative:
+def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
     """The conditions of a capture without sharing: cold prompts if it says so, else an engine without the cache."""
     if _cold_prompts(cold):
-        return Alternative(dict(overrides), cold_prompts=True)
-    return Alternative({**overrides, "enable_prefix_caching": False})
-
-
-def _predicted_meta(config: CalibrateConfig, model: Model, captured: Captured, load: Load) -> Meta:
-    asked = RunConfig(
-        trace=config.trace,
-        model=config.model,
-        output=config.trace,
-        overrides=config.overrides,
-        cold_prompts=load.alternative.cold_prompts,
-        replay_sessions=captured.paced,
-        seed=config.seed,
-    )
-    return predicted_meta(captured.meta, model, load.engine, asked, captured.digest)
+        return Scenario(dict(overrides), cold_prompts=True)
+    return Scenario({**overrides, "enable_prefix_caching": False})
 
 
 def _lines(model: Model) -> dict[str, Line]:
@@ -227,41 +256,11 @@ def _lines(model: Model) -> dict[str, Line]:
     }
 
 
-def _config(arguments: argparse.Namespace) -> CalibrateConfig:
-    for name, least in (("members", 1), ("bootstrap", 0)):
-        if getattr(arguments, name) < least:
-            raise InputError(f"--{name} {getattr(arguments, name)}: expected {least} or more")
-    return CalibrateConfig(
-        trace=arguments.trace,
-        model=arguments.model,
-        again=arguments.aa,
-        cold=arguments.cold,
-        beside=_labelled(arguments.beside),
-        overrides=engine_overrides(arguments),
-        cold_prompts=arguments.cold_prompts,
-        replay_sessions=arguments.replay_sessions,
-        members=arguments.members,
-        seed=arguments.seed,
-        bootstrap=arguments.bootstrap,
-        gates=tuple(arguments.gate),
-        standard=not arguments.no_default_gates,
-        json=arguments.json,
-        page=arguments.html,
-    )
-
-
 def _labelled(texts: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for text in texts:
         label, equals, path = text.partition("=")
         if not (label and equals and path) or label in (CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED, *found):
-            raise InputError(f"--beside {text}: expected LABEL=TRACE with a label of its own")
+            raise InputError(f"--also {text}: expected LABEL=TRACE with a label of its own")
         found[label] = Path(path)
     return found
-
-
-def _write(path: Path, text: str, flag: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{flag} {path}: cannot be written: {error.strerror}; expected a writable path") from error

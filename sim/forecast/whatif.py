@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from report.output import print_json, write_page
 from report.pages.whatifresults import DemandSaid, Measure, Row, Span, WhatIf
 from report.pages.whatifterminal import describe
-from sim.engine.compiled import is_compiled
+from sim.engine.compiled import say_if_not_compiled
 from sim.engine.timeline import Floats
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
 from sim.forecast.extrapolation import extrapolations, open_parameters
-from sim.forecast.outlook import Outlook, cohorts_of, look
 from sim.forecast.saturation import Demand
-from sim.forecast.scenarios import Alternative, Captured, add_alternative_flags, alternatives_of, plan, read_captured
+from sim.forecast.scenarios import Captured, Scenario, add_scenario_flags, plan, read_captured, scenarios_of
+from sim.forecast.summary import ForecastSummary, cohorts_of, summarize
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted
@@ -29,7 +29,7 @@ class WhatIfConfig:
 
     trace: Path
     model: Path
-    alternatives: tuple[Alternative, ...]
+    scenarios: tuple[Scenario, ...]
     paced: bool | None = None
     """None: if the trace knows its sessions."""
     members: int = 32
@@ -41,10 +41,10 @@ class WhatIfConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim what-if``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
-    parser.add_argument("--model", type=Path, required=True, help="model.json from sim fit")
-    add_alternative_flags(parser)
+    parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    add_scenario_flags(parser)
     add_forecast_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
 
@@ -61,43 +61,45 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast the capture and each alternative, and say what differs."""
+    """Forecast the capture and each scenario, and say what differs."""
     config = WhatIfConfig(
         trace=arguments.trace,
-        model=arguments.model,
-        alternatives=tuple(alternatives_of(arguments)),
+        model=arguments.latency_model,
+        scenarios=tuple(scenarios_of(arguments)),
         paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
         json=arguments.json,
         page=arguments.html,
     )
-    result, finished = forecast_alternatives(config)
+    result, finished = forecast_scenarios(config)
     if config.json:
-        print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
-    else:
-        print(describe(result))
+        print_json(result)
+    print(describe(result), file=sys.stderr if config.json else None)
     if config.page is not None:
-        write_page(config.page, result)
+        # The page's libraries take half a second to import.
+        from report.pages.whatifpage import render_what_if  # noqa: PLC0415
+
+        write_page(config.page, render_what_if(result))
     return 0 if finished else 130
 
 
-def forecast_alternatives(config: WhatIfConfig) -> tuple[WhatIf, bool]:
+def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     """The rows that were asked for, the capture's first; and whether all are there: Ctrl-C keeps what was done."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
-    loads = [plan(captured, alternative) for alternative in (Alternative({}), *config.alternatives)]
+    loads = [plan(captured, scenario) for scenario in (Scenario({}), *config.scenarios)]
     say_if_not_compiled()
     drawn = members(model, config.members, config.seed)
     cohorts = cohorts_of(captured.records)
     rows: list[Row] = []
     finished = True
     try:
-        base: Outlook | None = None
+        base: ForecastSummary | None = None
         runs = counted(range(len(loads) * config.members), "forecasts")
         for load in loads:
             found = forecast(load.arrivals, load.engine, drawn, seed=config.seed, done=lambda: next(runs, None))
-            one = look(load, found, model, cohorts, paced=captured.paced)
+            one = summarize(load, found, model, cohorts, paced=captured.paced)
             base = base or one
             rows.append(_row(one, base, model))
     except KeyboardInterrupt:
@@ -115,7 +117,7 @@ def forecast_alternatives(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         paced=captured.paced,
         requests=len(captured.records),
         cohorts={name: len(places) for name, places in cohorts.items()},
-        notes=list(_notes(captured, model, config.alternatives)),
+        notes=list(_notes(captured, model, config.scenarios)),
         rows=rows,
     )
     return result, finished
@@ -128,30 +130,13 @@ def checked_members(members: int) -> int:
     return members
 
 
-def say_if_not_compiled() -> None:
-    """The first forecast of an installation takes longer; a reader who waits should know why."""
-    if not is_compiled():
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
-
-
-def write_page(path: Path, result: WhatIf) -> None:
-    """Write the result as a page. Raises InputError if it cannot be written."""
-    from report.pages.whatifpage import render_what_if  # noqa: PLC0415 - plotly, jinja: only who wants a page waits for them
-
-    try:
-        path.write_text(render_what_if(result), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html: {path}: {error.strerror}; expected a writable path") from None
-    print(f"page: {path}", file=sys.stderr)
-
-
-def _row(one: Outlook, base: Outlook, model: Model) -> Row:
-    alternative, is_base = one.load.alternative, one is base
+def _row(one: ForecastSummary, base: ForecastSummary, model: Model) -> Row:
+    scenario, is_base = one.load.scenario, one is base
     return Row(
-        name=alternative.name,
-        settings=dict(alternative.settings),
-        rate=alternative.rate,
-        cold_prompts=alternative.cold_prompts,
+        name=scenario.name,
+        settings=dict(scenario.settings),
+        rate=scenario.rate,
+        cold_prompts=scenario.cold_prompts,
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
         measures={name: _measure(name, one, None if is_base else base) for name in one.values},
         demand=_said(one.demand),
@@ -164,7 +149,7 @@ def _row(one: Outlook, base: Outlook, model: Model) -> Row:
     )
 
 
-def _measure(name: str, one: Outlook, base: Outlook | None) -> Measure:
+def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> Measure:
     values, beyond = one.values[name], one.beyond.get(name)
     if base is None:
         return Measure(value=span_of(values, beyond))
@@ -208,8 +193,8 @@ def _said(demand: Demand) -> DemandSaid:
     )
 
 
-def _notes(captured: Captured, model: Model, alternatives: Sequence[Alternative]) -> Iterator[str]:
-    rates = any(alternative.rate != 1.0 for alternative in alternatives)
+def _notes(captured: Captured, model: Model, scenarios: Sequence[Scenario]) -> Iterator[str]:
+    rates = any(scenario.rate != 1.0 for scenario in scenarios)
     if captured.paced:
         yield "later turns wait for the answers before them, then think as long as recorded" + (
             "; a rate multiplies the sessions that begin in a second" if rates else ""

@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``sim serve``."""
     add = parser.add_argument
     add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: any free one (default %(default)s)")
-    add("--model", type=Path, help="a model.json; default: built-in parameters of a small engine")
-    add("--served-model-name", help="what clients call it (default: the model.json's, or kvtape-sim)")
+    add("--latency-model", type=Path, help="a model.json; default: built-in parameters of a small engine")
+    add("--model", help="what clients call it (default: the model.json's, or kvtape-sim)")
     add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer; default: a built-in vocabulary")
     add("--speed", default="1", metavar="X|max", help="virtual seconds per real one; max: no sleeping (default 1)")
     add("--seed", type=int, default=0, help="of answers and noise (default 0)")
@@ -102,7 +102,7 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         host=host,
         port=port,
         model=model,
-        model_name=arguments.served_model_name or model.model_name or "kvtape-sim",
+        model_name=arguments.model or model.model_name or "kvtape-sim",
         tokenizer=arguments.tokenizer,
         speed=_read_speed(arguments.speed),
         seed=arguments.seed,
@@ -118,7 +118,7 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
 
 
 def _read_model(arguments: argparse.Namespace) -> Model:
-    model = default_model() if arguments.model is None else load_model(arguments.model)
+    model = default_model() if arguments.latency_model is None else load_model(arguments.latency_model)
     given = {term.name: getattr(arguments, term.name) for term in TERMS}
     parameters = dict(model.parameters)
     for term in TERMS:

@@ -10,7 +10,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Flags under vLLM's names; one that is not given leaves the setting as it is."""
     settings = parser.add_argument_group("engine settings", "where they differ from the known ones")
     add, either = settings.add_argument, argparse.BooleanOptionalAction
-    add("--kv-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
+    add("--num-gpu-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
     add("--block-size", type=int, metavar="TOKENS", help="tokens in a block")
     add("--max-num-seqs", type=int, metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens in a step")

@@ -10,7 +10,7 @@ from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 
-FLAGS = {"num_gpu_blocks": "--kv-blocks"}
+FLAGS = {"num_gpu_blocks": "--num-gpu-blocks"}
 _ASSUMED = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 
 

@@ -1,12 +1,15 @@
 """What a trace asks of an engine: its requests, when they come, who waits for whom, and when a client gives up."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from sim.workload.chain import Chains
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
+from tracefile.sessions import infer_sessions
 
 Fate = Literal["runs", "as_recorded"]
 """``as_recorded``: it failed before the engine saw it, and is copied; ``runs``: the engine gets it."""
@@ -73,6 +76,17 @@ def plan_arrivals(
             )
         )
     return arrivals
+
+
+def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
+    """Return ``records`` with their sessions: as recorded, else inferred from block hashes."""
+    if any(record.parent_id is not None for record in records):
+        return records
+    if meta.block_size is None or all(record.block_hashes is None for record in records):
+        raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
+    inference = infer_sessions(records, meta.block_size)
+    print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
+    return list(inference.records)
 
 
 def _keys(chains: Chains, record: Record, output_tokens: int, cold: bool) -> list[int]:

@@ -88,7 +88,7 @@ def said(capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
         ("curve", "--by", "session", "--json"),
         ("misses", "--blocks", "200", "--json"),
         ("reuse", "--json"),
-        ("what-if", "--model", "model.json", "--kv-blocks", "300,600", "--members", "3", "--json"),
+        ("what-if", "--latency-model", "model.json", "--num-gpu-blocks", "300,600", "--members", "3", "--json"),
     ],
     ids=" ".join,
 )
@@ -105,7 +105,8 @@ def test_the_fit_is_the_same(folder: Path) -> None:
     models = []
     for form in ("jsonl", "parquet"):
         out = folder / f"{form}.json"
-        flags = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--kv-blocks", "4096", "--bootstrap", "20")
+        step = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
+        flags = (*step, "--num-gpu-blocks", "4096", "--bootstrap", "20")
         assert sim(["fit", str(folder / f"t.{form}"), "-o", str(out), *flags, "--no-async-scheduling"]) == 0
         models.append(json.loads(out.read_text()))
     assert models[0]["fitted_on"][0].pop("name") == "t.jsonl"
@@ -113,11 +114,10 @@ def test_the_fit_is_the_same(folder: Path) -> None:
     assert models[0] == models[1], "the digest is of the records, whatever form they have"
 
 
-def test_a_report_finds_no_difference(folder: Path) -> None:
-    out = folder / "compared.json"
+def test_a_report_finds_no_difference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = (f"captured={folder / 't.jsonl'}", f"again={folder / 't.parquet'}")
-    assert report(["compare", *labels, "--json", str(out), "--bootstrap", "0"]) == 0
-    compared: dict[str, Any] = json.loads(out.read_text())
+    assert report(["compare", *labels, "--json", "--bootstrap", "0"]) == 0
+    compared: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert compared["pairs"]["again"]["joined"] == 120
     assert compared["pairs"]["again"]["cohorts"]["all"]["ttft"]["p50"]["error"] == 0.0
     assert compared["pairs"]["again"]["cohorts"]["all"]["cached"]["exact_share"] == 1.0

@@ -1,5 +1,7 @@
 """A client that sent late is named before its latencies are read, by the rule that the client itself goes by."""
 
+import contextlib
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +40,10 @@ def trace_of(
     return path
 
 
-def notes_of(tmp_path: Path, trace: Path) -> list[str]:
-    out = tmp_path / "out.json"
-    main(["compare", f"load={trace}", "--bootstrap", "20", "--json", str(out)])
-    notes: list[str] = json.loads(out.read_text())["notes"]
+def notes_of(trace: Path) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", f"load={trace}", "--bootstrap", "20", "--json"])
+    notes: list[str] = json.loads(out.getvalue())["notes"]
     return notes
 
 
@@ -53,7 +55,7 @@ def test_the_limit_is_5_ms_or_a_hundredth_of_the_ttft() -> None:
 def test_a_late_run_is_said_to_be(tmp_path: Path) -> None:
     trace = trace_of(tmp_path / "t.jsonl", [0.1] * 97 + [9.0, 9.0, 9.0])
     said = "the client was late: lag p99 9.0 ms is above 5.0 ms (3 of 100 requests are); trust none of its latencies."
-    assert f"load: {said}" in notes_of(tmp_path, trace)
+    assert f"load: {said}" in notes_of(trace)
 
 
 def test_a_slow_engine_allows_as_much_more(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_one_late_request_of_many_is_no_late_run(tmp_path: Path) -> None:
     lag = client_lag(load_run("x", trace))
     assert lag is not None
     assert (lag.late, lag.flagged) == (1, False)
-    assert not [note for note in notes_of(tmp_path, trace) if "late" in note]
+    assert not [note for note in notes_of(trace) if "late" in note]
 
 
 @pytest.mark.parametrize("source", ["tap", "sim"])

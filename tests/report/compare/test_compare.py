@@ -1,5 +1,7 @@
 """``report compare`` on traces whose comparison is known: joins, refusals, cohorts, gates, JSON, terminal."""
 
+import contextlib
+import io
 import json
 import re
 from collections.abc import Callable
@@ -18,11 +20,11 @@ MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
-def compared(tmp_path: Path, *argv: object) -> dict[str, Any]:
+def compared(*argv: object) -> dict[str, Any]:
     """The JSON of one comparison with few draws."""
-    out = tmp_path / "result.json"
-    main(["compare", *map(str, argv), "--bootstrap", "50", "--json", str(out)])
-    result: dict[str, Any] = json.loads(out.read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", *map(str, argv), "--bootstrap", "50", "--json"])
+    result: dict[str, Any] = json.loads(out.getvalue())
     return result
 
 
@@ -45,7 +47,7 @@ def answered(number: int, ttft_ms: float, cached: int | None = 0) -> Record:
 
 
 def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTrace) -> None:
-    result = compared(tmp_path, f"captured={make_trace('a')}", f"slow={make_trace('b', slower=1.25)}")
+    result = compared(f"captured={make_trace('a')}", f"slow={make_trace('b', slower=1.25)}")
     pair = result["pairs"]["slow"]
     assert (pair["truth"], pair["kind"], pair["joined"]) == ("captured", "error", 120)
     ttft = pair["cohorts"]["turns2+"]["ttft"]
@@ -61,7 +63,7 @@ def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTra
 def test_unmatched_requests_are_counted_and_said(tmp_path: Path) -> None:
     truth = write(tmp_path / "t.jsonl", [answered(number, 10.0) for number in range(40)])
     other = write(tmp_path / "o.jsonl", [answered(number, 10.0) for number in range(5, 48)])
-    result = compared(tmp_path, f"t={truth}", f"o={other}")
+    result = compared(f"t={truth}", f"o={other}")
     pair = result["pairs"]["o"]
     assert (pair["joined"], pair["unmatched_truth"], pair["unmatched_other"]) == (35, 5, 8)
     assert "o and t share 35 requests; 5 only in t, 8 only in o." in result["notes"]
@@ -70,7 +72,7 @@ def test_unmatched_requests_are_counted_and_said(tmp_path: Path) -> None:
 def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
     truth = write(tmp_path / "t.jsonl", [answered(n, 10.0, None if n < 3 else 64) for n in range(40)])
     other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 0 if n < 4 else 64) for n in range(40)])
-    cached = compared(tmp_path, f"t={truth}", f"o={other}")["pairs"]["o"]["cohorts"]["all"]["cached"]
+    cached = compared(f"t={truth}", f"o={other}")["pairs"]["o"]["cohorts"]["all"]["cached"]
     assert (cached["joined"], cached["n"], cached["unreported_truth"]) == (40, 37, 3)
     assert cached["exact_share"] == pytest.approx(36 / 37)
     assert cached["token_error"] == pytest.approx(1 / 37)
@@ -79,7 +81,7 @@ def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
 
 def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
-    result = compared(tmp_path, f"t={traces[0]}", f"o={traces[1]}")
+    result = compared(f"t={traces[0]}", f"o={traces[1]}")
     ttft = result["pairs"]["o"]["cohorts"]["all"]["ttft"]
     assert (ttft["judged"], ttft["p50"], ttft["w1_ms"]) == (False, None, None)
     assert result["headline"] == ["o against t: 29 requests with a TTFT; not judged under 30."]
@@ -90,7 +92,7 @@ def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
         Record(request_id=RequestId(f"g{n}"), arrival_ms=0.0, e2e_ms=50.0, status="client_abort") for n in range(20)
     ]
     trace = write(tmp_path / "t.jsonl", [*(answered(n, 10.0) for n in range(20)), *gone])
-    ttft = compared(tmp_path, f"t={trace}")["traces"]["t"]["cohorts"]["all"]["ttft"]
+    ttft = compared(f"t={trace}")["traces"]["t"]["cohorts"]["all"]["ttft"]
     assert (ttft["n"], ttft["censored_share"]) == (40, 0.5)
     assert ttft["p50"]["value_ms"] == 10.0
     assert (ttft["p90"]["value_ms"], ttft["p90"]["beyond_ms"]) == (None, 50.0)
@@ -98,12 +100,11 @@ def test_a_quantile_past_the_end_is_a_bound(tmp_path: Path) -> None:
 
 def test_a_trace_without_turns_has_all_only(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl", [answered(n, 10.0) for n in range(30)])
-    assert [name for name in compared(tmp_path, f"t={trace}")["traces"]["t"]["cohorts"] if ":" not in name] == ["all"]
+    assert [name for name in compared(f"t={trace}")["traces"]["t"]["cohorts"] if ":" not in name] == ["all"]
 
 
 def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrace) -> None:
     result = compared(
-        tmp_path,
         f"captured={make_trace('a')}",
         f"again={make_trace('again', slower=1.02)}",
         f"replayed={make_trace('b', slower=1.01)}",
@@ -151,7 +152,7 @@ def test_other_settings_of_the_engine_are_an_effect(
         write(tmp_path / f"{name}.jsonl", [answered(number, 10.0) for number in range(30)], meta)
         for name, meta in (("a", captured), ("b", other))
     ]
-    assert compared(tmp_path, f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
+    assert compared(f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
 
 
 def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
@@ -175,7 +176,7 @@ def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
         (["a=x.jsonl", "a=y.jsonl"], "given twice"),
         (["a=x.jsonl", "b=y.jsonl", "--truth", "b=c"], "no trace is labelled 'c'"),
         (["a=x.jsonl", "b=y.jsonl", "--truth", "a=b"], "circle"),
-        (["a=x.jsonl", "b=y.jsonl", "--aa", "c"], "no compared label"),
+        (["a=x.jsonl", "b=y.jsonl", "--repeat", "c"], "no compared label"),
         (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p50"], "not a limit"),
         (["a=x.jsonl", "b=y.jsonl", "--gate", "c.all.ttft.p50.error<=1"], "no compared label"),
         (["a=x.jsonl", "b=y.jsonl", "--gate", "b.turn9.ttft.p50.error<=1"], "no cohort 'turn9'"),
@@ -200,7 +201,6 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
 def test_json_to_stdout_is_json_alone_and_the_same_every_time(
     make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The flag stands before a trace: it must not take it for its file.
     argv = ["compare", "--json", f"a={make_trace('a')}", f"b={make_trace('b', seed=4)}", "--bootstrap", "60"]
     assert main(argv) == 0
     first = capsys.readouterr()

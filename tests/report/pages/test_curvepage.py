@@ -126,7 +126,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path, text: str | None, told:
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputError, match=told) as error:
-        main(["curve", str(path), "-o", str(tmp_path / "page.html")])
+        main(["curve", str(path), "--html", str(tmp_path / "page.html")])
     assert "other.json" in str(error.value)
 
 
@@ -140,5 +140,5 @@ def test_a_label_stands_for_one_file_of_a_kind(files: list[str]) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, files: list[str]) -> None:
     page = tmp_path / "page.html"
-    assert main(["curve", *files, "-o", str(page)]) == 0
+    assert main(["curve", *files, "--html", str(page)]) == 0
     assert figures_drawn(page) == {"hits", "misses", "distance", "time", "working-set"}

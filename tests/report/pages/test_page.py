@@ -53,5 +53,5 @@ def test_the_page_links_to_nothing_and_escapes_labels(make_trace: MakeTrace) -> 
 def test_a_browser_draws_every_figure_and_asks_for_nothing(tmp_path: Path, make_trace: MakeTrace) -> None:
     page = tmp_path / "page.html"
     traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', source='sim', seed=2)}"]
-    main(["compare", *traces, "--bootstrap", "20", "-o", str(page)])
+    main(["compare", *traces, "--bootstrap", "20", "--html", str(page)])
     assert figures_drawn(page) >= {"survival-all", "survival-turns2-", "cached", "errors", "gaps", "arrivals"}

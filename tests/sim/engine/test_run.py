@@ -41,7 +41,7 @@ def write(path: Path, records: list[Record], meta: Meta | None = None) -> Path:
 
 def run(trace: Path, *flags: str, output: str = "predicted.jsonl") -> tuple[Meta, list[Record]]:
     target = trace.with_name(output)
-    arguments = ["run", str(trace), "--model", str(trace.with_name("model.json")), "-o", str(target), *flags]
+    arguments = ["run", str(trace), "--latency-model", str(trace.with_name("model.json")), "-o", str(target), *flags]
     assert main(arguments) == 0
     return load_trace(target)
 
@@ -141,7 +141,7 @@ def test_sessions_are_inferred_where_the_trace_names_none(trace: Path) -> None:
 
 
 def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, predicted = run(trace, "--kv-blocks", "100", "--json")
+    _, predicted = run(trace, "--num-gpu-blocks", "100", "--json")
     failed = [record for record in predicted if record.status == "error"]
     assert failed
     assert {record.error for record in failed} == {"exceeds_engine"}
@@ -154,8 +154,8 @@ def test_what_does_not_fit_is_an_error_not_a_hang(trace: Path, capsys: pytest.Ca
 
 def test_an_engine_that_can_serve_nobody_is_code_1(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = trace.with_name("nobody.jsonl")
-    arguments = ["run", str(trace), "--model", str(trace.with_name("model.json")), "-o", str(output)]
-    assert main([*arguments, "--kv-blocks", "2"]) == 1
+    arguments = ["run", str(trace), "--latency-model", str(trace.with_name("model.json")), "-o", str(output)]
+    assert main([*arguments, "--num-gpu-blocks", "2"]) == 1
     _, predicted = load_trace(output)
     assert {record.status for record in predicted} == {"error"}
     assert f"{len(predicted)} too long for this engine" in capsys.readouterr().out
@@ -171,11 +171,11 @@ def test_a_trace_of_the_fit_is_refused(trace: Path, model: Model, tmp_path: Path
 
 def test_bad_input_is_named(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_gpu_blocks: 1 "):
-        run(trace, "--kv-blocks", "1")
+        run(trace, "--num-gpu-blocks", "1")
     with pytest.raises(InputError, match="block size 48"):
         run(trace, "--block-size", "48")
     with pytest.raises(InputError, match="No such file"):
-        main(["run", str(trace), "--model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
+        main(["run", str(trace), "--latency-model", str(tmp_path / "absent.json"), "-o", str(tmp_path / "out.jsonl")])
     _, captured = load_trace(trace)
     unhashed = [Record(request_id=record.request_id, arrival_ms=0.0, prompt_tokens=5) for record in captured]
     path = write(tmp_path / "unhashed.jsonl", unhashed, Meta(source="tap"))

@@ -35,7 +35,7 @@ class Auditor:
         self._meta = loads.META
         engine = loads.random_engine(SEED)
         self._flags = [
-            *("--kv-blocks", str(engine.num_gpu_blocks), "--max-num-seqs", str(engine.max_num_seqs)),
+            *("--num-gpu-blocks", str(engine.num_gpu_blocks), "--max-num-seqs", str(engine.max_num_seqs)),
             *("--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--no-async-scheduling"),
         ]
 
@@ -60,12 +60,12 @@ def audited(auditor: Auditor, records: list[Record], capsys: pytest.CaptureFixtu
 def test_an_engine_that_keeps_the_rules_agrees(
     auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert auditor.run(truth, "--least-exact", "1") == 0
+    assert auditor.run(truth, "--min-exact-share", "1") == 0
     assert "40 of 40 requests (100.0%) have the cached tokens that the rules give them" in capsys.readouterr().out
 
 
 def test_a_gate_that_is_not_reached(auditor: Auditor, truth: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
-    assert auditor.run([changed(truth[0], 17), *truth[1:]], "--least-exact", "1") == 1
+    assert auditor.run([changed(truth[0], 17), *truth[1:]], "--min-exact-share", "1") == 1
     assert "reported is no multiple of 32: another block size" in capsys.readouterr().out
 
 
@@ -133,8 +133,8 @@ def test_a_trace_that_reports_nothing_is_refused(auditor: Auditor, truth: list[R
 
 
 def test_a_share_is_from_0_to_1(auditor: Auditor, truth: list[Record]) -> None:
-    with pytest.raises(InputError, match=r"--least-exact: 98\.0; expected a share from 0 to 1"):
-        auditor.run(truth, "--least-exact", "98")
+    with pytest.raises(InputError, match=r"--min-exact-share: 98\.0; expected a share from 0 to 1"):
+        auditor.run(truth, "--min-exact-share", "98")
 
 
 def everyone(records: list[Record]) -> list[int]:

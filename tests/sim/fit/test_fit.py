@@ -248,7 +248,7 @@ def test_too_little_is_refused(tmp_path: Path, synthetic: ModuleType) -> None:
     for traces, message in (
         ((few,), "only 12 requests"),
         ((same,), "about one size"),
-        ((unsettled,), "--kv-blocks"),
+        ((unsettled,), "--num-gpu-blocks"),
         ((good, smaller), "num_gpu_blocks: 9, but 4096"),
         ((good, good), "given twice"),
     ):
@@ -262,7 +262,7 @@ def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsy
     parser = argparse.ArgumentParser()
     fit_command.add_arguments(parser)
     flags = [
-        "--kv-blocks",
+        "--num-gpu-blocks",
         "4096",
         "--no-async-scheduling",
         "--residuals",

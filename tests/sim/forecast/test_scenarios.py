@@ -9,22 +9,22 @@ import msgspec
 import pytest
 
 from sim.forecast.scenarios import (
-    Alternative,
     Captured,
-    add_alternative_flags,
-    alternatives_of,
+    Scenario,
+    add_scenario_flags,
     at_rate,
     plan,
     read_captured,
+    scenarios_of,
 )
 from sim.latency.modelfile import default_model
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload
 
 
-def parsed(*flags: str) -> list[Alternative]:
+def parsed(*flags: str) -> list[Scenario]:
     parser = argparse.ArgumentParser()
-    add_alternative_flags(parser)
-    return alternatives_of(parser.parse_args(flags))
+    add_scenario_flags(parser)
+    return scenarios_of(parser.parse_args(flags))
 
 
 def captured(records: list[Record], *, paced: bool) -> Captured:
@@ -32,7 +32,7 @@ def captured(records: list[Record], *, paced: bool) -> Captured:
 
 
 def test_several_values_are_as_many_rows_and_several_flags_all_combinations() -> None:
-    assert [one.name for one in parsed("--kv-blocks", "500,1000")] == ["kv-blocks 500", "kv-blocks 1000"]
+    assert [one.name for one in parsed("--num-gpu-blocks", "500,1000")] == ["num-gpu-blocks 500", "num-gpu-blocks 1000"]
     assert [one.name for one in parsed("--rate", "0.5,1,2", "--max-num-seqs", "8,16", "--cold-prompts")] == [
         "cold prompts, rate ×0.5, max-num-seqs 8",
         "cold prompts, rate ×0.5, max-num-seqs 16",
@@ -46,7 +46,7 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
     ]
 
 
-def test_the_capture_itself_is_no_alternative() -> None:
+def test_the_capture_itself_is_no_scenario() -> None:
     assert parsed() == []
     assert [one.name for one in parsed("--rate", "1,3")] == ["rate ×3"]
 
@@ -54,15 +54,15 @@ def test_the_capture_itself_is_no_alternative() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--kv-blocks", "5x"), "--kv-blocks: '5x'; expected a whole number"),
-        (("--kv-blocks", "5,,6"), "--kv-blocks: '5,,6'; expected different values"),
+        (("--num-gpu-blocks", "5x"), "--num-gpu-blocks: '5x'; expected a whole number"),
+        (("--num-gpu-blocks", "5,,6"), "--num-gpu-blocks: '5,,6'; expected different values"),
         (("--rate", "0"), "--rate: '0'; expected a number above 0"),
         (("--rate", "fast"), "--rate: 'fast'; expected a number above 0"),
         (("--rate", "nan"), "--rate: 'nan'; expected a number above 0"),
         (("--free-rule", "lifo"), "--free-rule: 'lifo'; expected vllm or append_all"),
         (
-            ("--kv-blocks", ",".join(map(str, range(2, 300)))),
-            "298 alternatives, all combinations; expected at most 200",
+            ("--num-gpu-blocks", ",".join(map(str, range(2, 300)))),
+            "298 scenarios, all combinations; expected at most 200",
         ),
     ],
 )
@@ -74,12 +74,12 @@ def test_what_no_flag_means_is_refused_in_a_line(flags: tuple[str, ...], said: s
 
 def test_a_setting_that_no_engine_has_is_refused(synthetic: ModuleType) -> None:
     with pytest.raises(InputError, match="max_num_seqs: 0 is too small"):
-        plan(captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False), Alternative({"max_num_seqs": 0}))
+        plan(captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False), Scenario({"max_num_seqs": 0}))
 
 
 def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) -> None:
     records = synthetic.calibration(0, prompts=3, mixed=4)
-    before = plan(captured(records, paced=True), Alternative({})).arrivals
+    before = plan(captured(records, paced=True), Scenario({})).arrivals
     twice = at_rate(before, 2.0)
     roots = [place for place, one in enumerate(before) if one.parent is None]
     assert [twice[place].arrival_ms for place in roots] == [before[place].arrival_ms / 2.0 for place in roots]
@@ -91,8 +91,8 @@ def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) ->
 def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic: ModuleType) -> None:
     there = captured(synthetic.calibration(0, prompts=2, mixed=0), paced=False)
     assert there.engine.usable_blocks == 4_095
-    assert plan(there, Alternative({"block_size": 64})).engine.usable_blocks == 2_047
-    both = Alternative({"num_gpu_blocks": 100, "block_size": 64})
+    assert plan(there, Scenario({"block_size": 64})).engine.usable_blocks == 2_047
+    both = Scenario({"num_gpu_blocks": 100, "block_size": 64})
     assert plan(there, both).engine.num_gpu_blocks == 100
 
 
@@ -102,8 +102,8 @@ def test_the_horizon_moves_with_the_last_arrival(synthetic: ModuleType) -> None:
     ]
     there = captured(records, paced=False)
     last_ms = max(record.arrival_ms or 0.0 for record in records)
-    assert plan(there, Alternative({})).horizon_ms == last_ms + 1_500.0
-    assert plan(there, Alternative({}, rate=2.0)).horizon_ms == pytest.approx(last_ms / 2 + 1_500.0)
+    assert plan(there, Scenario({})).horizon_ms == last_ms + 1_500.0
+    assert plan(there, Scenario({}, rate=2.0)).horizon_ms == pytest.approx(last_ms / 2 + 1_500.0)
 
 
 def test_the_trace_tells_the_engine_what_the_model_does_not(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -126,5 +126,5 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
                 writer.write(record)
         read = read_captured(path, default_model(), paced=None)
         assert read.paced is paced
-        hashes = [key for arrival in plan(read, Alternative({})).arrivals for key in arrival.hashes]
+        hashes = [key for arrival in plan(read, Scenario({})).arrivals for key in arrival.hashes]
         assert (len(set(hashes)) == len(hashes)) is cold

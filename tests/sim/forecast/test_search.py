@@ -15,7 +15,7 @@ from report.pages.searchresults import Quantity
 from report.pages.searchterminal import describe
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.scenarios import Alternative, plan, read_captured
+from sim.forecast.scenarios import Scenario, plan, read_captured
 from sim.forecast.search import SearchConfig, parse_target, search
 from sim.latency.modelfile import default_model, load_model, save_model
 from tests.report.browser import CHROMIUM, figures_drawn
@@ -56,26 +56,26 @@ def asked(folder: Path, quantity: Quantity, ttft: str, **options: Any) -> Search
         model=folder / "model.json",
         quantity=quantity,
         target=parse_target(ttft, "all", 0.75),
-        alternative=Alternative({}),
+        scenario=Scenario({}),
         members=MEMBERS,
     )
     return replace(config, **options)
 
 
-def shares_within(folder: Path, alternatives: list[Alternative], rank: int, limit_ms: float) -> list[float]:
-    """Of the members whose TTFT of this rank is within the limit, each alternative forecast by itself."""
+def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: float) -> list[float]:
+    """Of the members whose TTFT of this rank is within the limit, each scenario forecast by itself."""
     model = load_model(folder / "model.json")
     captured, drawn = read_captured(folder / "shared.jsonl", model, paced=None), members(model, MEMBERS, 0)
-    loads = [plan(captured, alternative) for alternative in alternatives]
+    loads = [plan(captured, scenario) for scenario in scenarios]
     found = [forecast(load.arrivals, load.engine, drawn, seed=0).ttft_ms for load in loads]
     return [float(np.mean(np.sort(ttft_ms, axis=1)[:, rank - 1] <= limit_ms)) for ttft_ms in found]
 
 
 def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
-    found = search(asked(folder, "kv-blocks", "p50<=24ms", between=(60.0, 100.0), tolerance=0.0))
+    found = search(asked(folder, "num-gpu-blocks", "p50<=24ms", between=(60.0, 100.0), tolerance=0.0))
     sizes = range(60, 101)
-    shares = shares_within(folder, [Alternative({"num_gpu_blocks": blocks}) for blocks in sizes], 60, 24.0)
+    shares = shares_within(folder, [Scenario({"num_gpu_blocks": blocks}) for blocks in sizes], 60, 24.0)
     by_size = dict(zip(sizes, shares, strict=True))
     assert found.outcome == "found"
     assert found.answer == 1 + max(blocks for blocks, share in by_size.items() if share < 0.75)
@@ -88,21 +88,21 @@ def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> No
 def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
     found = search(asked(folder, "rate", "p90<=80ms", between=(1.0, 200.0), tolerance=0.02))
     grid = np.geomspace(60.0, 140.0, 16).tolist()
-    shares = shares_within(folder, [Alternative({}, rate=rate) for rate in grid], 108, 80.0)
+    shares = shares_within(folder, [Scenario({}, rate=rate) for rate in grid], 108, 80.0)
     assert found.outcome == "found"
     assert found.answer == pytest.approx(max(np.array(grid)[np.array(shares) >= 0.75]), rel=0.1)
 
 
 def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
-    argv = ["search", str(folder / "shared.jsonl"), "--model", str(folder / "model.json"), "--members", "4"]
-    assert main([*argv, "--smallest", "kv-blocks", "--ttft", "p50<=9ms"]) == 1
+    argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
+    assert main([*argv, "--minimize", "num-gpu-blocks", "--ttft", "p50<=9ms"]) == 1
     said = capsys.readouterr().out
     assert said.startswith(
-        "not reachable: TTFT p50<=9ms (all requests, n = 120) with 90% confidence holds at no kv-blocks"
+        "not reachable: TTFT p50<=9ms (all requests, n = 120) with 90% confidence holds at no num-gpu-blocks"
     )
     assert "0% of the members within" in said
-    assert main([*argv, "--smallest", "kv-blocks", "--ttft", "p50<=9ms", "--json"]) == 1
+    assert main([*argv, "--minimize", "num-gpu-blocks", "--ttft", "p50<=9ms", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "none holds"
     assert found["answer"] is None
@@ -136,8 +136,8 @@ def test_what_was_tried_is_kept_on_interrupt(
         return forecast(*arguments, **options)
 
     monkeypatch.setattr("sim.forecast.search.forecast", interrupted)
-    argv = ["search", str(folder / "shared.jsonl"), "--model", str(folder / "model.json"), "--members", "2"]
-    assert main([*argv, "--highest", "rate", "--ttft", "p90<=80ms"]) == 130
+    argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
+    assert main([*argv, "--maximize", "rate", "--ttft", "p90<=80ms"]) == 130
     printed = capsys.readouterr()
     assert "interrupted; 2 values are done" in printed.err
     assert "×0.1" in printed.out
@@ -172,12 +172,12 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
         (["--between", "1"], "--between: '1'; expected two numbers above 0, the smaller first"),
         (["--tolerance", "0"], "--tolerance: 0; expected a share from 0.0001 to below 1"),
         (["--rate", "2"], "--rate: it is what is searched; expected --between to limit it"),
-        (["--kv-blocks", "100,200"], "2 alternatives; expected one value of each flag, as rate is varied"),
+        (["--num-gpu-blocks", "100,200"], "2 scenarios; expected one value of each flag, as rate is varied"),
         (["--cohort", "turns2+"], "--cohort: turns2+: the trace has no such requests; expected another cohort"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
-    argv = ["search", str(folder / "shared.jsonl"), "--model", str(folder / "model.json"), "--highest", "rate"]
+    argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--maximize", "rate"]
     with pytest.raises(InputError) as refused:
         main([*argv, "--ttft", "p90<=80ms", *flags])
     assert str(refused.value).startswith(said)

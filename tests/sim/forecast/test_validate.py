@@ -1,5 +1,7 @@
-"""``sim calibrate`` as a command: a capture of a known engine, forecasts of it, and the exit code that CI reads."""
+"""``sim validate`` as a command: a capture of a known engine, forecasts of it, and the exit code that CI reads."""
 
+import contextlib
+import io
 import json
 import sys
 from dataclasses import replace
@@ -30,7 +32,7 @@ BASELINES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
     """A model, two captures of its engine, one without its cache, and models that are off."""
-    folder = tmp_path_factory.mktemp("calibrate")
+    folder = tmp_path_factory.mktemp("validate")
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.03, baselines=BASELINES)
     save_model(model, folder / "model.json")
     save_model(slower(model, 1.5), folder / "off.json")
@@ -60,19 +62,19 @@ def write(path: Path, records: list[Record], meta: Meta) -> None:
             writer.write(record)
 
 
-def calibrate(folder: Path, *flags: str, model: str = "model.json", trace: str = "a.jsonl") -> tuple[int, Any]:
-    out = folder / "out.json"
-    argv = ["calibrate", str(folder / trace), "--model", str(folder / model), "--members", "12", "--bootstrap", "40"]
-    code = main([*argv, "--json", str(out), *flags])
-    return code, json.loads(out.read_text())
+def validate(folder: Path, *flags: str, model: str = "model.json", trace: str = "a.jsonl") -> tuple[int, Any]:
+    argv = ["validate", str(folder / trace), "--latency-model", str(folder / model)]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main([*argv, "--members", "12", "--bootstrap", "40", "--json", *flags])
+    return code, json.loads(out.getvalue())
 
 
 def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, result = calibrate(folder, "--aa", str(folder / "b.jsonl"))
+    code, result = validate(folder, "--repeat", str(folder / "b.jsonl"))
     assert code == 0
-    assert (result["schema"], result["yardstick"]) == ("kvtape-calibrate/1", "again")
+    assert (result["schema"], result["yardstick"]) == ("kvtape-validate/1", "again")
     made = result["forecasts"]["predicted"]
     assert (made["members"], made["pacing"], made["saturated"], made["preempted"]) == (12, "sessions", False, 0)
     assert made["settings"]["num_gpu_blocks"] == 4096
@@ -89,7 +91,7 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
     assert min(worse) > everything["ttft"]["median_abs_error"]
     assert [gate["passed"] for gate in result["gates"]] == [True] * 6
     assert result["headline"][0].startswith("predicted against captured: TTFT within ")
-    seen = capsys.readouterr().out
+    seen = capsys.readouterr().err
     assert "TTFT of predicted against captured" in seen
     assert max(map(len, seen.splitlines())) <= 80
 
@@ -98,7 +100,7 @@ def test_forecasts_of_the_engine_that_the_model_is_of_come_true(
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    calibrate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
+    validate(folder, "--cold", str(folder / "cold.jsonl"), "--html", str(page))
     said = page.read_text()
     assert "Did the forecasts come true?" in said
     assert "cold-predicted, held to cold" in said
@@ -106,12 +108,12 @@ def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
 
 
 def test_one_seed_one_result(folder: Path) -> None:
-    assert calibrate(folder, "--seed", "3") == calibrate(folder, "--seed", "3")
-    assert calibrate(folder, "--seed", "3")[1] != calibrate(folder, "--seed", "4")[1]
+    assert validate(folder, "--seed", "3") == validate(folder, "--seed", "3")
+    assert validate(folder, "--seed", "3")[1] != validate(folder, "--seed", "4")[1]
 
 
 def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
-    code, result = calibrate(folder, model="off.json")
+    code, result = validate(folder, model="off.json")
     assert code == 1
     passed = {gate["expression"].partition(": ")[2][:10]: gate["passed"] for gate in result["gates"]}
     assert passed["cached tok"] is True
@@ -122,15 +124,15 @@ def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
 
 def test_gates_of_ones_own(folder: Path) -> None:
     gate = "predicted.all.ttft.p50.error<=1%"
-    code, result = calibrate(folder, "--no-default-gates", "--gate", gate, model="off.json")
+    code, result = validate(folder, "--no-default-gates", "--gate", gate, model="off.json")
     assert (code, [one["expression"] for one in result["gates"]]) == (1, [gate])
-    assert calibrate(folder, "--no-default-gates", model="off.json")[0] == 0
+    assert validate(folder, "--no-default-gates", model="off.json")[0] == 0
     with pytest.raises(InputError, match="no cohort 'warm'"):
-        calibrate(folder, "--gate", "predicted.warm.ttft.p50.error<=1%")
+        validate(folder, "--gate", "predicted.warm.ttft.p50.error<=1%")
 
 
 def test_cold_is_forecast_from_the_warm_capture(folder: Path) -> None:
-    _, result = calibrate(folder, "--cold", str(folder / "cold.jsonl"), "--no-replay-sessions")
+    _, result = validate(folder, "--cold", str(folder / "cold.jsonl"), "--no-replay-sessions")
     assert {label: (pair["truth"], pair["kind"]) for label, pair in result["pairs"].items()} == {
         "cold": ("captured", "contrast"),
         "predicted": ("captured", "error"),
@@ -147,14 +149,14 @@ def test_a_replay_at_recorded_times_is_forecast_at_them(folder: Path) -> None:
     meta, records = load_trace(folder / "a.jsonl")
     workload = Workload(pattern="replay", cold_prompts=True)
     write(folder / "replay.jsonl", records, msgspec.structs.replace(meta, source="replay", workload=workload))
-    made = calibrate(folder, trace="replay.jsonl")[1]["forecasts"]["predicted"]
+    made = validate(folder, trace="replay.jsonl")[1]["forecasts"]["predicted"]
     assert (made["pacing"], made["cold_prompts"]) == ("recorded", True)
 
 
 def test_bad_input_is_one_line_and_2(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["sim", "calibrate", str(folder / "a.jsonl"), "--model", str(folder / "fitted.json")]
+    argv = ["sim", "validate", str(folder / "a.jsonl"), "--latency-model", str(folder / "fitted.json")]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit) as ended:
         command()
@@ -165,12 +167,12 @@ def test_bad_input_is_one_line_and_2(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--aa", "a.jsonl"], "fitted on this very trace"),
+        (["--repeat", "a.jsonl"], "fitted on this very trace"),
         (["--members", "0"], "--members 0: expected 1 or more"),
-        (["--beside", "captured=b.jsonl"], "a label of its own"),
+        (["--also", "captured=b.jsonl"], "a label of its own"),
     ],
 )
 def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], said: str) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(InputError, match=said):
-        main(["calibrate", "b.jsonl", "--model", "fitted.json", *flags])
+        main(["validate", "b.jsonl", "--latency-model", "fitted.json", *flags])

@@ -15,9 +15,9 @@ from report.pages.whatifresults import Measure, Row, WhatIf
 from report.pages.whatifterminal import describe
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.outlook import cohorts_of, first_token_waits, ttft_quantiles
-from sim.forecast.scenarios import Alternative
-from sim.forecast.whatif import WhatIfConfig, forecast_alternatives
+from sim.forecast.scenarios import Scenario
+from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
+from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.workload import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn
@@ -68,9 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> P
     return path
 
 
-def asked(folder: Path, *alternatives: Alternative, trace: str = "sessions", paced: bool | None = None) -> WhatIf:
-    config = WhatIfConfig(folder / f"{trace}.jsonl", folder / "model.json", alternatives, paced, members=MEMBERS)
-    result, finished = forecast_alternatives(config)
+def asked(folder: Path, *scenarios: Scenario, trace: str = "sessions", paced: bool | None = None) -> WhatIf:
+    config = WhatIfConfig(folder / f"{trace}.jsonl", folder / "model.json", scenarios, paced, members=MEMBERS)
+    result, finished = forecast_scenarios(config)
     assert finished
     return result
 
@@ -82,7 +82,7 @@ def middle(row: Row, name: str) -> float:
 
 
 def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -> None:
-    result = asked(folder, Alternative({}, cold_prompts=True), Alternative({"max_num_seqs": 1}))
+    result = asked(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}))
     assert [row.name for row in result.rows] == ["as captured", "cold prompts", "max-num-seqs 1"]
     assert all(measure.difference is None for measure in result.rows[0].measures.values())
     assert result.cohorts == {"all": 56, "turn1": 48, "turns2+": 8}
@@ -95,7 +95,7 @@ def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -
 
 def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -> None:
     """A pool twice as large that never was full changes nothing, in no member, however far the members are apart."""
-    row = asked(folder, Alternative({"num_gpu_blocks": 8_192})).rows[1]
+    row = asked(folder, Scenario({"num_gpu_blocks": 8_192})).rows[1]
     ttft = row.measures["ttft.all.p50"]
     assert ttft.value.low is not None
     assert ttft.value.high is not None
@@ -108,7 +108,7 @@ def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -
 
 def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType) -> None:
     """Worked out again from the members, request by request."""
-    row = asked(folder, Alternative({}, cold_prompts=True)).rows[1]
+    row = asked(folder, Scenario({}, cold_prompts=True)).rows[1]
     records = synthetic.calibration(seed=1, prompts=8, mixed=40)
     config, drawn = default_model().engine, members(model(), MEMBERS, 0)
     pair = [
@@ -139,7 +139,7 @@ def test_numbers_are_those_of_the_forecasts(folder: Path, synthetic: ModuleType)
 
 
 def test_a_seed_gives_the_same_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json")]
+    argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json")]
     said = []
     for seed in ("0", "0", "1"):
         assert main([*argv, "--rate", "2", "--members", "3", "--seed", seed, "--json"]) == 0
@@ -149,7 +149,7 @@ def test_a_seed_gives_the_same_bytes(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> None:
-    rates = asked(folder, *(Alternative({}, rate=rate) for rate in (2.0, 4.0, 8.0))).rows
+    rates = asked(folder, *(Scenario({}, rate=rate) for rate in (2.0, 4.0, 8.0))).rows
     for name in ("ttft.all.p90", "queue.p99"):
         values = [middle(row, name) for row in rates]
         assert values == sorted(values)
@@ -159,14 +159,14 @@ def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> No
 
 def test_a_larger_cache_hits_more_and_answers_sooner(folder: Path) -> None:
     """Five prefixes of 28 blocks: a pool for two prompts holds none until asked for again, one for all holds all."""
-    sizes = asked(folder, *(Alternative({"num_gpu_blocks": blocks}) for blocks in (64, 400)), trace="shared").rows[1:]
+    sizes = asked(folder, *(Scenario({"num_gpu_blocks": blocks}) for blocks in (64, 400)), trace="shared").rows[1:]
     assert [middle(row, "hit_rate") for row in sizes] == [0.0, pytest.approx(35 * 28 / (40 * 30), abs=1e-6)]
     assert middle(sizes[1], "ttft.all.p50") < 0.5 * middle(sizes[0], "ttft.all.p50")
 
 
 def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Path) -> None:
     """120 prompts come, one every 20 ms, and each needs some 50: most have no first token when the capture ends."""
-    result = asked(folder, Alternative({}, rate=0.1), trace="rush")
+    result = asked(folder, Scenario({}, rate=0.1), trace="rush")
     row, slow = result.rows
     assert row.demand.saturated
     assert row.demand.load is not None
@@ -211,7 +211,7 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
 
 def test_a_quantile_that_enough_reach_in_time_counts_all_waits(folder: Path) -> None:
     """Half of the tokens come in time: the median is that of all, the rest more than what was waited by then."""
-    result = asked(folder, Alternative({}, rate=2.0), trace="rush")
+    result = asked(folder, Scenario({}, rate=2.0), trace="rush")
     for row in result.rows:
         told = 1.0 - row.curves["all"].middle[-1]
         for level, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
@@ -234,13 +234,13 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
         "per_attention_token2_ms": Parameter(value=0.0, unit=b.unit, high=1e-4, identified=False, note="anything"),
     }
     save_model(msgspec.structs.replace(open_model, parameters=parameters), folder / "open.json")
-    alternatives = (
-        Alternative({}, cold_prompts=True),
-        Alternative({"block_size": 64, "max_num_batched_tokens": 4_096}),
-        Alternative({}, rate=100.0),
+    scenarios = (
+        Scenario({}, cold_prompts=True),
+        Scenario({"block_size": 64, "max_num_batched_tokens": 4_096}),
+        Scenario({}, rate=100.0),
     )
-    config = WhatIfConfig(folder / "shared.jsonl", folder / "open.json", alternatives, members=2)
-    captured, cold, larger, faster = forecast_alternatives(config)[0].rows
+    config = WhatIfConfig(folder / "shared.jsonl", folder / "open.json", scenarios, members=2)
+    captured, cold, larger, faster = forecast_scenarios(config)[0].rows
     b_is_open = "per_attention_token2_ms is not identified (anything)"
     assert any(b_is_open in warning for warning in captured.warnings)
     assert any(b_is_open in warning for warning in cold.warnings)  # more of it
@@ -263,7 +263,7 @@ def test_what_was_done_is_kept_on_interrupt(
         return forecast(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("sim.forecast.whatif.forecast", interrupted)
-    argv = ["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json"), "--members", "2"]
+    argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
     printed = capsys.readouterr()
     assert [row["name"] for row in json.loads(printed.out)["rows"]] == ["as captured", "rate ×2"]
@@ -280,13 +280,13 @@ def test_what_was_done_is_kept_on_interrupt(
 )
 def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
     with pytest.raises(InputError) as refused:
-        main(["what-if", str(folder / "sessions.jsonl"), "--model", str(folder / "model.json"), *flags])
+        main(["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), *flags])
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
-    result = asked(folder, Alternative({}, cold_prompts=True), Alternative({}, rate=2.0), trace="sessions")
+    result = asked(folder, Scenario({}, cold_prompts=True), Scenario({}, rate=2.0), trace="sessions")
     page = render_what_if(result)
     for row in result.rows:
         assert row.name in page
@@ -302,7 +302,7 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(render_what_if(asked(folder, Alternative({}, cold_prompts=True), trace="sessions")))
+    page.write_text(render_what_if(asked(folder, Scenario({}, cold_prompts=True), trace="sessions")))
     assert figures_drawn(page) == {"survival-0", "survival-1", "survival-2"}
 
 
@@ -312,7 +312,7 @@ def test_a_long_sweep_is_drawn_in_part_with_both_ends() -> None:
 
 
 def test_the_terminal_names_a_factor_where_a_difference_says_less(folder: Path) -> None:
-    result = asked(folder, Alternative({}, cold_prompts=True))
+    result = asked(folder, Scenario({}, cold_prompts=True))
     effect = result.rows[1].measures["ttft.turns2+.p50"]
     assert isinstance(effect, Measure)
     assert effect.ratio is not None
@@ -323,5 +323,5 @@ def test_the_terminal_names_a_factor_where_a_difference_says_less(folder: Path) 
 
 
 def test_a_pool_that_no_request_fits_says_who_was_never_served(folder: Path) -> None:
-    row = asked(folder, Alternative({"num_gpu_blocks": 100}), paced=False).rows[1]
+    row = asked(folder, Scenario({"num_gpu_blocks": 100}), paced=False).rows[1]
     assert middle(row, "unserved") > 0

@@ -26,7 +26,7 @@ BLOCK = 16
 @pytest.fixture(scope="module")
 def engine(start_sim_server: StartSimServer) -> Iterator[httpx.Client]:
     """An engine that does not sleep, so that nothing here waits for it."""
-    flags = ("--speed", "max", "--block-size", str(BLOCK), "--kv-blocks", "2048", "--max-model-len", "8192")
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--num-gpu-blocks", "2048", "--max-model-len", "8192")
     with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
         yield client
 
@@ -342,7 +342,7 @@ def test_a_first_token_that_takes_long_to_deliver_comes_with_those_after_it(star
 
 def test_prefix_caching_can_be_off(start_sim_server: StartSimServer) -> None:
     with (
-        start_sim_server("--speed", "max", "--no-prefix-caching", "--served-model-name", "tiny") as url,
+        start_sim_server("--speed", "max", "--no-prefix-caching", "--model", "tiny") as url,
         httpx.Client(base_url=url) as client,
     ):
         for _ in range(2):
@@ -366,14 +366,17 @@ def test_a_busy_port_is_one_line_and_exit_2() -> None:
     [
         (("--listen", "nowhere"), "--listen nowhere: expected HOST:PORT"),
         (("--listen", "127.0.0.1:66000"), "expected HOST:PORT"),
-        (("--model", "{dir}/model.json"), "{dir}/model.json: "),
-        (("--model", "{dir}/none.json"), "No such file"),
+        (("--latency-model", "{dir}/model.json"), "{dir}/model.json: "),
+        (("--latency-model", "{dir}/none.json"), "No such file"),
         (("--tokenizer", "{dir}"), "--tokenizer {dir}: no tokenizer there"),
         (("--speed", "fast"), "--speed fast: expected a number above 0, or max"),
         (("--speed", "0"), "--speed 0"),
         (("--t0-ms", "-1"), "--t0-ms: -1.0"),
-        (("--kv-blocks", "1"), "num_gpu_blocks: 1 is too small"),
-        (("--kv-blocks", "10", "--block-size", "16", "--max-model-len", "145"), "at most the KV cache's 144 tokens"),
+        (("--num-gpu-blocks", "1"), "num_gpu_blocks: 1 is too small"),
+        (
+            ("--num-gpu-blocks", "10", "--block-size", "16", "--max-model-len", "145"),
+            "at most the KV cache's 144 tokens",
+        ),
         (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
         (("--answer-tokens", "0"), "--answer-tokens"),
     ],

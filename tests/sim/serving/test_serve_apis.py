@@ -32,7 +32,7 @@ MESSAGES_TOOL = {"name": "seat", "input_schema": PARAMETERS}
 
 @pytest.fixture(scope="module")
 def url(start_sim_server: StartSimServer) -> Iterator[str]:
-    flags = ("--speed", "max", "--block-size", str(BLOCK), "--kv-blocks", "2048", "--max-model-len", "8192")
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--num-gpu-blocks", "2048", "--max-model-len", "8192")
     with start_sim_server(*flags) as address:
         yield address
 

@@ -61,7 +61,7 @@ def test_one_engine_gets_everything(rule: str) -> None:
 
 @contextmanager
 def engines(start: StartSimServer, rule: str) -> Iterator[httpx.Client]:
-    flags = ("--speed", "max", "--block-size", str(BLOCK), "--kv-blocks", "2048")
+    flags = ("--speed", "max", "--block-size", str(BLOCK), "--num-gpu-blocks", "2048")
     with start(*flags, "--engines", "3", "--route", rule) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 

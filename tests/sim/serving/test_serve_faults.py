@@ -153,7 +153,18 @@ def test_nobody_injects_what_the_server_was_not_told_to_allow(start_sim_server: 
 def test_whatever_goes_wrong_nothing_is_left_behind(start_sim_server: StartSimServer) -> None:
     kinds = ("429", "500", "latency=5", "slow-first-byte=3", "stall=0-9", "garbage", "truncate", "reset")
     faults = [flag for kind in kinds for flag in ("--fault", f"{kind}:0.15")]
-    engine = ("--speed", "max", "--kv-blocks", "300", "--block-size", "16", "--engines", "2", "--route", "least-loaded")
+    engine = (
+        "--speed",
+        "max",
+        "--num-gpu-blocks",
+        "300",
+        "--block-size",
+        "16",
+        "--engines",
+        "2",
+        "--route",
+        "least-loaded",
+    )
 
     with (
         start_sim_server(*engine, *faults) as url,

@@ -77,8 +77,8 @@ def ttft_quantiles(
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """An alternative with all that is known of it: values by member."""
+class ForecastSummary:
+    """An scenario with all that is known of it: values by member."""
 
     load: Load
     demand: Demand
@@ -89,7 +89,9 @@ class Outlook:
     curves: dict[str, Curve]
 
 
-def look(load: Load, found: Forecast, model: Model, cohorts: Mapping[str, Int64Array], *, paced: bool) -> Outlook:
+def summarize(
+    load: Load, found: Forecast, model: Model, cohorts: Mapping[str, Int64Array], *, paced: bool
+) -> ForecastSummary:
     """All that is told of a load's forecast; in a line that grows, only what does not depend on the run's end."""
     point = run_point(load.arrivals, load.engine, model)
     demand = demand_of(point, load.arrivals, load.engine, model)
@@ -103,7 +105,7 @@ def look(load: Load, found: Forecast, model: Model, cohorts: Mapping[str, Int64A
             values[name] = np.array([one.values_ms[number] for one in by_member])
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
         curves[cohort] = _curve(by_member, stops=bool(np.isfinite(horizon_ms)))
-    return Outlook(load, demand, point, values, beyond, curves)
+    return ForecastSummary(load, demand, point, values, beyond, curves)
 
 
 def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
