@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class Run:
         place = np.full(len(self), UNKNOWN)
         place[rows] = np.arange(len(rows))
         gaps = place[self.itl_owner] != UNKNOWN
-        columns = {
+        columns: dict[str, Any] = {
             one.name: value[rows]
             for one in fields(self)
             if isinstance(value := getattr(self, one.name), np.ndarray) and not one.name.startswith("itl_")

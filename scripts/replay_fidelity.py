@@ -49,7 +49,7 @@ def compare(work: Workspace, traces: dict[str, Path]) -> dict[str, Any]:
     yardsticks = ["--repeat", "again"]
     if {"cold", "cold-again"} <= traces.keys():
         yardsticks += ["--truth", "cold-again=cold"]
-    command = ["report", "compare", *labelled, *yardsticks, "--html", work.path("report.html"), "--json"]
+    command: Command = ["report", "compare", *labelled, *yardsticks, "--html", work.path("report.html"), "--json"]
     work.run("report", command, stdout=output)
     result: dict[str, Any] = json.loads(output.read_text())
     return result

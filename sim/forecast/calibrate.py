@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from measure.runs import IntArray
+from measure.arrays import IntArray
 from report.compare.comparison import Compared
 from report.output import print_json
 from sim.fit import fit

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from measure.runs import STATUSES, UNKNOWN, IntArray, Run, load_run
+from measure.arrays import IntArray
+from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from report.compare.baselines import Line
 from report.compare.calibration import Predicted, Yardsticks, judge_forecasts
 from report.compare.comparison import Compared
