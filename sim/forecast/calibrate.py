@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from measure.arrays import IntArray
 from report.compare.comparison import Compared
 from report.output import print_json
 from sim.fit import fit
@@ -20,6 +19,7 @@ from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.flags import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
+from tracefile.records.arrays import IntArray
 
 HELD_OUT_PARTS = 3
 """One session in so many is held out where there is no capture to validate on."""

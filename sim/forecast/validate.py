@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from measure.arrays import IntArray
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from report.compare.baselines import Line
 from report.compare.calibration import Predicted, Yardsticks, judge_forecasts
@@ -29,6 +28,7 @@ from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.workload.interning import Int64Array
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
+from tracefile.records.arrays import IntArray
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
