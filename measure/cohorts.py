@@ -1,11 +1,12 @@
-"""Which requests are judged together: turn 1, later turns, like work, like load.
+"""Cohorts of requests that are judged together: turn 1, later turns, equal uncached work, equal load.
 
-Both sides of a pair are cut by the truth's record of a request, so that a cell holds the same requests on each side
-and a cache that behaves differently moves the times in a cell, not the requests between cells. Load is each side's
-own: who met nobody in one run may meet somebody in the other, and a cell of those who were lucky in the truth would
-hold the ordinary luck of the other side against it.
+Both sides of a pair are divided by the truth's record of a request. So a cell holds the same requests on each side, and
+a cache that behaves differently changes the times in a cell, not its requests. The load is each side's own: a request
+alone in one run may share the engine in the other, and a cell of requests that were alone in the truth would charge the
+other side with its ordinary variation.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -29,7 +30,7 @@ LOAD_EDGES: Final = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What decides the cohorts of a run's n records; UNKNOWN where nothing tells."""
+    """Values that decide the cohorts of a run's n records; UNKNOWN where the trace has none."""
 
     turn: IntArray
     uncached_tokens: IntArray
@@ -37,14 +38,14 @@ class Traits:
 
 
 def own_traits(run: Run) -> Traits:
-    """The traits as the run itself recorded them."""
+    """Return the traits as the run itself recorded them."""
     known = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
     uncached = np.where(known, run.prompt_tokens - run.cached_tokens, UNKNOWN)
     return Traits(run.turn, np.where(known, np.maximum(uncached, 0), UNKNOWN), run.concurrency)
 
 
 def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntArray) -> Traits:
-    """The traits, all but the load those of the truth wherever a record has its counterpart there that tells."""
+    """Return the traits with turn and uncached tokens of the truth where the truth has the request and the value."""
 
     def borrow(mine: IntArray, theirs: IntArray) -> IntArray:
         result = mine.copy()
@@ -60,7 +61,7 @@ def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntA
 
 
 def cohort_rows(traits: Traits) -> dict[str, IntArray]:
-    """Row numbers of every cohort that has a record, in the order they are shown."""
+    """Return the row numbers of each cohort that has a record, in the order of display."""
     masks: dict[str, npt.NDArray[np.bool_]] = {ALL: np.ones(len(traits.turn), dtype=np.bool_)}
     masks[FIRST_TURN] = traits.turn == 1
     masks[LATER_TURNS] = traits.turn >= 2
@@ -69,8 +70,16 @@ def cohort_rows(traits: Traits) -> dict[str, IntArray]:
     return {name: np.flatnonzero(mask) for name, mask in masks.items() if mask.any()}
 
 
+def record_cohorts(turn: int | None, uncached_tokens: int | None) -> list[str]:
+    """Return the cohorts of one record, load aside; null: unknown."""
+    found = [ALL] if turn is None else [ALL, FIRST_TURN if turn == 1 else LATER_TURNS]
+    if uncached_tokens is None:
+        return found
+    return [*found, UNCACHED[bisect_right(UNCACHED_EDGES, max(uncached_tokens, 0)) - 1]]
+
+
 def cohort_title(name: str) -> str:
-    """The cohort's name as a reader would say it."""
+    """Return the cohort's name as a reader would say it."""
     if name in MAIN:
         return {ALL: "All requests", FIRST_TURN: "Turn 1", LATER_TURNS: "Turns 2+"}[name]
     kind, _, span = name.partition(":")
@@ -78,12 +87,12 @@ def cohort_title(name: str) -> str:
 
 
 def known_cohorts() -> list[str]:
-    """Every cohort's name, in the order they are shown."""
-    return [*MAIN, *_bucket_names("uncached", UNCACHED_EDGES), *_bucket_names("load", LOAD_EDGES)]
+    """Return the name of every cohort, in the order of display."""
+    return [*MAIN, *UNCACHED, *_bucket_names("load", LOAD_EDGES)]
 
 
 def cohort_order(names: set[str]) -> list[str]:
-    """These cohorts in the order they are shown, whichever runs they come from."""
+    """Return these cohorts in the order of display."""
     return [name for name in known_cohorts() if name in names]
 
 
@@ -96,3 +105,7 @@ def _buckets(kind: str, values: IntArray, edges: tuple[int, ...]) -> dict[str, n
 def _bucket_names(kind: str, edges: tuple[int, ...]) -> list[str]:
     spans = [f"{low}-{high - 1}" if high - 1 > low else f"{low}" for low, high in pairwise(edges)]
     return [f"{kind}:{span}" for span in [*spans, f"{edges[-1]}+"]]
+
+
+UNCACHED: Final = _bucket_names("uncached", UNCACHED_EDGES)
+"""Names of the cohorts by uncached prompt tokens."""

@@ -1,10 +1,14 @@
-"""Counts by size in fixed buckets, cheap to add to and to send: what Prometheus wants of TTFTs, gaps and overhead."""
+"""Histograms with fixed buckets, as Prometheus takes them, of TTFT, ITL and overhead; cheap to add to and to send."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import inf
 from typing import Final
 
 import msgspec
+
+from measure.quantiles import quantile_bucket
 
 WAIT_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8),
@@ -20,37 +24,36 @@ OVERHEAD_S: Final = (
     *(5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 6e-5, 8e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01),
     *(0.02, 0.05, 0.1, 0.5, 1.0),
 )
-"""For what the tap itself adds, seconds."""
+"""For the time that the tap adds, seconds."""
 
 _SORTED_FROM = 48
-"""As many values are sorted and cut at the bounds faster than they are looked up one by one."""
+"""From so many values on, sorting them is faster than one lookup for each."""
 
 
 class HistogramCounts(msgspec.Struct, array_like=True):
-    """How many values lie in each bucket, the last one open, and their sum."""
+    """Counts by bucket, the last bucket open, and the sum of the values."""
 
     counts: list[int]
     total: float = 0.0
 
     @property
     def count(self) -> int:
-        """How many values there are."""
         return sum(self.counts)
 
 
 def empty_counts(bounds: Sequence[float]) -> HistogramCounts:
-    """No value yet, for buckets with these upper bounds and one beyond them."""
+    """Return a histogram without values, for these upper bounds and one bucket beyond them."""
     return HistogramCounts([0] * (len(bounds) + 1))
 
 
 def add_value(into: HistogramCounts, bounds: Sequence[float], value: float) -> None:
-    """Count one value; a bucket holds what is no larger than its bound."""
+    """Count one value; a bucket holds values up to and including its bound."""
     into.counts[bisect_left(bounds, value)] += 1
     into.total += value
 
 
 def add_values(into: HistogramCounts, bounds: Sequence[float], values: Sequence[float]) -> None:
-    """Count many."""
+    """Count several values."""
     if len(values) < _SORTED_FROM:
         counts = into.counts
         for value in values:
@@ -67,8 +70,14 @@ def add_counts(into: HistogramCounts, other: HistogramCounts) -> None:
     into.total += other.total
 
 
+def quantile_bound(bounds: Sequence[float], counts: HistogramCounts, level: float) -> float:
+    """Return the upper bound of the bucket that holds a quantile of at least one value; infinite for the last one."""
+    bucket = quantile_bucket(list(accumulate(counts.counts)), level)
+    return bounds[bucket] if bucket < len(bounds) else inf
+
+
 def cumulative(bounds: Iterable[float], counts: HistogramCounts) -> list[tuple[str, float]]:
-    """(upper bound, how many values up to it), the last bound being +Inf."""
+    """Return (upper bound, number of values up to it) for each bucket; the last bound is +Inf."""
     rows, running = [], 0
     for bound, count in zip([*map(str, bounds), "+Inf"], counts.counts, strict=True):
         running += count

@@ -7,7 +7,7 @@ import numpy as np
 
 from measure.cohorts import cohort_rows, own_traits
 from measure.runs import STATUSES, UNKNOWN, Run
-from measure.survival import first_token_waits
+from measure.waits import first_token_waits
 from report.compare.cells import judge, measure
 from report.compare.provenance import Cells
 from report.compare.results import DurationError

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
 from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import STATUSES, Run, load_run
-from measure.survival import Waits, completion_waits, first_token_waits, token_gaps, token_paces
+from measure.survival import Waits
+from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.agreement import cached_agreement
 from report.compare.cells import MIN_CELL, Cell, joined_rows, judge, measure
 from report.compare.conditions import same_conditions

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order
 from measure.runs import UNKNOWN
-from measure.survival import CENSORED, first_token_waits
+from measure.survival import CENSORED
+from measure.waits import first_token_waits
 from report.compare.cells import Cell, Curve
 from report.compare.comparison import Compared
 from report.compare.results import LEVELS, Metric

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from measure.recencystack import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
+from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.errors import InputError

@@ -1,54 +1,159 @@
 """Prefix hits of the live traffic at every cache size, from block hashes alone, online and in bounded memory.
 
-The policy is that of ``sim curve``: LRU over full prompt blocks; a request's hits are counted at its arrival, over its
-leading blocks and short of its last token; then its blocks are touched leaf to root, so that tails go first. LRU keeps
-at every size S the S blocks touched last, so a block's depth in that order says from which size on it hits (Mattson et
-al., 1970). Whoever touches a block touches all those before it in its chain, later: along a chain depths only grow,
-which is why each block can be judged by itself, and why a sample of blocks is enough.
+The policy is that of ``sim curve``: LRU over full prompt blocks. The hits of a request are counted at its arrival, over
+its leading blocks and short of its last token; then its blocks are touched leaf to root, so that tails go first. LRU
+keeps at every size S the S blocks touched last, so the depth of a block is the smallest size at which it hits (Mattson
+et al., 1970). A request touches all earlier blocks of a chain after the later ones, so depths only grow along a chain.
+Therefore each block can be judged by itself, and a sample of blocks is enough.
 
-The ``exact_blocks`` touched last are all held, and hits there are exact. Of the blocks below, those are held whose hash
-says so, one in ``1 / rate`` (Waldspurger et al., SHARDS, 2015): such a hit counts 1 / rate times, and its depth is the
-exact part and 1 / rate times its place in the rest of the sample. What recurs all the time, a system prompt's blocks,
-is in the exact part, so the sample's error does not multiply with a prefix's popularity. Below the exact part, where
-blocks return once each, n hits are told with a standard error of √(n (1 − rate) / rate), a million of them to 0.8 % at
-a rate of 1/64; a depth of D below it with a relative one of 1 / √(D rate). At rate 1 everything is exact.
+The ``exact_blocks`` touched last are all held, and hits there are exact. Of deeper blocks a sample is held, chosen by
+hash, one in ``1 / rate`` (Waldspurger et al., SHARDS, 2015). A sampled hit counts 1 / rate times, and its depth is the
+exact part plus 1 / rate times its place in the rest of the sample. Blocks that recur all the time, such as a system
+prompt's, are in the exact part, so a popular prefix does not multiply the error of the sample. Below the exact part the
+standard error of n hits is √(n (1 − rate) / rate), 0.8 % for a million hits at a rate of 1/64; the relative error of a
+depth D below it is 1 / √(D rate). At rate 1 everything is exact.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from measure.recency import RecencyStack
 from tap.admin.window import Window
 
 EXACT_BLOCKS: Final = 65_536
 SAMPLE_BLOCKS: Final = 65_536
 RATE: Final = 1 / 64
-"""Together: exact to a million tokens of 16-token blocks, sampled to 67 million."""
+"""With 16-token blocks exact to 1 million tokens, sampled to 67 million."""
+GROUP: Final = 1024
+"""Slots counted together."""
+SLACK: Final = 4
+"""Slots for each block of capacity: blocks move together once in (SLACK − 1) × capacity touches."""
 _LOW_BITS: Final = (1 << 24) - 1
 _PER_OCTAVE: Final = 8
 
 SIZES: Final = tuple(sorted({round(2 ** (step / _PER_OCTAVE)) for step in range(24 * _PER_OCTAVE + 1)}))
-"""Cache sizes in blocks at which hits are told: an eighth of an octave apart, up to 2²⁴."""
+"""Cache sizes of the curve, in blocks: an eighth of an octave apart, up to 2²⁴."""
+
+
+class RecencyStack:
+    """At most ``capacity`` blocks by recency, each with its depth; the block touched longest ago leaves first.
+
+    Each touch takes the next slot of a byte map; the depth of a block is the number of slots taken after its own. Slots
+    are counted by group, so a depth costs a sum over groups and one count within a group, both in C, and a touch two
+    increments: with a few hundred groups that is faster than a tree. When the slots run out, the blocks move together.
+    In plain Python, where ``measure.stackdepth`` is compiled: numba would triple the memory of the admin process.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        slots = -(-SLACK * max(capacity, 1) // GROUP) * GROUP
+        self._slot_of: dict[int, int] = {}
+        self._block_at = array("Q", bytes(8 * slots))
+        self._taken = bytearray(slots)
+        self._by_group = [0] * (slots // GROUP)
+        self._next = 0
+        self._oldest = 0
+        """No slot before this one is taken."""
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slot_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._slot_of
+
+    def depths(self, blocks: Sequence[int]) -> list[int]:
+        """Return the depth of each leading block that is held, 1 for the block touched last; end at the first miss.
+
+        Blocks that were touched in reverse succession are neighbours: each is one deeper than the one before.
+        """
+        found: list[int] = []
+        slot_of = self._slot_of
+        depth, expected = 0, -1
+        for block in blocks:
+            slot = slot_of.get(block)
+            if slot is None:
+                break
+            depth = depth + 1 if slot == expected else self._depth_of_slot(slot)
+            expected = slot - 1
+            found.append(depth)
+        return found
+
+    def touch(self, blocks: Iterable[int]) -> list[int]:
+        """Touch the blocks in this order; return the blocks that had to leave."""
+        evicted: list[int] = []
+        slot_of, block_at, taken, by_group = self._slot_of, self._block_at, self._taken, self._by_group
+        for block in blocks:
+            slot = slot_of.get(block)
+            if slot is not None:
+                taken[slot] = 0
+                by_group[slot // GROUP] -= 1
+            if self._next == len(taken):
+                self._move_together()
+            slot_of[block] = slot = self._next
+            block_at[slot] = block
+            taken[slot] = 1
+            by_group[slot // GROUP] += 1
+            self._next = slot + 1
+            if len(slot_of) > self.capacity:
+                evicted.append(self._evict())
+        return evicted
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the map, the slots and the counts disagree."""
+        taken = [slot for slot, mark in enumerate(self._taken) if mark]
+        assert taken == sorted(self._slot_of.values())
+        assert all(self._slot_of[self._block_at[slot]] == slot for slot in taken)
+        assert sum(self._by_group) == len(taken)
+        for number, count in enumerate(self._by_group):
+            assert count == sum(self._taken[number * GROUP : (number + 1) * GROUP])
+        assert not any(self._taken[: self._oldest])
+
+    def _depth_of_slot(self, slot: int) -> int:
+        group = slot // GROUP
+        end = (group + 1) * GROUP
+        last = self._next // GROUP + 1
+        return self._taken.count(1, slot, end) + sum(self._by_group[group + 1 : last])
+
+    def _evict(self) -> int:
+        slot = self._taken.find(1, self._oldest)
+        block = self._block_at[slot]
+        self._oldest = slot + 1
+        self._taken[slot] = 0
+        self._by_group[slot // GROUP] -= 1
+        del self._slot_of[block]
+        return block
+
+    def _move_together(self) -> None:
+        """Give the blocks the lowest slots, in their order."""
+        block_at, taken = self._block_at, self._taken
+        living = [block_at[slot] for slot in range(self._next) if taken[slot]]
+        count = len(living)
+        self._slot_of.update(zip(living, range(count), strict=True))
+        block_at[:count] = array("Q", living)
+        taken[:] = b"\1" * count + bytes(len(taken) - count)
+        self._by_group[:] = [min(GROUP, max(0, count - start)) for start in range(0, len(taken), GROUP)]
+        self._next, self._oldest = count, 0
 
 
 @dataclass(slots=True)
 class HitCounts:
-    """Hits of some requests by the smallest of ``SIZES`` that has them, and what they are a share of."""
+    """Hits of some requests by the smallest of ``SIZES`` that has them, and the totals for their shares."""
 
     blocks: list[float] = field(default_factory=lambda: [0.0] * (len(SIZES) + 1))
-    """The last one: deeper than any size."""
+    """The last entry: deeper than any size."""
     requests: int = 0
     prompt_tokens: int = 0
-    """Of hashed requests: what ``blocks`` is to be divided by."""
+    """Of hashed requests: the whole of ``blocks``, in tokens."""
     reported_tokens: int = 0
-    """Prompt tokens of requests whose engine said how many it had cached."""
+    """Prompt tokens of requests with cached tokens reported."""
     cached_tokens: int = 0
-    """Those that it had."""
 
     def add(self, other: "HitCounts") -> None:
-        """Add other requests."""
         self.blocks = [mine + theirs for mine, theirs in zip(self.blocks, other.blocks, strict=True)]
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
@@ -56,7 +161,7 @@ class HitCounts:
         self.cached_tokens += other.cached_tokens
 
     def up_to_size(self) -> list[float]:
-        """Blocks hit by a cache of each of ``SIZES``."""
+        """Return the blocks hit by a cache of each of ``SIZES``."""
         total, hits = 0.0, []
         for count in self.blocks[:-1]:
             total += count
@@ -65,7 +170,7 @@ class HitCounts:
 
 
 class CacheCurve:
-    """Takes requests in order; tells the hits of the recent ones at every size."""
+    """Hits of the recent requests at every size; requests are taken in order."""
 
     def __init__(
         self,
@@ -80,7 +185,7 @@ class CacheCurve:
         self._sample = RecencyStack(sample_blocks)
         self._weight = 1.0 / rate
         self._threshold = round(rate * (_LOW_BITS + 1))
-        """A block is in the sample if its hash's low bits are below it: our hashes are uniform."""
+        """A block is in the sample if the low bits of its hash are below this: hashes are uniform."""
         self._sampled_exact = 0
         """Blocks of the sample that are in the exact part."""
         self._window = Window(HitCounts)
@@ -92,11 +197,11 @@ class CacheCurve:
 
     @property
     def deepest(self) -> int:
-        """The largest cache that is told of, in blocks."""
+        """The largest cache of the curve, in blocks."""
         return self._exact.capacity + int(self._sample.capacity * self._weight)
 
     def take(self, hashes: Sequence[int], prompt_tokens: int, cached_tokens: int | None, now_s: float) -> int:
-        """Count one request and touch its blocks; returns how many leading ones were among the last touched."""
+        """Count one request and touch its blocks; return how many leading blocks were in the exact part."""
         counts = self._window.bucket(now_s)
         counts.requests += 1
         counts.prompt_tokens += prompt_tokens
@@ -111,7 +216,6 @@ class CacheCurve:
         return len(depths)
 
     def recent(self, now_s: float) -> HitCounts:
-        """The requests of the last minutes."""
         total = HitCounts()
         for counts in self._window.buckets(now_s):
             total.add(counts)
@@ -124,7 +228,7 @@ class CacheCurve:
         assert self._sampled_exact == sum(self._in_sample(block) for block in self._exact)
 
     def _sampled_depths(self, below: Sequence[int]) -> list[float]:
-        """Depths of the sampled ones of leading blocks that are below the exact part."""
+        """Return the depths of the sampled blocks among leading blocks below the exact part."""
         threshold, weight = self._threshold, self._weight
         sampled = [block for block in below if block & _LOW_BITS < threshold]
         first = self._sampled_exact + 1
@@ -135,7 +239,7 @@ class CacheCurve:
         leaf_to_root = hashes[::-1]
         sampled = [block for block in leaf_to_root if block & _LOW_BITS < threshold]
         self._sampled_exact += sum(block not in self._exact for block in sampled)
-        # One that had to leave may have come back as an ancestor, and left again.
+        # A block that had to leave may have come back as an ancestor, and left again.
         gone = {block for block in self._exact.touch(leaf_to_root) if block not in self._exact}
         self._sampled_exact -= sum(block & _LOW_BITS < threshold for block in gone)
         self._sample.touch(sampled)
@@ -145,7 +249,7 @@ class CacheCurve:
 
 
 def _count_depths(counts: HitCounts, depths: Sequence[float], weight: float) -> None:
-    """Add depths, which only grow, to the counts of the sizes that hold them."""
+    """Add depths, in ascending order, to the counts of the sizes that hold them."""
     done = 0
     while done < len(depths):
         size = bisect_left(SIZES, depths[done])

@@ -1,7 +1,7 @@
 """How the recording goes and how the tap's processes are, as named numbers for the live page."""
 
 from measure import wording
-from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts
+from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts, quantile_bound
 from tap.admin.snapshot import Fact
 from tap.admin.state import LiveState
 from tap.ipc.feed import RecorderStats
@@ -66,17 +66,14 @@ def _overhead_facts(state: LiveState) -> list[Fact]:
 
 
 def _bounds_text(counts: HistogramCounts) -> str | None:
-    """The buckets that hold the median and the 99th percentile; null for no values."""
-    total = counts.count
-    return f"≤ {_bound_text(counts, total * 0.5)} · ≤ {_bound_text(counts, total * 0.99)}" if total else None
+    """Return the bounds of the p50 and the p99; null for no values."""
+    return f"≤ {_bound_text(counts, 0.5)} · ≤ {_bound_text(counts, 0.99)}" if counts.count else None
 
 
-def _bound_text(counts: HistogramCounts, upto: float) -> str:
-    running = 0
-    for bound, count in zip(OVERHEAD_S, counts.counts, strict=False):
-        running += count
-        if running >= upto:
-            return wording.duration(1e3 * bound)
+def _bound_text(counts: HistogramCounts, level: float) -> str:
+    bound_s = quantile_bound(OVERHEAD_S, counts, level)
+    if bound_s <= OVERHEAD_S[-1]:
+        return wording.duration(1e3 * bound_s)
     return f"more than {wording.duration(1e3 * OVERHEAD_S[-1])}"
 
 

@@ -1,20 +1,31 @@
 """TTFT survival of the last minutes: the share of requests still without their first token after t, by cohort.
 
-Kaplan–Meier over buckets of time: aborts and timeouts before the first token are censored, since when it would have
-come is unknown; errors compete, since those requests never get one (Aalen–Johansen). Requests that end in a bucket are
-taken to be at risk throughout it, so the curve is exact at the buckets' bounds, which lie 5 % apart, whatever fell
-between them as long as no censoring comes before an end in the same bucket; memory does not grow with traffic.
+The curve is that of ``measure.survival``, over waits counted by time bucket, so memory does not grow with traffic.
+Requests that end in a bucket count as at risk throughout it. The bounds lie 5 % apart, and the curve is exact at the
+bounds unless a censoring precedes an end in the same bucket.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from operator import add
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
+
+from measure.cohorts import MAIN, UNCACHED, record_cohorts
+from measure.survival import (
+    CENSORED,
+    END_OF_STATUS,
+    EVENT,
+    FAILED,
+    Waits,
+    incidence,
+    incidence_variance,
+    quantiles,
+)
 from tap.admin.window import Window
 from tap.ipc.feed import SeenRecord
+from tracefile.records.arrays import FloatArray, IntArray
 
 FIRST_MS: Final = 0.1
 LAST_MS: Final = 600_000.0
@@ -23,197 +34,110 @@ BOUNDS_MS: Final = tuple(
     FIRST_MS * STEP**step for step in range(math.ceil(math.log(LAST_MS / FIRST_MS) / math.log(STEP)) + 1)
 )
 """Upper bounds of the time buckets; one more bucket is beyond them."""
-UNCACHED_EDGES: Final = (0, 256, 1_024, 4_096, 16_384)
-"""Lower edges of the buckets of prompt tokens that the cache did not hold; the last is open. As in reports."""
+_TIMES_MS: Final = np.array([*BOUNDS_MS, BOUNDS_MS[-1]])
+_ENDS: Final = (EVENT, FAILED, CENSORED)
+_BUCKETS: Final = Waits(
+    np.repeat(_TIMES_MS, len(_ENDS)),
+    np.tile(np.array(_ENDS, np.int8), len(_TIMES_MS)),
+    np.zeros(len(_TIMES_MS) * len(_ENDS), np.int64),
+    0,
+)
+"""One wait for each bucket and end; the counts are its weights."""
 MIN_JUDGED: Final = 30
 """Smaller cohorts are not judged."""
 LEVELS: Final = (0.5, 0.9, 0.99)
 _Z: Final = 1.959964
-_ROUNDING: Final = 1e-9
-
-End = Literal["token", "failed", "censored"]
-
-
-@dataclass(slots=True)
-class Waits:
-    """Waits for a first token, counted by time bucket and by how they ended."""
-
-    tokens: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
-    failed: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
-    censored: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
-
-    def count(self, time_ms: float, end: End) -> None:
-        """Count one wait."""
-        counts = {"token": self.tokens, "failed": self.failed, "censored": self.censored}[end]
-        counts[bisect_left(BOUNDS_MS, time_ms)] += 1
-
-    def add(self, other: "Waits") -> None:
-        """Add other requests' waits."""
-        self.tokens = list(map(add, self.tokens, other.tokens))
-        self.failed = list(map(add, self.failed, other.failed))
-        self.censored = list(map(add, self.censored, other.censored))
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """One cohort's curve."""
+    """Curve of one cohort."""
 
     n: int
     censored: int
     failed: int
     times_ms: list[float]
-    """Where the curve steps, ascending."""
+    """Times at which the curve steps, ascending."""
     waiting: list[float]
     """Share still without a first token just after each time."""
     low: list[float]
     high: list[float]
     """Pointwise 95 % band, requests taken as independent."""
     quantiles_ms: list[float | None]
-    """Per level of ``LEVELS``: by when its share had the token. Null: later than was seen."""
+    """TTFT at each of ``LEVELS``; null: later than was seen."""
     known_until_ms: float
-    """The bound of the longest wait's bucket."""
+    """Bound of the longest wait's bucket."""
 
 
-def wait_of(record: SeenRecord) -> tuple[float, End] | None:
-    """How long a request waited for its first token, and how the wait ended; null if it never waited for one."""
+def no_waits() -> IntArray:
+    """Return counts of 0 by time bucket and end."""
+    return np.zeros((len(_TIMES_MS), len(_ENDS)), np.int64)
+
+
+def count_wait(counts: IntArray, time_ms: float, end: int) -> None:
+    """Count one wait."""
+    counts[bisect_left(BOUNDS_MS, time_ms), end] += 1
+
+
+def wait_of(record: SeenRecord) -> tuple[float, int] | None:
+    """Return a request's wait for its first token in ms, and its end; null if there was no wait."""
     if record.ttft_ms is not None:
-        return record.ttft_ms, "token"
+        return record.ttft_ms, EVENT
     if not record.stream or record.e2e_ms is None or record.status == "ok":
         return None
-    return record.e2e_ms, "failed" if record.status in ("error", "upstream_abort") else "censored"
+    return record.e2e_ms, END_OF_STATUS[record.status]
 
 
 def cohorts_of(record: SeenRecord) -> list[str]:
-    """The cohorts that a request is in: by its turn, and by what the cache did not hold of its prompt."""
-    cohorts = ["all"]
-    if record.turn is not None:
-        cohorts.append("turn1" if record.turn == 1 else "turns2+")
-    if record.prompt_tokens is not None and record.cached_tokens is not None:
-        cohorts.append(_uncached_cohort(max(0, record.prompt_tokens - record.cached_tokens)))
-    return cohorts
-
-
-def cohort_names() -> list[str]:
-    """Every cohort, in the order they are shown."""
-    return ["all", "turn1", "turns2+", *(_uncached_cohort(edge) for edge in UNCACHED_EDGES)]
+    """Return the cohorts of a request."""
+    known = record.prompt_tokens is not None and record.cached_tokens is not None
+    return record_cohorts(record.turn, (record.prompt_tokens or 0) - (record.cached_tokens or 0) if known else None)
 
 
 class SurvivalCurves:
-    """Takes records; tells the curves of the recent ones."""
+    """Waits of the recent records, and their curves."""
 
     def __init__(self) -> None:
-        self._windows = {name: Window(Waits) for name in cohort_names()}
+        self._windows = {name: Window(no_waits) for name in (*MAIN, *UNCACHED)}
 
     def take(self, record: SeenRecord, now_s: float) -> None:
         """Count one record in each of its cohorts."""
         wait = wait_of(record)
         if wait is not None:
             for name in cohorts_of(record):
-                self._windows[name].bucket(now_s).count(*wait)
+                count_wait(self._windows[name].bucket(now_s), *wait)
 
     def recent(self, now_s: float) -> dict[str, Survival]:
-        """The curve of every cohort that had a request in the last minutes."""
-        curves = {}
-        for name, window in self._windows.items():
-            waits = Waits()
-            for minute in window.buckets(now_s):
-                waits.add(minute)
-            curve = survival(waits)
-            if curve.n:
-                curves[name] = curve
-        return curves
+        """Return the curve of each cohort that had a request in the last minutes."""
+        recent = {name: sum(window.buckets(now_s), no_waits()) for name, window in self._windows.items()}
+        return {name: survival(counts) for name, counts in recent.items() if counts.any()}
 
 
-def survival(waits: Waits) -> Survival:
-    """The curve of these waits."""
-    at_risk = n = sum(waits.tokens) + sum(waits.failed) + sum(waits.censored)
-    free, share = 1.0, 0.0
-    variance = _Variance()
-    times, waiting, low, high = [], [], [], []
-    last = 0
-    for bucket, (tokens, failed, censored) in enumerate(zip(waits.tokens, waits.failed, waits.censored, strict=True)):
-        if tokens + failed + censored:
-            last = bucket
-        if tokens + failed:
-            share += free * tokens / at_risk
-            variance.step(at_risk, tokens, tokens + failed, free, share)
-            free *= 1 - (tokens + failed) / at_risk
-        if tokens:
-            below, above = _band(share, variance.of(share))
-            times.append(_bound_ms(bucket))
-            waiting.append(1 - share)
-            low.append(1 - above)
-            high.append(1 - below)
-        at_risk -= tokens + failed + censored
+def survival(counts: IntArray) -> Survival:
+    """Return the curve of at least one wait."""
+    shares = incidence(_BUCKETS, counts.ravel())
+    reached = quantiles(_BUCKETS, shares, np.array(LEVELS))
+    share = shares.reshape(counts.shape)[:, EVENT]
+    steps = np.flatnonzero(counts[:, EVENT])
+    below, above = _band(share[steps], incidence_variance(*counts.T)[steps])
     return Survival(
-        n=n,
-        censored=sum(waits.censored),
-        failed=sum(waits.failed),
-        times_ms=times,
-        waiting=waiting,
-        low=low,
-        high=high,
-        quantiles_ms=[_quantile(times, waiting, level) for level in LEVELS],
-        known_until_ms=_bound_ms(last),
+        n=int(counts.sum()),
+        censored=int(counts[:, CENSORED].sum()),
+        failed=int(counts[:, FAILED].sum()),
+        times_ms=_TIMES_MS[steps].tolist(),
+        waiting=(1 - share[steps]).tolist(),
+        low=(1 - above).tolist(),
+        high=(1 - below).tolist(),
+        quantiles_ms=[None if math.isinf(at_ms) else at_ms for at_ms in reached.tolist()],
+        known_until_ms=float(_TIMES_MS[np.flatnonzero(counts.any(axis=1))[-1]]),
     )
 
 
-class _Variance:
-    """The variance of a cumulative incidence by the delta method, as sums that grow from step to step.
-
-    With F(t) the incidence, S the share free of any end before a step, d₁ of d ends tokens and r at risk:
-    Σ (F(t)−Fᵢ)² d/(r(r−d)) + Σ S² (r−d₁)d₁/r³ − 2 Σ (F(t)−Fᵢ) S d₁/r². Without competing ends it is Greenwood's.
-    """
-
-    __slots__ = ("_a", "_af", "_aff", "_b", "_c", "_cf")
-
-    def __init__(self) -> None:
-        self._a = self._af = self._aff = self._b = self._c = self._cf = 0.0
-
-    def step(self, at_risk: int, tokens: int, ends: int, free: float, share: float) -> None:
-        if ends < at_risk:
-            a = ends / (at_risk * (at_risk - ends))
-            self._a += a
-            self._af += a * share
-            self._aff += a * share * share
-        c = free * tokens / at_risk**2
-        self._b += free * free * (at_risk - tokens) * tokens / at_risk**3
-        self._c += c
-        self._cf += c * share
-
-    def of(self, share: float) -> float:
-        return max(
-            0.0,
-            share * share * self._a - 2 * share * self._af + self._aff + self._b - 2 * (share * self._c - self._cf),
-        )
-
-
-def _band(share: float, variance: float) -> tuple[float, float]:
-    """A 95 % interval of a share, made on the log-odds so that it stays within 0 and 1."""
-    if share <= 0 or share >= 1 or variance <= 0:
-        return share, share
-    odds = math.log(share / (1 - share))
-    spread = _Z * math.sqrt(variance) / (share * (1 - share))
-    return _share_of_odds(odds - spread), _share_of_odds(odds + spread)
-
-
-def _share_of_odds(odds: float) -> float:
-    return 1 / (1 + math.exp(-min(max(odds, -700.0), 700.0)))
-
-
-def _quantile(times: Sequence[float], waiting: Sequence[float], level: float) -> float | None:
-    for time_ms, share in zip(times, waiting, strict=True):
-        if 1 - share >= level - _ROUNDING:
-            return time_ms
-    return None
-
-
-def _bound_ms(bucket: int) -> float:
-    return BOUNDS_MS[min(bucket, len(BOUNDS_MS) - 1)]
-
-
-def _uncached_cohort(tokens: int) -> str:
-    place = max(place for place, edge in enumerate(UNCACHED_EDGES) if edge <= tokens)
-    edge = UNCACHED_EDGES[place]
-    last = place == len(UNCACHED_EDGES) - 1
-    return f"uncached:{edge}+" if last else f"uncached:{edge}-{UNCACHED_EDGES[place + 1] - 1}"
+def _band(share: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the ends of 95 % intervals of shares, made on the log-odds so that they stay within 0 and 1."""
+    inside = (share > 0) & (share < 1) & (variance > 0)
+    known = np.where(inside, share, 0.5)
+    odds = np.log(known / (1 - known))
+    spread = _Z * np.sqrt(variance) / (known * (1 - known))
+    ends = [1 / (1 + np.exp(-np.clip(odds + side * spread, -700.0, 700.0))) for side in (-1, 1)]
+    return np.where(inside, ends[0], share), np.where(inside, ends[1], share)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from measure import wording
+from measure import cohorts, wording
+from measure.cohorts import MAIN
 from tap.admin.facts import drop_facts, process_facts, recorder_facts
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.potential import potential
@@ -29,7 +30,7 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         minutes=WINDOW_MINUTES,
         timeline_s=KEPT_SAMPLES,
         tiles=tiles(state, curves, now_s),
-        by_turn=[cohort(name, curves[name]) for name in ("all", "turn1", "turns2+") if name in curves],
+        by_turn=[cohort(name, curves[name]) for name in MAIN if name in curves],
         by_uncached=[cohort(name, curve) for name, curve in curves.items() if name.startswith("uncached:")],
         potential=potential(state, now_s),
         prefixes=prefixes(state, now_s),
@@ -127,10 +128,9 @@ def cohort(name: str, curve: Survival) -> CohortCurve:
 
 
 def cohort_title(name: str) -> str:
-    """The cohort's name as a reader would say it."""
-    fixed = {"all": "All requests", "turn1": "Turn 1", "turns2+": "Turns 2+"}
-    if name in fixed:
-        return fixed[name]
+    """Return the cohort's name, or its range of uncached tokens."""
+    if name in MAIN:
+        return cohorts.cohort_title(name)
     low, dash, high = name.removeprefix("uncached:").partition("-")
     return f"{int(low):,}–{int(high):,}" if dash else f"{int(low.rstrip('+')):,}+"
 

@@ -8,7 +8,8 @@ import pytest
 
 from measure.resampling import draw_weights
 from measure.runs import UNKNOWN, Run, load_run
-from measure.survival import CENSORED, EVENT, Waits, first_token_waits, make_waits
+from measure.survival import CENSORED, EVENT, Waits, make_waits
+from measure.waits import first_token_waits
 from report.compare.baselines import Line, judge_baselines
 from report.compare.cells import describe, judge, measure
 from report.compare.ensembles import measure_ensemble, middle_run

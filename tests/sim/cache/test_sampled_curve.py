@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.recencystack import depth_of, empty_stack, touch, with_room
+from measure.stackdepth import depth_of, empty_stack, touch, with_room
 from sim.__main__ import main
 from sim.cache.curve import HitCurve, hit_curve
 from sim.cache.sampledcurve import Sampling, sample_curve

@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.recency import STRETCH, RecencyStack
 from sim.cache.curve import HitCurve, hit_curve
 from sim.workload.accesses import Accesses
-from tap.admin.cachecurve import SIZES, CacheCurve
+from tap.admin.cachecurve import GROUP, SIZES, CacheCurve, RecencyStack
 
 BLOCK = 4
 Requests = list[tuple[list[int], int]]
@@ -172,7 +171,7 @@ def test_the_stack_is_a_list_with_the_last_touched_first(capacity: int, touches:
 def test_the_stack_keeps_its_order_when_its_slots_run_out() -> None:
     stack, slow = RecencyStack(300), SlowStack(300)
     draw = random.Random(1)
-    for _ in range(3 * STRETCH):
+    for _ in range(3 * GROUP):
         block = draw.randrange(400)
         assert stack.touch([block]) == slow.touch([block])
     stack.check_integrity()

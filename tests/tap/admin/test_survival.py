@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.survival import CENSORED, EVENT, FAILED, incidence, make_waits
-from tap.admin.survival import BOUNDS_MS, SurvivalCurves, Waits, cohorts_of, survival, wait_of
+from tap.admin.survival import BOUNDS_MS, SurvivalCurves, cohorts_of, count_wait, no_waits, survival, wait_of
 from tap.ipc.feed import SeenRecord
+from tracefile.records.arrays import IntArray
 from tracefile.records.schema import Status
-
-ENDS = {"token": EVENT, "failed": FAILED, "censored": CENSORED}
 
 
 def seen(
@@ -28,17 +27,17 @@ def seen(
     return SeenRecord(status, stream, turn, ttft_ms, e2e_ms, prompt, cached, None)
 
 
-def waits_of(*ends: tuple[int, str]) -> Waits:
-    waits = Waits()
+def waits_of(*ends: tuple[int, int]) -> IntArray:
+    counts = no_waits()
     for bucket, end in ends:
-        waits.count(BOUNDS_MS[bucket], end)  # type: ignore[arg-type]
-    return waits
+        count_wait(counts, BOUNDS_MS[bucket], end)
+    return counts
 
 
 def test_an_aborted_wait_is_censored_and_an_error_competes() -> None:
     """Four waits: a token, an abort, an error, a token. 3/4 wait after the first; of the 2 left after the abort one
     fails, which takes half of the 3/4 for good; the last token takes the other half."""
-    curve = survival(waits_of((10, "token"), (20, "censored"), (30, "failed"), (40, "token")))
+    curve = survival(waits_of((10, EVENT), (20, CENSORED), (30, FAILED), (40, EVENT)))
     assert (curve.n, curve.censored, curve.failed) == (4, 1, 1)
     assert curve.times_ms == [BOUNDS_MS[10], BOUNDS_MS[40]]
     assert curve.waiting == pytest.approx([0.75, 0.375])
@@ -48,7 +47,7 @@ def test_an_aborted_wait_is_censored_and_an_error_competes() -> None:
 
 def test_the_band_is_greenwoods_where_nothing_competes() -> None:
     """After 5 of 10: variance ½·½/10 on the share, ±1.96 of it over ½·½ on the log-odds."""
-    curve = survival(waits_of(*[(10, "token")] * 5, *[(20, "token")] * 5))
+    curve = survival(waits_of(*[(10, EVENT)] * 5, *[(20, EVENT)] * 5))
     spread = 1.959964 * math.sqrt(0.25 / 10) / 0.25
     assert curve.low[0] == pytest.approx(1 / (1 + math.exp(spread)))
     assert curve.high[0] == pytest.approx(1 / (1 + math.exp(-spread)))
@@ -56,19 +55,19 @@ def test_the_band_is_greenwoods_where_nothing_competes() -> None:
 
 
 def test_no_wait_is_an_empty_curve_and_censored_ones_alone_never_fall() -> None:
-    assert survival(Waits()).n == 0
-    only_aborts = survival(waits_of((50, "censored"), (60, "censored")))
+    assert SurvivalCurves().recent(0.0) == {}
+    only_aborts = survival(waits_of((50, CENSORED), (60, CENSORED)))
     assert (only_aborts.times_ms, only_aborts.quantiles_ms) == ([], [None, None, None])
     assert only_aborts.known_until_ms == BOUNDS_MS[60]
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(sorted(ENDS))), min_size=1, max_size=40))
-def test_the_curve_is_reports_curve(ends: list[tuple[int, str]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from((EVENT, FAILED, CENSORED))), min_size=1, max_size=40))
+def test_the_curve_is_reports_curve(ends: list[tuple[int, int]]) -> None:
     # Ends of a bucket come before its censorings here; report orders failures after tokens at equal times.
-    curve = survival(waits_of(*((2 * bucket + (end == "failed"), end) for bucket, end in ends)))
-    times = np.array([BOUNDS_MS[2 * bucket + (end == "failed")] for bucket, end in ends])
-    kinds = np.array([ENDS[end] for _, end in ends], dtype=np.int8)
+    curve = survival(waits_of(*((2 * bucket + (end == FAILED), end) for bucket, end in ends)))
+    times = np.array([BOUNDS_MS[2 * bucket + (end == FAILED)] for bucket, end in ends])
+    kinds = np.array([end for _, end in ends], dtype=np.int8)
     known = make_waits(times, kinds, np.arange(len(ends)))
     share = incidence(known)
     for time_ms, waiting in zip(curve.times_ms, curve.waiting, strict=True):
@@ -78,12 +77,12 @@ def test_the_curve_is_reports_curve(ends: list[tuple[int, str]]) -> None:
 
 
 def test_what_a_request_waited_for() -> None:
-    assert wait_of(seen(ttft_ms=12.0)) == (12.0, "token")
-    assert wait_of(seen("client_abort", ttft_ms=12.0)) == (12.0, "token")  # it came, whatever was then
-    assert wait_of(seen("client_abort")) == (100.0, "censored")
-    assert wait_of(seen("timeout")) == (100.0, "censored")
-    assert wait_of(seen("error")) == (100.0, "failed")
-    assert wait_of(seen("upstream_abort")) == (100.0, "failed")
+    assert wait_of(seen(ttft_ms=12.0)) == (12.0, EVENT)
+    assert wait_of(seen("client_abort", ttft_ms=12.0)) == (12.0, EVENT)  # it came, whatever was then
+    assert wait_of(seen("client_abort")) == (100.0, CENSORED)
+    assert wait_of(seen("timeout")) == (100.0, CENSORED)
+    assert wait_of(seen("error")) == (100.0, FAILED)
+    assert wait_of(seen("upstream_abort")) == (100.0, FAILED)
     assert wait_of(seen()) is None  # ended well without a token
     assert wait_of(seen("client_abort", stream=False)) is None  # no first token was ever to be seen
 

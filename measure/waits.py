@@ -1,0 +1,44 @@
+"""Waits of a run's records: for the first token, for the end, between tokens."""
+
+import numpy as np
+
+from measure.runs import STATUSES, Run
+from measure.survival import END_OF_STATUS, EVENT, Waits, make_waits
+from tracefile.records.arrays import IntArray
+
+_ENDS = np.array([END_OF_STATUS[status] for status in STATUSES], dtype=np.int8)
+
+
+def first_token_waits(run: Run, rows: IntArray) -> Waits:
+    """TTFT of these records; a first token counts, however the request ended later."""
+    came = ~np.isnan(run.ttft_ms[rows])
+    end = np.where(came, EVENT, _ENDS[run.status[rows]]).astype(np.int8)
+    time_ms = np.where(came, run.ttft_ms[rows], run.e2e_ms[rows])
+    # Status ok without a TTFT: not streamed, or no output token. There was no wait.
+    tells = ~np.isnan(time_ms) & (came | (run.streamed[rows] & (end != EVENT)))
+    return make_waits(time_ms[tells], end[tells], rows[tells], int(np.count_nonzero(~tells)))
+
+
+def completion_waits(run: Run, rows: IntArray) -> Waits:
+    """End-to-end time of these records; only status ok is an event."""
+    time_ms = run.e2e_ms[rows]
+    tells = ~np.isnan(time_ms)
+    end = _ENDS[run.status[rows]]
+    return make_waits(time_ms[tells], end[tells], rows[tells], int(np.count_nonzero(~tells)))
+
+
+def token_paces(run: Run, rows: IntArray) -> Waits:
+    """TPOT of these records, from the tokens that came; never censored."""
+    time_ms = run.tpot_ms[rows]
+    tells = ~np.isnan(time_ms)
+    end = np.full(int(tells.sum()), EVENT, dtype=np.int8)
+    return make_waits(time_ms[tells], end, rows[tells], int(np.count_nonzero(~tells)))
+
+
+def token_gaps(run: Run, rows: IntArray) -> Waits:
+    """ITL of these records, each gap a sample."""
+    chosen = np.zeros(len(run), dtype=np.bool_)
+    chosen[rows] = True
+    tells = chosen[run.itl_owner]
+    gaps_ms = run.itl_ms[tells]
+    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.itl_owner[tells])
