@@ -1,25 +1,23 @@
-"""What the target says of itself, asked before and after a run over plain HTTP; never on the data plane."""
+"""Control calls to an engine over plain HTTP, before and after a run; never on the data plane."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import replace
 
 import httpx
 
-from engines.facts import PrefixCounters, describe_engine, first_model, parse_metrics, prefix_counters
-from tracefile import Engine, InputError
+from engines.dialect import Response
+from engines.facts import PAGES, EngineFacts, first_model, read_facts
+from tracefile.records.errors import InputError
+from wire.url import Origin
 
 CONTROL_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What could be learnt; null: the engine did not say."""
-
-    engine: Engine
-    counters: PrefixCounters | None
+PAGE_TIMEOUT_S = 2.0
+"""Time that one page may take while traffic is recorded."""
+MAX_PAGE_BYTES = 8 << 20
 
 
 class ControlClient:
-    """Control calls to one target; a context manager."""
+    """Control calls to one target; a context manager. An ``engines.dialect.Control``."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -32,7 +30,7 @@ class ControlClient:
         self._client.close()
 
     def resolve_model(self, model: str) -> str:
-        """The model to name in requests: as given, or the first that ``/v1/models`` lists for ``auto``.
+        """Return the model to name in requests: ``model``, or for ``auto`` the first that ``/v1/models`` lists.
 
         Raises InputError if the target cannot be reached, or lists none.
         """
@@ -50,21 +48,44 @@ class ControlClient:
         return listed
 
     def facts(self) -> EngineFacts:
-        """Version, cache configuration and prefix counters, as far as the target tells them."""
-        metrics = parse_metrics(self.text("/metrics"))
-        engine = describe_engine(self.text("/version"), metrics, self.text("/v1/models"))
-        return EngineFacts(engine, prefix_counters(metrics))
+        """Return version, cache settings and prefix counters, as far as the target tells them."""
+        version, metrics, models = map(self.text, PAGES)
+        return read_facts(version, metrics, models)
 
     def text(self, path: str) -> str:
-        """What a GET of ``path`` answers; empty if it does not."""
+        """Return the body of a GET; empty on any failure."""
         try:
             return self._client.get(f"{self.url}{path}").raise_for_status().text
         except httpx.HTTPError:
             return ""
 
-    def post(self, path: str, body: bytes = b"") -> httpx.Response:
-        """One POST; raises InputError if the target cannot be reached."""
+    def post(self, path: str, body: bytes = b"") -> Response:
+        """Return the response to a POST; raises InputError if the target cannot be reached."""
         try:
-            return self._client.post(f"{self.url}{path}", content=body, headers={"Content-Type": "application/json"})
+            response = self._client.post(
+                f"{self.url}{path}", content=body, headers={"Content-Type": "application/json"}
+            )
         except httpx.HTTPError as error:
             raise InputError(f"--url: {self.url}{path}: {type(error).__name__}; expected an answer") from None
+        return Response(response.status_code, response.content)
+
+
+async def learn_engine_facts(origin: Origin) -> EngineFacts:
+    """Return the facts of one engine, its pages read at the same time; a page that is late tells nothing."""
+    version, metrics, models = await read_pages(origin, PAGES)
+    return replace(read_facts(version, metrics, models), origin=origin)
+
+
+async def read_pages(origin: Origin, paths: tuple[str, ...]) -> list[str]:
+    """Return each page's text; empty for a page that did not come in time, in full and with status 200."""
+    tls = origin.ssl_context() or False  # False: plain http, for which httpx would still load every authority
+    async with httpx.AsyncClient(base_url=str(origin), timeout=PAGE_TIMEOUT_S, trust_env=False, verify=tls) as client:
+        return await asyncio.gather(*(_page(client, path) for path in paths))
+
+
+async def _page(client: httpx.AsyncClient, path: str) -> str:
+    try:
+        response = await client.get(path)
+    except httpx.HTTPError:
+        return ""
+    return response.text if response.status_code == 200 and len(response.content) <= MAX_PAGE_BYTES else ""

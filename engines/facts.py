@@ -1,21 +1,26 @@
-"""What an engine says of itself, read from the texts of ``/version``, ``/metrics`` and ``/v1/models``.
+"""Facts that an engine tells of itself in the texts of ``/version``, ``/metrics`` and ``/v1/models``.
 
-Who asks is not our matter. Text that is missing or not understood teaches nothing, and is no error: a proxy in between
-may answer for the engine.
+A text that is missing or not understood is no error: a proxy in between may answer for the engine.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from engines.dialect import DialectName, decoded
+from engines.recognition import DIALECTS, dialect_of_metrics
 from tracefile.records.schema import Engine
+from wire.url import Origin
 
 QUERIES_METRIC = "vllm:prefix_cache_queries"
 HITS_METRIC = "vllm:prefix_cache_hits"
 CONFIG_METRIC = "vllm:cache_config_info"
+
+PAGES = ("/version", "/metrics", "/v1/models")
+"""Pages whose texts ``read_facts`` takes, in this order."""
+MEAN_GAUGES = frozenset({"kv_usage"})
+"""Gauges averaged over the engines behind one address; all others are summed."""
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -28,19 +33,38 @@ class Metric:
     value: float
     labels: Mapping[str, str]
     samples: int = 1
-    """How many were added up."""
+    """Number of samples in the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCounters:
-    """The engine's own count of prefix cache lookups since its start, in tokens."""
+    """Prefix cache lookups since the engine's start, in tokens."""
 
     queries: int
     hits: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Everything learnt of one engine; null: not told."""
+
+    engine: Engine = field(default_factory=Engine)
+    model: str | None = None
+    """The first model that it serves."""
+    dialect: DialectName | None = None
+    """The engine its metrics are named after."""
+    counters: PrefixCounters | None = None
+    origin: Origin | None = None
+    """Server that was asked. Null: known to the caller."""
+
+    @property
+    def known_engine(self) -> Engine | None:
+        """``engine``; null if nothing of it was told."""
+        return None if self.engine == Engine() else self.engine
+
+
 def parse_metrics(text: str) -> dict[str, Metric]:
-    """Prometheus text as one value a name, ``_total`` left off counters; lines it cannot read are skipped."""
+    """Return one value a metric name, without ``_total``; unreadable lines are skipped."""
     metrics: dict[str, Metric] = {}
     for line in text.splitlines():
         found = _SAMPLE.match(line)
@@ -60,13 +84,36 @@ def parse_metrics(text: str) -> dict[str, Metric]:
 
 
 def prefix_counters(metrics: Mapping[str, Metric]) -> PrefixCounters | None:
-    """The prefix cache's counters; null: not reported."""
+    """Return the prefix cache's counters; null: not reported."""
     queries, hits = metrics.get(QUERIES_METRIC), metrics.get(HITS_METRIC)
     return None if queries is None or hits is None else PrefixCounters(int(queries.value), int(hits.value))
 
 
+def read_facts(version_text: str, metrics_text: str, models_text: str) -> EngineFacts:
+    """Return the facts in the texts of ``PAGES``; an empty text is a page without an answer."""
+    metrics = parse_metrics(metrics_text)
+    dialect = dialect_of_metrics(metrics)
+    return EngineFacts(
+        engine=describe_engine(version_text, metrics, models_text),
+        model=first_model(models_text),
+        dialect=None if dialect is None else dialect.name,
+        counters=prefix_counters(metrics),
+    )
+
+
+def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return the engine's load by gauge name (``Dialect.gauges``), as far as it is reported."""
+    found: dict[str, float] = {}
+    for dialect in DIALECTS.values():
+        for name, reported in dialect.gauges.items():
+            metric = next((metrics[one] for one in reported if one in metrics), None)
+            if metric is not None:
+                found.setdefault(name, metric.value / metric.samples if name in MEAN_GAUGES else metric.value)
+    return found
+
+
 def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_text: str) -> Engine:
-    """The engine as far as the three answers tell; an empty text is an answer that did not come."""
+    """Return the engine as far as the texts tell; an empty text is a page without an answer."""
     labels = metrics[CONFIG_METRIC].labels if CONFIG_METRIC in metrics else {}
     version = _field(version_text, "version")
     return Engine(
@@ -81,17 +128,14 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
 
 
 def first_model(models_text: str) -> str | None:
-    """The first model that ``/v1/models`` names; null: none."""
+    """Return the first model in the text of ``/v1/models``; null: none."""
     model = _field(models_text, "data", "id")
     return model if isinstance(model, str) else None
 
 
 def _field(text: str, *path: str) -> Any:
-    """The value at ``path`` in a JSON text; of a list, its first element's. Null where there is none."""
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return None
+    """Return the value at ``path`` in a JSON text, of a list its first element's; null where there is none."""
+    value = decoded(text)
     for name in path:
         if isinstance(value, list):
             value = value[0] if value else None

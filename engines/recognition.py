@@ -1,99 +1,95 @@
-"""Which engine a target is, asked of itself: what its models say owns them, its metrics, its own endpoints.
+"""Known engines, and the recognition of a target as one of them.
 
-Sources: ``owned_by`` is "vllm", "sglang", "llamacpp" and "tensorrt_llm" in the engines' own model lists; metrics' names
-begin with the engine's; ``/props`` with ``build_info`` is llama.cpp's, ``/server_info`` (before: ``/get_server_info``)
-with ``internal_states`` SGLang's. A router may answer all of this for itself: then it is taken for what it says it is,
-and ``--dialect`` says what stands behind it.
+Evidence, in this order: ``owned_by`` in the model list, the beginning of its metrics' names, pages that only one engine
+serves. A router may answer for itself and is taken for the engine it names; ``--dialect`` then names the real engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
-import msgspec
+from engines.dialect import Control, Dialect, DialectName, decoded
+from engines.llamacpp import LLAMA_CPP
+from engines.openai import OPENAI
+from engines.sglang import SGLANG
+from engines.trtllm import TENSORRT_LLM
+from engines.vllm import VLLM
+from tracefile.records.errors import InputError
 
-from engines.control import ControlClient
-from engines.dialects import AUTO, DIALECTS, LLAMA_CPP, OPENAI, SGLANG, TENSORRT_LLM, VLLM, Dialect
-from tracefile import InputError
-
-OWNERS: Mapping[str, Dialect] = {
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "llamacpp": LLAMA_CPP,
-    "tensorrt_llm": TENSORRT_LLM,
+DIALECTS: Mapping[DialectName, Dialect] = {
+    dialect.name: dialect for dialect in (VLLM, SGLANG, LLAMA_CPP, TENSORRT_LLM, OPENAI)
 }
-METRIC_PREFIXES: Mapping[str, Dialect] = {
-    "vllm:": VLLM,
-    "sglang:": SGLANG,
-    "llamacpp:": LLAMA_CPP,
-}
+AUTO = "auto"
+CHOICES = (AUTO, *get_args(DialectName))
+"""Values of ``--dialect``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A target's dialect, and how it was found."""
+    """A target's dialect and the evidence for it."""
 
     dialect: Dialect
     evidence: str
-    """For people; empty: it was given."""
+    """For a note; empty: the user named the dialect."""
     certain: bool = True
-    """Whether something said so: without, nothing but the plain API may be taken for granted."""
+    """False: no evidence, so only the plain API may be relied on."""
 
 
-def find_dialect(control: ControlClient, asked: str) -> Recognised:
-    """The dialect that was asked for, or for ``auto`` the target's own. Raises InputError for one that is none."""
+def find_dialect(control: Control, asked: str) -> Recognised:
+    """Return the dialect asked for, or for ``auto`` the target's own. Raises InputError for an unknown name."""
     if asked != AUTO:
         for name, dialect in DIALECTS.items():
             if asked == name:
                 return Recognised(dialect, "")
         raise InputError(f"--dialect: {asked!r}; expected one of {AUTO}, {', '.join(DIALECTS)}")
-    return _by_models(control) or _by_metrics(control) or _by_endpoints(control) or _plain()
+    return _by_models(control) or _by_metrics(control) or _by_pages(control) or _plain()
 
 
-def recognition_notes(found: Recognised) -> list[str]:
-    """What a reader of the results must know of how the engine was told what to do."""
-    notes = [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
-    if not found.dialect.exact_lengths:
-        notes.append(f"dialect {found.dialect.name}: answers may end early; --dialect says what the engine really is")
-    return notes
-
-
-def _by_models(control: ControlClient) -> Recognised | None:
-    dialect = OWNERS.get(_owner(control.text("/v1/models")))
-    return None if dialect is None else Recognised(dialect, "as /v1/models says")
-
-
-def _by_metrics(control: ControlClient) -> Recognised | None:
-    names = {line.split(maxsplit=1)[0] for line in control.text("/metrics").splitlines() if line[:1] not in {"", "#"}}
-    for prefix, dialect in METRIC_PREFIXES.items():
-        if any(name.startswith(prefix) for name in names):
-            return Recognised(dialect, f"its metrics are {prefix}…")
+def dialect_of_metrics(names: Iterable[str]) -> Dialect | None:
+    """Return the engine that gives its metrics such names; null: none known."""
+    found = list(names)
+    for dialect in DIALECTS.values():
+        prefix = dialect.metric_prefix
+        if prefix is not None and any(name.startswith(prefix) for name in found):
+            return dialect
     return None
 
 
-def _by_endpoints(control: ControlClient) -> Recognised | None:
-    if "build_info" in _object(control.text("/props")):
-        return Recognised(LLAMA_CPP, "it has llama.cpp's /props")
-    for path in ("/server_info", "/get_server_info"):
-        if "internal_states" in _object(control.text(path)):
-            return Recognised(SGLANG, f"it has SGLang's {path}")
+def recognition_notes(found: Recognised) -> list[str]:
+    """Return notes for a run's summary: the evidence, and the dialect's limits."""
+    notes = [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
+    if not found.dialect.exact_lengths:
+        notes.append(f"dialect {found.dialect.name}: outputs may end early; --dialect names the real engine")
+    return notes
+
+
+def _by_models(control: Control) -> Recognised | None:
+    listed = _object(control.text("/v1/models")).get("data")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    owner = first.get("owned_by") if isinstance(first, dict) else None
+    owners = (dialect for dialect in DIALECTS.values() if dialect.owner is not None and dialect.owner == owner)
+    return next((Recognised(dialect, "as /v1/models says") for dialect in owners), None)
+
+
+def _by_metrics(control: Control) -> Recognised | None:
+    lines = control.text("/metrics").splitlines()
+    dialect = dialect_of_metrics(line.split(maxsplit=1)[0] for line in lines if line[:1] not in {"", "#"})
+    return None if dialect is None else Recognised(dialect, f"its metrics are {dialect.metric_prefix}…")
+
+
+def _by_pages(control: Control) -> Recognised | None:
+    for dialect in DIALECTS.values():
+        for path, key in dialect.pages.items():
+            if key in _object(control.text(path)):
+                return Recognised(dialect, f"it has {path} with {key}")
     return None
 
 
 def _plain() -> Recognised:
-    return Recognised(OPENAI, "nothing says which engine it is", certain=False)
-
-
-def _owner(models: str) -> str:
-    listed = _object(models).get("data")
-    first = listed[0] if isinstance(listed, list) and listed else None
-    owner = first.get("owned_by") if isinstance(first, dict) else None
-    return owner if isinstance(owner, str) else ""
+    return Recognised(OPENAI, "no evidence of another engine", certain=False)
 
 
 def _object(text: str) -> dict[str, object]:
-    """The JSON object in a text; empty if there is none."""
-    try:
-        found = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return {}
+    """Return the JSON object in a text; empty for any other text."""
+    found = decoded(text)
     return found if isinstance(found, dict) else {}

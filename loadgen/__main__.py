@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args, overload
 
-from engines.dialects import AUTO, CHOICES
+from engines.recognition import AUTO, CHOICES
 from loadgen.core.draws import Vocabulary
 from loadgen.core.runflags import add_run_arguments, run_flags
 from loadgen.core.spans import FORMS, Span, parse_span

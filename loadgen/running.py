@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engines.control import ControlClient, EngineFacts
-from engines.dialects import Dialect
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.facts import EngineFacts
 from engines.recognition import find_dialect, recognition_notes
 from loadgen.core.draws import Vocabulary
 from loadgen.core.target import origin_of
@@ -118,11 +119,9 @@ def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
     if plain.is_success:
         return (
             f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
-            f"(HTTP {response.status_code}); expected ids of its own vocabulary"
+            f"(HTTP {response.status}); expected ids of its own vocabulary"
         )
-    return (
-        f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status_code}); expected an engine serving it"
-    )
+    return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"
 
 
 def summarize_run(driven: Driven, pattern: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]) -> Summary:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines.dialects import AUTO, CHOICES
+from engines.recognition import AUTO, CHOICES
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags

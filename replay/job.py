@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from engines.dialects import DIALECTS, DialectName
+from engines.dialect import DialectName
+from engines.recognition import DIALECTS
 from loadgen.core.job import Shard
 from loadgen.core.plan import Plan
 from replay.capture import Survey, load_requests

@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 
-from engines.dialects import VLLM, Dialect
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.core.draws import GENERATOR
 from loadgen.core.plan import Send
 from replay.capture import Captured

@@ -1,11 +1,17 @@
 """One replay from its config to its exit code."""
 
+import secrets
 from collections.abc import Mapping
 
 import msgspec
 
-from engines.control import ControlClient, EngineFacts
+from engines.cachereset import reset_prefix_cache
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.facts import EngineFacts
 from engines.recognition import Recognised, find_dialect, recognition_notes
+from loadgen.core.bodies import completions_body
+from loadgen.core.draws import Vocabulary, text_key, tokens_of
 from loadgen.core.target import origin_of
 from loadgen.running import exit_code, finish, refusal, summarize_run
 from loadgen.runs.driving import Drive, drive
@@ -14,7 +20,6 @@ from loadgen.runs.resumption import HISTORY, last_header
 from loadgen.runs.summary import Summary, summary_lines
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from replay.accounting import Account, account_lines, account_of
-from replay.cachereset import reset_prefix_cache
 from replay.capture import Survey, survey_trace
 from replay.config import ReplayConfig
 from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes, fidelity_of
@@ -22,6 +27,9 @@ from replay.job import FOLLOWERS, ReplayJob
 from replay.text import text_counts, text_lines, text_notes
 from replay.textpreparation import prepare_replay_text
 from tracefile import HashInfo, InputError, Meta, Workload
+
+DEFAULT_PROBE_BLOCK = 256
+"""Block size of the cache probe where the engine does not tell its own: more than any engine's."""
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
@@ -44,7 +52,9 @@ def run_replay(config: ReplayConfig) -> int:
         facts = control.facts()
         notes = advance_notes(survey, found, config)
         if config.reset_cache:
-            note = reset_prefix_cache(control, found.dialect, model, config.vocabulary, facts.engine.block_size)
+            note = reset_prefix_cache(
+                control, found.dialect, cache_probe(found.dialect, model, config.vocabulary, facts.engine.block_size)
+            )
             notes += [note] if note else []
             facts = control.facts()
         text = prepare_replay_text(config, control, model, survey)
@@ -68,6 +78,14 @@ def run_replay(config: ReplayConfig) -> int:
         after = control.facts()
     dialect = found.dialect.name
     return report(config, survey, driven, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
+
+
+def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
+    """Return the body of a request for a new prompt of two blocks."""
+    # Random, so that no earlier probe's blocks are this probe's.
+    tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
+    token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
+    return completions_body(model, token_ids, 1, stream=False, dialect=dialect)
 
 
 def report(

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from engines.dialects import Dialect
+from engines.dialect import Dialect
 from loadgen.core.draws import TokenIds, Vocabulary
 from loadgen.core.plan import Answer
 from loadgen.plan.prompts import ChatPrompt, TextForm

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 
 from engines.control import ControlClient
-from engines.dialects import VLLM
+from engines.vllm import VLLM
 from loadgen.plan.preparation import find_tokenizer, path_of
 from loadgen.text.chattemplate import order_of
 from loadgen.text.prefixtruth import IDS, Examination, examine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from tap.ipc.exchange import Dialect
+from engines.dialect import DialectName
 from tap.supervisor.config import (
     Balance,
     TapConfig,
@@ -143,7 +143,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--dialect",
-        choices=get_args(Dialect),
+        choices=get_args(DialectName),
         help="what the engine understands; default: what its metrics tell, else vllm",
     )
     group.add_argument(

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engines.dialects import VLLM, Dialect
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.core.draws import TokenIds
 
 SHORT_DIGITS = 5

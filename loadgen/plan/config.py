@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engines.dialects import AUTO
+from engines.recognition import AUTO
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.core.spans import Span

@@ -7,7 +7,8 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 
-from engines.dialects import VLLM, Dialect
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.core.job import Shard
 from loadgen.core.plan import Plan, Send
 from loadgen.datasets import DATASETS

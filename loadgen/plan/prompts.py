@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engines.dialects import VLLM, Dialect
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import Stream, TokenIds, Vocabulary, tokens_of
 from loadgen.core.plan import Answer

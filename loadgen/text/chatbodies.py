@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from engines.dialects import VLLM, Dialect
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.text.spoken import Spoken, chat_messages, messages_fields, responses_fields
 
 TextApi = Literal["chat", "responses", "messages"]

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from tap.ipc.exchange import Dialect, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Injection
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -27,7 +28,7 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     keep_headers: list[str]
     """Request headers that records keep, in lower case."""
     inject: list[Injection]
-    dialect: Dialect
+    dialect: DialectName
     drain_s: float
     """How long requests in flight may go on if the supervisor is suddenly gone."""
 

@@ -4,12 +4,12 @@ from typing import Literal
 
 import msgspec
 
+from engines.dialect import DialectName
 from tracefile.records.schema import Engine, HashAlgorithm, Meta, Status
 from wire.process import frame
 
 Endpoint = str
 """The API that a request speaks, as ``recorded_endpoint`` names it: ``/v1/chat/completions``, ``/v1/messages`` …"""
-Dialect = Literal["vllm", "sglang", "llamacpp", "trtllm"]
 Injection = Literal["usage", "token-ids"]
 
 
@@ -80,7 +80,7 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Request headers that records keep, in lower case."""
     inject: list[Injection] = []
     """What the relay asks of engines beside what clients ask."""
-    dialect: Dialect = "vllm"
+    dialect: DialectName = "vllm"
     engine_url: str | None = None
     """Where ``--tokenizer engine`` is. Null: no upstream known."""
     admin_socket: str | None = None

@@ -1,10 +1,8 @@
 """The engine's own tokenizer, asked over HTTP from the recorder process: ``--tokenizer engine``.
 
-vLLM takes a text or a conversation at ``/tokenize``, and so do recent versions of SGLang (older ones a text only);
-llama.cpp takes a text there, and makes a conversation one at ``/apply-template``. Every question costs the engine a
-tokenization that it has done once already: equal prompts are asked for once, one that failed is not asked for again,
-and an engine that does not answer is left alone for a while. A prompt without an answer is counted as unhashed, by
-what failed.
+Each question costs the engine a tokenization that it has done already. So equal prompts are asked once, a failed one is
+not asked again, and an engine without an answer is left alone for a while. A prompt without an answer counts as
+unhashed, by the kind of failure.
 """
 
 import secrets
@@ -16,7 +14,9 @@ import httpx
 import msgspec
 import xxhash
 
-from tap.ipc.exchange import Dialect
+from engines.dialect import DialectName
+from engines.recognition import DIALECTS
+from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.recentids import RecentIds
 from tracefile.recency import RecentMap
@@ -33,21 +33,16 @@ NO_SUCH_SERVICE = frozenset({401, 403, 404, 405, 501})
 Answer = TypeVar("Answer")
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class _Prompt(msgspec.Struct):
-    prompt: str
-
-
 class EngineTokenizer:
     """Asks one engine at a time, one prompt at a time; what asks raises UntokenizableError."""
 
-    def __init__(self, url: str, dialect: Dialect, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self, url: str, dialect: DialectName, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
+    ) -> None:
         self._url = url
         self._clients: dict[str, httpx.Client] = {}
-        self._dialect, self._timeout_s, self._pause_s = dialect, timeout_s, pause_s
+        self._as_content = DIALECTS[dialect].tokenizes_content
+        self._timeout_s, self._pause_s = timeout_s, pause_s
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
         self._failures: RecentMap[bytes, str] = RecentMap(MAX_FAILURES)
@@ -61,11 +56,7 @@ class EngineTokenizer:
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The ids of a text as it stands."""
-        if self._dialect == "llamacpp":
-            question = {"content": text, "add_special": add_special_tokens, "parse_special": True}
-        else:
-            question = {"prompt": text, "add_special_tokens": add_special_tokens}
-        return self._ids(question)
+        return self._ids(text_question(text, special=add_special_tokens, as_content=self._as_content))
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
         """The ids of a chat request's prompt."""
@@ -74,9 +65,9 @@ class EngineTokenizer:
         if body.get("chat_template") is not None:
             raise UntokenizableError("client_chat_template")
         question = chat_question(body)
-        if self._dialect != "llamacpp":
+        if not self._as_content:
             return self._ids(question)
-        prompt = self._ask("/apply-template", msgspec.json.encode(question), _Prompt).prompt
+        prompt = self._ask(APPLY_TEMPLATE, msgspec.json.encode(question), Rendered).prompt
         return self.encode_text(prompt, add_special_tokens=True)
 
     def close(self) -> None:
@@ -88,7 +79,7 @@ class EngineTokenizer:
         payload = msgspec.json.encode(question)
         digest = xxhash.xxh3_128_digest(payload, self._seed)
         known = self.recent.get(digest)
-        return known if known is not None else self.recent.put(digest, self._ask("/tokenize", payload, _Tokens).tokens)
+        return known if known is not None else self.recent.put(digest, self._ask(TOKENIZE, payload, TokenIds).tokens)
 
     def _ask(self, path: str, payload: bytes, kind: type[Answer]) -> Answer:
         digest = xxhash.xxh3_128_digest(path.encode() + payload, self._seed)
@@ -125,25 +116,3 @@ class EngineTokenizer:
         reason = f"engine_tokenizer_{reason}"
         self._failures[digest] = reason
         return UntokenizableError(reason)
-
-
-def chat_question(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a chat that make its prompt; what only a completion request has goes in as template arguments."""
-    own = body.get("chat_template_kwargs")
-    arguments: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none", **arguments}
-    if body.get("documents"):
-        arguments["documents"] = body["documents"]
-    continued = body.get("continue_final_message") is True
-    question = {
-        "model": body.get("model"),
-        "messages": body["messages"],
-        "tools": body.get("tools"),
-        "add_generation_prompt": body.get("add_generation_prompt", not continued),
-        "continue_final_message": continued or None,
-        "add_special_tokens": body.get("add_special_tokens"),
-        "chat_template_kwargs": arguments or None,
-    }
-    return {name: value for name, value in question.items() if value is not None}

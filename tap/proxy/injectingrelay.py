@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tap.ipc.exchange import Dialect, Endpoint, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Endpoint, Injection
 from tap.proxy.endpoint import recorded_endpoint
 from tap.proxy.injection import INJECTABLE, can_inject, inject
 from tap.proxy.recorderlink import RecorderLink
@@ -64,7 +65,7 @@ class InjectingRelays(Relays):
         keep_headers: Sequence[str] = (),
         *,
         wanted: frozenset[Injection],
-        dialect: Dialect,
+        dialect: DialectName,
     ) -> None:
         super().__init__(upstreams, link, budget, max_body_bytes, keep_headers)
         self.wanted, self.dialect = wanted, dialect
@@ -121,7 +122,7 @@ def new_relays(
     keep_headers: Sequence[str] = (),
     *,
     wanted: Iterable[Injection],
-    dialect: Dialect,
+    dialect: DialectName,
 ) -> Relays:
     """Plain relays, or injecting ones if there is anything that this kind of engine can be asked for."""
     askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))

@@ -5,7 +5,9 @@ engine that complains of a position in the body complains of the client's. What 
 again (``tap/proxy/responsefilter.py``), so nothing is added whose traces cannot be taken out.
 """
 
-from tap.ipc.exchange import Dialect, Endpoint, Injection
+from engines.dialect import DialectName
+from engines.recognition import DIALECTS
+from tap.ipc.exchange import Endpoint, Injection
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
 
 CHAT = "/v1/chat/completions"
@@ -14,16 +16,13 @@ _PROMPT = {"/v1/completions": ("prompt", "prompt_embeds"), CHAT: ("messages",)}
 _NOT_ASKED = (b"false", b"null")
 
 
-def can_inject(dialect: Dialect, injection: Injection) -> bool:
-    """Whether an engine of this kind can be asked for it at all.
-
-    TensorRT-LLM refuses requests with fields that it does not know. llama.cpp's OpenAI endpoints return no token ids.
-    """
-    return dialect in ("vllm", "sglang") or (dialect == "llamacpp" and injection == "usage")
+def can_inject(dialect: DialectName, injection: Injection) -> bool:
+    """Return whether an engine of this kind can be asked for it at all."""
+    return injection in DIALECTS[dialect].injectable
 
 
 def inject(
-    body: bytes, endpoint: Endpoint, dialect: Dialect, wanted: frozenset[Injection]
+    body: bytes, endpoint: Endpoint, dialect: DialectName, wanted: frozenset[Injection]
 ) -> tuple[bytes, frozenset[Injection]]:
     """The body with what is wanted asked for, and what of it was added: not what the client asked for itself.
 
@@ -47,7 +46,7 @@ def inject(
     return apply_edits(body, short.original([*edits.values()])), frozenset(edits)
 
 
-def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: Dialect) -> Edit | None:
+def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
     """The edit that asks a stream for its usage: a whole answer has it, and an engine refuses to be asked for it."""
     if not can_inject(dialect, "usage") or _value(body, members, "stream") != b"true":
         return None
@@ -72,7 +71,7 @@ def _include_usage(body: bytes, options: Span) -> Edit | None:
     return Edit(start, start, b'"include_usage":true,' if inner else b'"include_usage":true')
 
 
-def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: Dialect) -> Edit | None:
+def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
     """The edit that asks for the prompt's and the answer's token ids."""
     if not can_inject(dialect, "token-ids") or _value(body, members, "echo") not in (b"", *_NOT_ASKED):
         return None  # vLLM leaves the echoed prompt's text out where it returns ids

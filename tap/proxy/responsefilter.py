@@ -9,7 +9,8 @@ import re
 
 import msgspec
 
-from tap.ipc.exchange import Dialect, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Injection
 from tap.proxy.eventcuts import LATE_LF, EventCutter, data_span
 from tap.proxy.jsonspans import (
     Edit,
@@ -60,7 +61,7 @@ class ResponseFilter:
 
     __slots__ = ("_cutter", "_dialect", "_dropped", "_ids", "_passing", "_unasked_usage", "_usage")
 
-    def __init__(self, injected: frozenset[Injection], dialect: Dialect) -> None:
+    def __init__(self, injected: frozenset[Injection], dialect: DialectName) -> None:
         self._usage = "usage" in injected
         self._ids = "token-ids" in injected
         self._dialect = dialect

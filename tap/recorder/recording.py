@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tap.ipc.exchange import Dialect, ExchangeCopy
+from engines.dialect import DialectName
+from tap.ipc.exchange import ExchangeCopy
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.prompt import ChainStart, HashedPrompt, PromptHasher
 from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
@@ -43,7 +44,7 @@ class RecordMaker:
         hash_model: str | None,
         loras: frozenset[str],
         keep_headers: Sequence[str] = (),
-        dialect: Dialect = "vllm",
+        dialect: DialectName = "vllm",
     ) -> None:
         self._key = key
         self._prompts = prompts

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from tap.ipc.exchange import Dialect, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Injection
 from tap.prompts.tokenizer import check_tokenizer
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm
@@ -56,7 +57,7 @@ class TapConfig:
     max_body_bytes: int
     queue_bytes: int
     inject: frozenset[Injection]
-    dialect: Dialect | None
+    dialect: DialectName | None
     """Null: what the engine's own metrics tell, else vllm."""
     engine_facts: bool
     engine_metrics_s: float
@@ -147,7 +148,7 @@ def checked_upload(url: str | None, *, rotates: bool) -> str | None:
     return url
 
 
-def checked_injection(words: Sequence[str], dialect: Dialect | None) -> frozenset[Injection]:
+def checked_injection(words: Sequence[str], dialect: DialectName | None) -> frozenset[Injection]:
     """What is added to requests; raises InputError."""
     known = get_args(Injection)
     wanted = [word for text in words for word in text.split(",")]

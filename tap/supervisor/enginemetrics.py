@@ -3,34 +3,17 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import msgspec
 
-from engines.facts import Metric, parse_metrics
-from tap.supervisor.enginefacts import ask, engine_client
+from engines.control import read_pages
+from engines.facts import parse_metrics, read_gauges
 from tracefile.records.encoding import encode_meta
 from tracefile.records.schema import Meta
 from wire.url import Origin
-
-GAUGES: Mapping[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
-    "kv_usage": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "llamacpp:kv_cache_usage_ratio",
-    ),
-    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries", "sglang:prompt_tokens"),
-    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
-    "preemptions": ("vllm:num_preemptions",),
-}
-"""Each value's name here, and by what names engines report it, newest first."""
-SHARES = frozenset({"kv_usage"})
-"""Of several engines behind one address the mean, where all else adds up."""
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,35 +87,13 @@ async def sample_engines(file: SampleFile, origins: Callable[[], Sequence[Origin
             await asyncio.sleep(due - time.monotonic())
 
 
-def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The values that are reported, by their names here."""
-    found = {}
-    for name, reported in GAUGES.items():
-        for metric in reported:
-            if metric in metrics:
-                value, samples = metrics[metric].value, metrics[metric].samples
-                found[name] = value / samples if name in SHARES else value
-                break
-    return found
-
-
 async def _sample(file: SampleFile, origin: Origin) -> EngineSample:
-    async with engine_client(origin) as client:
-        text = await ask(client, "/metrics")
+    (text,) = await read_pages(origin, ("/metrics",))
     at_ms = file.now_ms()
     if not text:
         return EngineSample(at_ms=at_ms, upstream=str(origin), error="no_answer")
-    found = read_gauges(parse_metrics(text))
-    return EngineSample(
-        at_ms=at_ms,
-        upstream=str(origin),
-        running=found.get("running"),
-        waiting=found.get("waiting"),
-        kv_usage=found.get("kv_usage"),
-        prefix_queries=found.get("prefix_queries"),
-        prefix_hits=found.get("prefix_hits"),
-        preemptions=found.get("preemptions"),
-    )
+    gauges = read_gauges(parse_metrics(text))
+    return msgspec.convert({"at_ms": at_ms, "upstream": str(origin), **gauges}, EngineSample)
 
 
 def _say(text: str) -> None:

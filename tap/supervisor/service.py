@@ -13,14 +13,15 @@ from pathlib import Path
 
 import msgspec
 
+from engines.control import learn_engine_facts
+from engines.facts import EngineFacts
 from tap.ipc.admincontrol import ServiceStats
 from tap.ipc.exchange import RecorderSetup
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.adminprocess import AdminProcess
 from tap.supervisor.config import TapConfig, read_upstreams
-from tap.supervisor.enginefacts import EngineFacts, learn_engine_facts, reach_upstreams
 from tap.supervisor.enginemetrics import SampleFile, sample_engines
-from tap.supervisor.enginewatch import watch_engines
+from tap.supervisor.enginewatch import reach_upstreams, watch_engines
 from tap.supervisor.listening import bind_listeners
 from tap.supervisor.recorderprocess import RecorderProcess
 from tap.supervisor.setups import Runtime, recorder_setup
@@ -51,7 +52,7 @@ async def serve(config: TapConfig) -> None:
         admin = AdminProcess(pages[0], runtime.admin_socket, config.trace, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, listeners)
-            service = Service(config, ledger, recorder, workers, facts.engine)
+            service = Service(config, ledger, recorder, workers, facts.known_engine)
             try:
                 await workers.start()
                 if admin is not None:

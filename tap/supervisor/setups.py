@@ -5,11 +5,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.dialect import DialectName
+from engines.facts import EngineFacts
 from tap.ipc.control import WorkerSetup
-from tap.ipc.exchange import Dialect, RecorderSetup
+from tap.ipc.exchange import RecorderSetup
 from tap.ipc.workercounts import WorkerCounts
 from tap.supervisor.config import NAMED_TOKENIZERS, TapConfig, checked_injection
-from tap.supervisor.enginefacts import EngineFacts
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashInfo, Meta
@@ -55,7 +56,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         block_size=block_size,
         hash=HashInfo(algorithm=config.algorithm, key_id=key.key_id),
         epoch_unix_ns=epoch_unix_ns,
-        engine=facts.engine,
+        engine=facts.known_engine,
     )
     return RecorderSetup(
         trace=config.trace,
@@ -110,7 +111,7 @@ def worker_setup(
     )
 
 
-def dialect(config: TapConfig, facts: EngineFacts) -> Dialect:
+def dialect(config: TapConfig, facts: EngineFacts) -> DialectName:
     """What the engine understands: as told, else as its metrics tell, else vLLM's."""
     return config.dialect or facts.dialect or "vllm"
 
@@ -127,7 +128,7 @@ def check_injection(config: TapConfig, facts: EngineFacts) -> None:
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:
-    engine_block = facts.engine.block_size if facts.engine is not None else None
+    engine_block = facts.engine.block_size
     block_size = config.block_size or min(DEFAULT_BLOCK_SIZE, engine_block or DEFAULT_BLOCK_SIZE)
     if engine_block and engine_block % block_size:
         print(

@@ -8,12 +8,12 @@ from functools import partial
 
 import msgspec
 
+from engines.facts import EngineFacts
 from tap.ipc.control import Cut, Drain, Drained, Reload
 from tap.ipc.exchange import Ready, Refused
 from tap.supervisor.account import Ledger
 from tap.supervisor.childprocess import ChildProcess
 from tap.supervisor.config import TapConfig
-from tap.supervisor.enginefacts import EngineFacts
 from tap.supervisor.restarting import Keeper
 from tap.supervisor.setups import Runtime, worker_setup
 from wire.url import Origin

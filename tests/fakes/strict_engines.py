@@ -259,8 +259,8 @@ class OpenAi(StrictEngine):
 ENGINES: Mapping[str, type[StrictEngine]] = {
     "vllm": Vllm,
     "sglang": Sglang,
-    "llama.cpp": LlamaCpp,
-    "tensorrt-llm": TensorRtLlm,
+    "llamacpp": LlamaCpp,
+    "trtllm": TensorRtLlm,
     "openai": OpenAi,
 }
 

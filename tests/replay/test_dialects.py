@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 
+from engines.cachereset import reset_prefix_cache
 from engines.control import ControlClient
-from engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, TENSORRT_LLM, VLLM, DialectName
-from engines.recognition import Recognised, find_dialect
+from engines.dialect import DialectName
+from engines.llamacpp import LLAMA_CPP
+from engines.recognition import DIALECTS, Recognised, find_dialect
+from engines.sglang import SGLANG
+from engines.trtllm import TENSORRT_LLM
+from engines.vllm import VLLM
 from loadgen.core.draws import ORDINARY
 from replay.__main__ import main
-from replay.cachereset import reset_prefix_cache
 from replay.capture import survey_trace
-from replay.running import require_adapters
+from replay.running import cache_probe, require_adapters
 from tracefile import BlockHash, InputError, load_trace
 from wire.answer import parse_answer
 
-WITH_IDS: list[DialectName] = ["vllm", "sglang", "llama.cpp", "tensorrt-llm"]
+WITH_IDS: list[DialectName] = ["vllm", "sglang", "llamacpp", "trtllm"]
 BLOCK = 16
 
 
@@ -116,8 +120,8 @@ def test_the_shape_of_requests_is_told_as_each_engine_takes_it(
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "vllm": ("law-v2", {"model": "law-v2"}),
     "sglang": ("law-v2", {"model": "m:law-v2"}),
-    "llama.cpp": ("7", {"model": "m", "lora": [{"id": 7, "scale": 1.0}]}),
-    "tensorrt-llm": (
+    "llamacpp": ("7", {"model": "m", "lora": [{"id": 7, "scale": 1.0}]}),
+    "trtllm": (
         "law:7:/adapters/law",
         {"model": "m", "lora_request": {"lora_name": "law", "lora_int_id": 7, "lora_path": "/adapters/law"}},
     ),
@@ -144,9 +148,9 @@ def test_adapters_are_named_as_each_engine_knows_them(
 @pytest.mark.parametrize(
     ("name", "loras", "message"),
     [
-        ("llama.cpp", {}, "--lora-map: nothing for 'law'; expected law=… as llama.cpp knows it"),
-        ("llama.cpp", {"law": "x"}, "--lora-map: 'x'; expected NAME=NUMBER for llama.cpp"),
-        ("tensorrt-llm", {"law": "x"}, "expected NAME=ADAPTER:NUMBER:PATH for TensorRT-LLM"),
+        ("llamacpp", {}, "--lora-map: nothing for 'law'; expected law=… as llamacpp knows it"),
+        ("llamacpp", {"law": "x"}, "--lora-map: 'x'; expected NAME=NUMBER for llama.cpp"),
+        ("trtllm", {"law": "x"}, "expected NAME=ADAPTER:NUMBER:PATH for TensorRT-LLM"),
         ("vllm", {"tax": "x"}, "--lora-map: 'tax' is not in the trace; expected one of ['law']"),
     ],
 )
@@ -160,7 +164,7 @@ def test_an_adapter_that_cannot_be_named_is_refused(
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
 def test_the_cache_is_reset_as_each_engine_does_it(
     name: DialectName, start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
@@ -168,7 +172,7 @@ def test_the_cache_is_reset_as_each_engine_does_it(
     runner.play(traces.opened(session, dialect=name).plan(), runner.posted(engine.url))
     assert engine.cache.prefixes
     with ControlClient(engine.url) as control:
-        assert reset_prefix_cache(control, DIALECTS[name], "m", ORDINARY, BLOCK) is None
+        assert reset_prefix_cache(control, DIALECTS[name], cache_probe(DIALECTS[name], "m", ORDINARY, BLOCK)) is None
     assert engine.refusals == []
     assert not engine.cache.prefixes
 
@@ -177,8 +181,8 @@ def test_the_cache_is_reset_as_each_engine_does_it(
     ("name", "set_up", "message"),
     [
         ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
-        ("tensorrt-llm", {}, "gave HTTP 404; expected a TensorRT-LLM built with it: start the server anew"),
-        ("llama.cpp", {"remembers": True}, "32 tokens still cached after llama.cpp's reset; expected none (it keeps"),
+        ("trtllm", {}, "gave HTTP 404; expected a TensorRT-LLM built with it: start the server anew"),
+        ("llamacpp", {"remembers": True}, "32 tokens still cached after llamacpp's reset; expected none (it keeps"),
         ("openai", {}, "--reset-cache: not known how with --dialect openai; expected vllm, sglang"),
     ],
 )
@@ -189,7 +193,7 @@ def test_a_reset_that_did_not_work_is_an_error(
     for attribute, value in set_up.items():
         setattr(engine, attribute, value)
     with ControlClient(engine.url) as control, pytest.raises(InputError) as error:
-        reset_prefix_cache(control, DIALECTS[name], "m", ORDINARY, BLOCK)
+        reset_prefix_cache(control, DIALECTS[name], cache_probe(DIALECTS[name], "m", ORDINARY, BLOCK))
     assert message in str(error.value)
 
 
@@ -197,7 +201,7 @@ def test_what_an_engine_does_not_report_is_said(start: Callable[[str], Any]) -> 
     engine = start("sglang")
     engine.cache_report = False
     with ControlClient(engine.url) as control:
-        note = reset_prefix_cache(control, SGLANG, "m", ORDINARY, BLOCK)
+        note = reset_prefix_cache(control, SGLANG, cache_probe(SGLANG, "m", ORDINARY, BLOCK))
     assert note is not None
     assert "the engine reports no cached tokens" in note
 
@@ -205,24 +209,24 @@ def test_what_an_engine_does_not_report_is_said(start: Callable[[str], Any]) -> 
 def test_ids_that_were_held_back_are_not_taken_for_the_answer(
     start: Callable[[str], Any], session: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
-    engine = start("llama.cpp")
+    engine = start("llamacpp")
     engine.splits_characters = True
-    job = traces.opened(session, dialect="llama.cpp", replay_sessions=True)
+    job = traces.opened(session, dialect="llamacpp", replay_sessions=True)
     runner.play(job.plan(), runner.posted(engine.url))
     findings = job.findings()
     assert (findings["output_exact"], findings["without_ids"]) == (3, 2)
 
 
 def test_a_whole_replay_finds_out_whom_it_talks_to(start: Callable[[str], Any], session: Path, tmp_path: Path) -> None:
-    engine, out, summary = start("tensorrt-llm"), tmp_path / "out.jsonl", tmp_path / "summary.json"
+    engine, out, summary = start("trtllm"), tmp_path / "out.jsonl", tmp_path / "summary.json"
     assert main([str(session), "--url", engine.url, "--trace", str(out), "--json", str(summary)]) == 0
     assert engine.refusals == []
     found = json.loads(summary.read_text())
-    assert found["dialect"] == "tensorrt-llm"
-    assert "--dialect auto: tensorrt-llm, as /v1/models says" in found["run"]["notes"]
+    assert found["dialect"] == "trtllm"
+    assert "--dialect auto: trtllm, as /v1/models says" in found["run"]["notes"]
     meta, records = load_trace(out)
     assert meta.engine is not None
-    assert meta.engine.name == "tensorrt-llm"
+    assert meta.engine.name == "trtllm"
     assert {record.endpoint for record in records} == {"/v1/completions"}
 
 
@@ -238,11 +242,11 @@ def test_a_given_dialect_is_not_asked_for(name: DialectName, start: Callable[[st
     [
         ({"/metrics": '# HELP x\nsglang:num_running_reqs{a="b"} 1.0\n'}, SGLANG, "its metrics are sglang:…"),
         ({"/metrics": "llamacpp:prompt_tokens_total 1\n"}, LLAMA_CPP, "its metrics are llamacpp:…"),
-        ({"/props": '{"build_info": "b1"}'}, LLAMA_CPP, "it has llama.cpp's /props"),
-        ({"/get_server_info": '{"internal_states": []}'}, SGLANG, "it has SGLang's /get_server_info"),
+        ({"/props": '{"build_info": "b1"}'}, LLAMA_CPP, "it has /props with build_info"),
+        ({"/get_server_info": '{"internal_states": []}'}, SGLANG, "it has /get_server_info with internal_states"),
         ({"/v1/models": '{"data": [{"owned_by": "tensorrt_llm"}]}'}, TENSORRT_LLM, "as /v1/models says"),
         ({"/v1/models": '{"data": [{"owned_by": 7}]}', "/metrics": "vllm:x 1"}, VLLM, "its metrics are vllm:…"),
-        ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "nothing says which engine it is"),
+        ({"/v1/models": "not JSON", "/props": "[]", "/metrics": "\x00\n\n"}, None, "no evidence of another engine"),
     ],
 )
 def test_an_engine_is_known_by_what_it_says(answers: dict[str, str], expected: Any, evidence: str) -> None:
@@ -285,5 +289,5 @@ def test_chats_are_told_what_their_endpoint_takes() -> None:
     exact = plain | {"min_tokens", "ignore_eos"}
     assert whole["vllm"] == whole["sglang"] == exact | {"return_token_ids"}
     # SGLang refuses to tell ids in streamed chats, TensorRT-LLM whatever its chats have no field for.
-    assert streamed["sglang"] == streamed["tensorrt-llm"] == exact | {"stream_options"}
-    assert whole["llama.cpp"] == plain | {"ignore_eos"}
+    assert streamed["sglang"] == streamed["trtllm"] == exact | {"stream_options"}
+    assert whole["llamacpp"] == plain | {"ignore_eos"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.dialects import VLLM
+from engines.vllm import VLLM
 from loadgen.__main__ import main as loadgen
 from loadgen.core.plan import Answer
 from loadgen.plan.prompts import ChatPrompt

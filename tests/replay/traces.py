@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.dialects import DialectName
+from engines.dialect import DialectName
 from loadgen.core.job import WHOLE, Shard
 from replay.capture import survey_trace
 from replay.config import ReplayConfig

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engines.facts import EngineFacts
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
@@ -23,7 +24,6 @@ from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
 from tap.supervisor.config import TapConfig
-from tap.supervisor.enginefacts import EngineFacts
 from tap.supervisor.recorderprocess import RecorderProcess
 from tap.supervisor.service import recording, runtime_folder
 from tap.supervisor.setups import dialect, recorder_setup

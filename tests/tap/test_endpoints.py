@@ -12,7 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.ipc.exchange import Dialect, Endpoint, ExchangeCopy
+from engines.dialect import DialectName
+from tap.ipc.exchange import Endpoint, ExchangeCopy
 from tap.prompts.byteblocks import ByteBlocks
 from tap.prompts.prompt import PromptHasher
 from tap.proxy.endpoint import copied_bytes, recorded_endpoint
@@ -353,7 +354,7 @@ def usage_of(details: Any) -> dict[str, Any]:
     ("dialect", "expected"), [("sglang", [None, 3, 0]), ("vllm", [None, 3, None]), ("llamacpp", [None, 3, None])]
 )
 def test_sglang_leaves_out_a_zero_and_only_a_trace_that_shows_it_reports_is_read_so(
-    dialect: Dialect, expected: list[int | None]
+    dialect: DialectName, expected: list[int | None]
 ) -> None:
     recorder = maker(dialect=dialect)
     body = {"model": "m", "prompt": [1, 2, 3, 4]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tap.ipc.exchange import Dialect
+from engines.dialect import DialectName
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.enginetokenizer import EngineTokenizer
 
@@ -154,7 +154,7 @@ def test_an_engine_that_has_no_such_service_is_left_alone_for_a_while(engine: To
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "llamacpp"])
-def test_an_engine_that_is_not_there_is_unreachable(dialect: Dialect) -> None:
+def test_an_engine_that_is_not_there_is_unreachable(dialect: DialectName) -> None:
     tokenizer = EngineTokenizer("http://127.0.0.1:1", dialect, pause_s=3600)
     assert reason(tokenizer, "a") == "engine_tokenizer_unreachable"
     assert reason(tokenizer, "b") == "engine_tokenizer_paused"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tap.ipc.exchange import Dialect
-from tap.supervisor.enginefacts import EngineFacts
+from engines.dialect import DialectName
+from engines.facts import EngineFacts
 from tap.supervisor.setups import check_injection
 from tests.tap.proxy import vllm_rendering as vllm
 from tracefile.records.errors import InputError
@@ -497,7 +497,7 @@ def test_upstreams_take_turns(lab: Any) -> None:
     ],
 )
 def test_an_engine_that_cannot_be_asked_or_told_apart_is_refused_at_start(
-    lab: Any, given: Dialect | None, learnt: Dialect | None, wanted: set[str], complaint: str
+    lab: Any, given: DialectName | None, learnt: DialectName | None, wanted: set[str], complaint: str
 ) -> None:
     config = lab.config(1, inject=frozenset(wanted), dialect=given)
     with pytest.raises(InputError, match=complaint):

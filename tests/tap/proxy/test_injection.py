@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tap.ipc.exchange import Dialect, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Injection
 from tap.proxy.injection import inject
 from tap.proxy.jsonspans import Span, UnlocatableError, apply_edits, array_items, object_members, without_members
 from tap.supervisor.config import checked_injection
@@ -41,7 +42,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-def asked_for(fields: dict[str, Any], endpoint: str, dialect: Dialect) -> tuple[Any, frozenset[Injection]]:
+def asked_for(fields: dict[str, Any], endpoint: str, dialect: DialectName) -> tuple[Any, frozenset[Injection]]:
     """The oracle: the request as it is to reach the engine, and what was added to it."""
 
     def is_unset(value: object) -> bool:
@@ -82,7 +83,7 @@ def asked_for(fields: dict[str, Any], endpoint: str, dialect: Dialect) -> tuple[
     padding=st.sampled_from(["", " ", "\r\n"]),
 )
 def test_a_request_says_what_the_client_said_and_what_was_wanted(
-    fields: dict[str, Any], endpoint: str, dialect: Dialect, spacing: tuple[str, str], padding: str
+    fields: dict[str, Any], endpoint: str, dialect: DialectName, spacing: tuple[str, str], padding: str
 ) -> None:
     text = padding + json.dumps(fields, separators=spacing, ensure_ascii=not padding) + padding
     body = text.encode(errors="surrogatepass")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tap.ipc.exchange import Dialect, Injection
+from engines.dialect import DialectName
+from tap.ipc.exchange import Injection
 from tap.proxy.eventcuts import EventCutter
 from tap.proxy.jsonspans import apply_edits
 from tap.proxy.responsefilter import ResponseFilter, count_ids, id_edits
@@ -70,7 +71,7 @@ injections: st.SearchStrategy[frozenset[Injection]] = st.sampled_from(
 )
 
 
-def filtered(reads: list[bytes], injected: frozenset[Injection], dialect: Dialect = "vllm") -> bytes:
+def filtered(reads: list[bytes], injected: frozenset[Injection], dialect: DialectName = "vllm") -> bytes:
     response = ResponseFilter(injected, dialect)
     return b"".join([*map(response.feed, reads), response.finish()])
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.facts import parse_metrics
-from tap.supervisor.enginefacts import changed_engine
-from tap.supervisor.enginemetrics import read_gauges
-from tap.supervisor.enginewatch import watch_engines
+from engines.facts import parse_metrics, read_gauges
+from tap.supervisor.enginewatch import changed_engine, watch_engines
 from tracefile.records.schema import Engine
 from tracefile.storage.segments import segments_there
 from wire.url import Origin

@@ -1,0 +1,136 @@
+"""The type of an engine's dialect: the request fields it reads, the names it uses, the calls it offers.
+
+Every field is one that the engine's own source reads; an engine that refuses unknown fields gets no other engine's.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from tracefile.records.errors import InputError
+
+DialectName = Literal["vllm", "sglang", "llamacpp", "trtllm", "openai"]
+
+COMPLETIONS_PATH = "/v1/completions"
+USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+GREEDY: Mapping[str, Any] = {"temperature": 0}
+"""Two runs of one workload get the same outputs as far as the engine can repeat them."""
+PAST_ITS_END: Mapping[str, Any] = {"ignore_eos": True, **GREEDY}
+WITH_IDS: Mapping[str, Any] = {**PAST_ITS_END, "return_token_ids": True}
+BOTH_LENGTHS = ("max_tokens", "min_tokens")
+
+LoraFields = Callable[[str, str], dict[str, Any]]
+"""Returns the fields that select an adapter, for the model's name and the adapter's; raises InputError."""
+
+
+class Response(NamedTuple):
+    """A control call's response."""
+
+    status: int
+    content: bytes
+
+    @property
+    def is_success(self) -> bool:
+        """True for status 200 to 299."""
+        return 200 <= self.status < 300
+
+
+class Control(Protocol):
+    """Control calls to one engine, off the data plane."""
+
+    def text(self, path: str) -> str:
+        """Return the body of a GET; empty on any failure."""
+
+    def post(self, path: str, body: bytes = b"") -> Response:
+        """Return the response to a POST; raises InputError if the engine cannot be reached."""
+
+
+def adapter_as_model(model: str, adapter: str) -> dict[str, Any]:
+    """Return the adapter as a model of its own name."""
+    return {"model": adapter}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Request fields, names and calls of one engine."""
+
+    name: DialectName
+    owner: str | None = None
+    """``owned_by`` in the engine's own ``/v1/models``. Null: the engine is not recognised by it."""
+    metric_prefix: str | None = None
+    """Beginning of the engine's metric names. Null: the engine is not recognised by it."""
+    pages: Mapping[str, str] = field(default_factory=dict)
+    """Paths that only this engine serves, each with a key of the JSON object there."""
+    gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Metric names, newest first, of each gauge: running, waiting, kv_usage, prefix_queries, prefix_hits,
+    preemptions."""
+    reset_cache: Callable[[Control], None] | None = None
+    """Empty the prefix cache; raises InputError if that fails. Null: the engine has no call for it."""
+    reset_hint: str = ""
+    """Advice in the error for a cache that is not empty after its reset."""
+    injectable: frozenset[str] = frozenset()
+    """Fields a proxy may add and remove again unseen: ``usage``, ``token-ids``."""
+    tokenizes_content: bool = False
+    """Whether ``/tokenize`` takes llama.cpp's fields instead of vLLM's."""
+    path: str = COMPLETIONS_PATH
+    """Where prompts of token ids go."""
+    lengths: tuple[str, ...] = ("max_tokens",)
+    """Fields for the number of tokens to generate, for each choice."""
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every such request."""
+    asks_usage: bool = True
+    """True: a stream has usage only where the request asks for it."""
+    choices: str = "n"
+    """The field for several outputs of one prompt."""
+    priority: str | None = "priority"
+    """Null: the engine has another scale of priorities than the trace."""
+    lora: LoraFields = adapter_as_model
+    lora_needs_map: bool = False
+    """True: an adapter's name alone does not select it."""
+    chat_lengths: tuple[str, ...] = ("max_tokens",)
+    chat_constant: Mapping[str, Any] = field(default_factory=dict)
+    chat_stream_without: frozenset[str] = frozenset()
+    """Fields of ``chat_constant`` that a streamed chat must leave out."""
+    exact_lengths: bool = True
+    """True: the output's length can be set exactly."""
+    returns_ids: bool = True
+    """True: the response to a token-id prompt holds the output's ids."""
+
+    def completion_fields(self, model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
+        """Return all fields but the prompt of a request for exactly ``tokens`` tokens, as far as the engine allows."""
+        usage = USAGE if stream and self.asks_usage else {}
+        return {"model": model, **dict.fromkeys(self.lengths, tokens), **self.constant, "stream": stream, **usage}
+
+    def chat_fields(self, model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
+        """Return the same for ``/v1/chat/completions``: all fields but the messages."""
+        without = self.chat_stream_without if stream else frozenset()
+        constant = {name: value for name, value in self.chat_constant.items() if name not in without}
+        usage = USAGE if stream else {}
+        return {"model": model, **dict.fromkeys(self.chat_lengths, tokens), **constant, "stream": stream, **usage}
+
+    def shape_fields(self, *, n: int | None, priority: int | None) -> dict[str, Any]:
+        """Return the fields for the rest of a captured request's shape."""
+        shape: dict[str, Any] = {}
+        if n is not None:
+            shape[self.choices] = n
+        if priority is not None and self.priority is not None:
+            shape[self.priority] = priority
+        return shape
+
+
+def post_reset(control: Control, path: str, expected: str) -> bytes:
+    """Return the body of a successful POST; raises InputError naming ``expected`` otherwise."""
+    response = control.post(path)
+    if not response.is_success:
+        raise InputError(f"--reset-cache: POST {path} gave HTTP {response.status}; expected {expected}")
+    return response.content
+
+
+def decoded(text: str | bytes) -> Any:
+    """Return a JSON text's value; null for any other text."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
