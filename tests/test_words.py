@@ -1,0 +1,87 @@
+"""Words are held to the house: sentences in user pages, abbreviations, links' targets, and the openings of docstrings."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "deploy/README.md", "data/captures/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+"""Pages for users; notes of engineers are in docs/dev/."""
+ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
+MOST_WORDS = 30_000
+MOST_WORDS_IN_A_SENTENCE = 25
+MOST_BAD_OPENINGS = 1_200
+"""Docstrings that begin with one of FORBIDDEN_OPENINGS. The number may only fall."""
+FORBIDDEN_OPENINGS = set(
+    "what which whether who whom whose how when where why of as by those these that this every nobody one it its they".split()
+)
+
+
+def without_code(text: str) -> str:
+    """A page with fenced blocks, comments and images removed, and inline code as one placeholder word."""
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"``.+?``|`[^`]+`", "code", text, flags=re.DOTALL)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences of a page's prose: tables and headings are left out, a list item begins a sentence."""
+    lines = [line for line in without_code(text).splitlines() if not re.match(r"\s*(\||#)", line)]
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", "\n".join(lines))
+    for paragraph in paragraphs:
+        plain = re.sub(r"^\s*(?:[-*]|\d+\.)\s+", "", " ".join(paragraph.split()))
+        yield from re.split(r"(?<=[.!?])[)*\"]*\s+", plain.replace("**", ""))
+
+
+def words(sentence: str) -> list[str]:
+    return [word for word in sentence.split() if re.search(r"\w", word)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_sentences_are_short(page: Path) -> None:
+    long = [sentence for sentence in sentences(page.read_text()) if len(words(sentence)) > MOST_WORDS_IN_A_SENTENCE]
+    assert not long, f"{len(long)} sentences of more than {MOST_WORDS_IN_A_SENTENCE} words"
+
+
+def test_user_pages_can_be_read_in_an_afternoon() -> None:
+    assert sum(len(page.read_text().split()) for page in PAGES) < MOST_WORDS
+
+
+def glossary() -> set[str]:
+    """Terms and synonyms of docs/glossary.md."""
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    return {term for row in rows for cell in row.split(" | ") for term in re.split(r"[\s,;()/]+", cell)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_abbreviations_are_in_the_glossary(page: Path) -> None:
+    used = {found.removesuffix("s") for found in re.findall(r"\b[A-Z][A-Z0-9]+s?\b", without_code(page.read_text()))}
+    assert not used - glossary()
+
+
+def openings() -> Iterator[tuple[str, str]]:
+    """Place and first word of every docstring of the product."""
+    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                docstring = ast.get_docstring(node)
+                if docstring:
+                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", docstring.split()[0]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    bad = [place for place, word in openings() if word.lower().strip("`.,:") in FORBIDDEN_OPENINGS]
+    assert len(bad) <= MOST_BAD_OPENINGS, bad
