@@ -1,4 +1,4 @@
-"""Words are held to the house: sentences in user pages, abbreviations, links' targets, and the openings of docstrings."""
+"""Words: short sentences and known abbreviations in user pages, their total length, the openings of docstrings."""
 
 import ast
 import re
@@ -16,11 +16,13 @@ PAGES = [
 ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
 MOST_WORDS = 30_000
 MOST_WORDS_IN_A_SENTENCE = 25
-MOST_BAD_OPENINGS = 1_200
+MOST_BAD_OPENINGS = 890
 """Docstrings that begin with one of FORBIDDEN_OPENINGS. The number may only fall."""
-FORBIDDEN_OPENINGS = set(
-    "what which whether who whom whose how when where why of as by those these that this every nobody one it its they".split()
-)
+FORBIDDEN_OPENINGS = {
+    *("what", "which", "whether", "who", "whom", "whose", "how", "when", "where", "why", "of", "as", "by"),
+    *("those", "these", "that", "this", "every", "nobody", "one", "it", "its", "they"),
+}
+MADE_OF_HELP = ROOT / "docs" / "commands.md"
 
 
 def without_code(text: str) -> str:
@@ -66,7 +68,7 @@ def glossary() -> set[str]:
     return {term for row in rows for cell in row.split(" | ") for term in re.split(r"[\s,;()/]+", cell)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != MADE_OF_HELP], ids=name_of)
 def test_abbreviations_are_in_the_glossary(page: Path) -> None:
     used = {found.removesuffix("s") for found in re.findall(r"\b[A-Z][A-Z0-9]+s?\b", without_code(page.read_text()))}
     assert not used - glossary()

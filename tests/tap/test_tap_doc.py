@@ -1,4 +1,4 @@
-"""docs/tap.md speaks of flags, metrics and reasons that there are."""
+"""The pages about the tap name flags, metrics and reasons that exist."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from tap.recorder import recorder, recording
 from tap.supervisor import account
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "tap.md").read_text()
+PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("tap.md", "tap-operations.md"))
 OTHER_PROGRAMS_FLAGS = {
     *("--enable-prompt-tokens-details", "--stop-timeout", "--long"),
     *("--retry", "--retry-connrefused", "--retry-delay"),

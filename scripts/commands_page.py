@@ -1,0 +1,123 @@
+"""``python -m scripts.commands_page``: write docs/commands.md from the commands' own help."""
+
+import argparse
+import contextlib
+import importlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
+PROGRAMS = ("tap", "loadgen", "replay", "sim", "report", "tracefile")
+MANY = 4
+"""A flag with the same meaning in so many commands is described once."""
+HEAD = """# Commands and their flags
+
+After this page you know every flag of every command. `python -m scripts.commands_page` makes it of the commands' help.
+
+```sh
+kvtape sim curve --help     # the same as: sim curve --help
+kvtape --version
+```
+
+| exit code | means |
+|---|---|
+| 0 | the work is done |
+| 1 | a gate failed, or no request or file succeeded |
+| 2 | bad input: one line names the file, line, flag or field, and what to use instead |
+| 130 | Ctrl-C; finished work is saved |
+
+A trace is never overwritten without `--overwrite`. A `TRACE` may also be a trace in segments: its folder, its manifest
+(`NAME.segments.json`), or the name given to the tap. Durations take a unit: `250ms`, `30s`, `5m`, `1.5h`. Thresholds
+of gates and searches: [metrics.md](metrics.md#gates). `--json` prints one object on stdout; everything else goes to
+stderr.
+"""
+
+
+class HelpShown(Exception):  # noqa: N818
+    """Raised in place of printing help, with the parser that would print it."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser that answers ``COMMAND --help``."""
+
+    def show(parser: argparse.ArgumentParser, file: object = None) -> None:
+        raise HelpShown(parser)
+
+    package, *rest = command.split()
+    main = importlib.import_module(f"{package}.__main__").main
+    with mock.patch.object(argparse.ArgumentParser, "print_help", show), contextlib.suppress(SystemExit):
+        try:
+            main([*rest, "--help"])
+        except HelpShown as shown:
+            return shown.parser
+    raise AssertionError(f"{command} --help showed no help")
+
+
+def commands() -> Iterator[str]:
+    """Every command that does something: ``tap``, ``loadgen``, ``loadgen selftest``, ``sim pool`` …"""
+    for program in PROGRAMS:
+        parser = parser_of(program)
+        found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not found:
+            yield program
+        names = [*getattr(parser, "_handled_before", ()), *(name for action in found for name in action.choices)]
+        yield from (f"{program} {name}" for name in names)
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Actions of a parser that are flags, without those that every command has."""
+    return [action for action in parser._actions if action.option_strings and action.dest not in ("help", "version")]
+
+
+def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """A flag's help, with the flags in it as code."""
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    return re.sub(r"(?<![\w`-])--[a-z][\w-]*", lambda found: f"`{found[0]}`", text)
+
+
+def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """A flag's row of the table."""
+    value = "" if action.nargs == 0 else f" {parser._get_formatter()._format_args(action, action.dest.upper())}"
+    invocation = f"{', '.join(action.option_strings)}{value}".replace("|", "\\|")
+    return f"| `{invocation}` | {help_of(parser, action).replace('|', chr(92) + '|')} |"
+
+
+def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> str:
+    """A command's part of the page."""
+    rows = [row(parser, action) for action in flags_of(parser)]
+    lines = [f"## `{command}`", ""]
+    if parser.description:
+        text = " ".join(parser.description.split()).replace("``", "`").rstrip(".")
+        lines += [f"{text[0].upper()}{text[1:]}.", ""]
+    takes = [action for action in parser._actions if not action.option_strings]
+    lines += [f"- `{action.metavar or action.dest}`: {help_of(parser, action)}" for action in takes]
+    lines += [""] if takes else []
+    own = [line for line in rows if line not in shared]
+    if own:
+        lines += ["| flag | meaning |", "|---|---|", *own, ""]
+    others = [line.split("`")[1].split()[0].rstrip(",") for line in rows if line in shared]
+    if others:
+        flags = ", ".join(f"`{flag}`" for flag in others)
+        lines += [f"[Shared flags](#shared-flags): {flags}.", ""]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page."""
+    parsers = {command: parser_of(command) for command in commands()}
+    counts = Counter(line for parser in parsers.values() for line in {row(parser, one) for one in flags_of(parser)})
+    every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in flags_of(parser))
+    shared = [line for line in every if counts[line] >= MANY]
+    sections = [section(command, parser, set(shared)) for command, parser in parsers.items()]
+    table = "\n".join(["## Shared flags", "", "| flag | meaning |", "|---|---|", *shared])
+    return f"{HEAD}\n{''.join(text + chr(10) for text in sections)}{table}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
