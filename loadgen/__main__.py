@@ -10,9 +10,10 @@ from loadgen.core.draws import Vocabulary
 from loadgen.core.runflags import add_run_arguments, run_flags
 from loadgen.core.spans import FORMS, Span, parse_span
 from loadgen.datasets import DATASETS
-from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, Api, LoadConfig, Pattern, Spacing
-from loadgen.plan.rateseries import read_rate_series
+from loadgen.plan.arrivals import read_rate_series
+from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
 from loadgen.running import run_load
+from loadgen.text.spoken import Api
 from tracefile import InputError
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser

@@ -1,8 +1,6 @@
 """One loadgen run from its config to its exit code."""
 
-import sys
 from dataclasses import fields
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,23 +9,21 @@ from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.recognition import find_dialect, recognition_notes
-from loadgen.core.draws import Vocabulary
-from loadgen.core.target import origin_of
+from loadgen.core.request import origin_of
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
 from loadgen.plan.preparation import prepare_load_text
 from loadgen.plan.workload import rate_profile
 from loadgen.runs.driving import Drive, drive
-from loadgen.runs.outcome import Driven
+from loadgen.runs.outcome import Driven, exit_code, refusal
 from loadgen.runs.progress import TargetRate
-from loadgen.runs.summary import Summary, summarize, summary_lines
+from loadgen.runs.summary import print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.targettext import TargetText
 from tracefile import InputError, Meta, load_key
 from tracefile import Workload as WorkloadMeta
 
 HASHED_BLOCK_SIZE = 16
-INTERRUPTED = 130
 ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
 """Of the flags that made a load, those that its header has even where nobody gave them."""
 
@@ -65,9 +61,9 @@ def run_load(config: LoadConfig) -> int:
             raise InputError(refusal(control, model, config.vocabulary))
         truth = report_truth(text.before, truth_of(driven.findings))
         notes = [*recognition_notes(found), *_notes(driven, config), *truth_notes(truth)]
-        summary = summarize_run(driven, config.pattern, (before, control.facts()), notes)
+        summary = summarize(driven, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
-    finish(summary, summary_lines(summary, truth_lines(truth)), config.summary)
+    print_summary(summary, summary_lines(summary, truth_lines(truth)), config.summary)
     return exit_code(driven)
 
 
@@ -104,49 +100,6 @@ def target_rate(config: LoadConfig) -> TargetRate | None:
         return float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
 
     return at
-
-
-def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
-    """Why an engine refused every request so far, as far as asking it tells; its own words are never shown."""
-    body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
-    response = control.post("/v1/completions", body)
-    if response.is_success:
-        return (
-            "--prompt-tokens, --output-tokens: the engine refuses these requests but takes a short one of the same "
-            "vocabulary; expected lengths within its context"
-        )
-    plain = control.post("/v1/completions", msgspec.json.encode({"model": model, "prompt": [1], "max_tokens": 1}))
-    if plain.is_success:
-        return (
-            f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
-            f"(HTTP {response.status}); expected ids of its own vocabulary"
-        )
-    return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"
-
-
-def summarize_run(driven: Driven, pattern: str, facts: tuple[EngineFacts, EngineFacts], notes: list[str]) -> Summary:
-    """The summary of a run that loadgen or replay drove."""
-    return summarize(driven, pattern=pattern, counters=(facts[0].counters, facts[1].counters), notes=notes)
-
-
-def finish(summary: msgspec.Struct, lines: list[str], path: Path | None) -> None:
-    """Print a summary, and write it as JSON where asked."""
-    print("\n".join(lines))
-    if path is None:
-        return
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    except OSError as error:
-        print(f"warning: --json: {path}: cannot write ({error.strerror or error})", file=sys.stderr)
-
-
-def exit_code(driven: Driven) -> int:
-    """1 if a process of the run died or nothing ended well; 130 if cut short, so that no script takes it for whole."""
-    if driven.failures:
-        return 1
-    if driven.stopped is not None:
-        return INTERRUPTED
-    return 0 if driven.tally.statuses["ok"] else 1
 
 
 def _meta(job: LoadJob, facts: EngineFacts) -> Meta:

@@ -45,7 +45,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         closed_loop=args.closed_loop,
         parallel=args.parallel,
         cold_prompts=args.cold_prompts,
-        splice=not args.no_splice,
+        output_substitution=not args.no_splice,
         speedup=args.speedup,
         max_think_s=args.max_think,
         start_s=args.start,

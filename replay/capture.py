@@ -4,35 +4,22 @@ It is read twice. The survey goes through all of it before anything is sent, hol
 then each process of the run takes in its own sessions, in a few bytes for each block.
 """
 
-import os
-import sys
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from loadgen.core.job import WHOLE, Shard
-from replay.partition import group_requests
-from replay.selection import ALL, Selection
-from replay.soundness import check_meta, check_record, find_cycle
+from replay.survey import ALL, Selection, Survey, why_not
 from tracefile import (
     BlockHash,
-    InputError,
-    Meta,
     Record,
     RequestId,
     SessionId,
-    TraceReader,
     infer_sessions,
     open_trace,
-    trace_digest,
 )
 from tracefile.records.schema import HashSource, SessionSource
-from wire.answer import GENERATING, LLAMA_CPP
-
-HTTP_ERROR = 400
-REPLAYABLE = GENERATING | {LLAMA_CPP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,157 +56,24 @@ class Captured:
         return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What is known of a trace before any of it is sent."""
-
-    path: str
-    meta: Meta
-    source_digest: str
-    total: int
-    """Records of the trace."""
-    kept: int
-    """Requests to be sent."""
-    left_out: Counter[str]
-    """Requests that are not sent, by reason."""
-    cut: tuple[float, int] | None
-    """Arrival and line of the last request that ``--limit`` lets through; null: no limit."""
-    first_ms: float
-    """The first arrival of what is sent, on the trace's clock."""
-    last_ms: float
-    """The last end or arrival of what is sent, on the trace's clock."""
-    has_hashes: bool
-    """Whether the trace knows anything of sharing."""
-    links_known: bool
-    """Whether the trace itself says who continued whom."""
-    loras: frozenset[str]
-    endpoints: frozenset[str]
-    """Of what is sent."""
-    beyond_limit: int
-    """Requests whose answers were longer than their own limit."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a hashed block; 1 where the trace has no hashes and no block to speak of."""
-        return self.meta.block_size or 1
-
-    @property
-    def span_ms(self) -> float:
-        """From the first arrival to the last end."""
-        return self.last_ms - self.first_ms
-
-
-def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Survey:
-    """Go through a trace once; raises InputError naming the line of a record that makes no sense."""
-    with open_trace(path) as reader:
-        check_meta(reader.meta, reader.path)
-        seen = _Seen(reader.meta.block_size)
-        for record in reader:
-            seen.add(record, reader, selection)
-        for warning in reader.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        seen.check_parents(reader)
-        return seen.survey(reader, selection, trace_digest(path))
-
-
-class _Seen:
-    """A survey as it grows: ids, lines and arrivals of all, records of none."""
-
-    def __init__(self, block_size: int | None) -> None:
-        self._block_size = block_size
-        self._lines: dict[RequestId, int] = {}
-        self._parents: dict[RequestId, RequestId] = {}
-        self._arrivals_ms = array("d")
-        self._ends_ms = array("d")
-        self._at = array("q")
-        self.left_out: Counter[str] = Counter()
-        self._hashed = False
-        self._linked = False
-        self._loras: set[str] = set()
-        self._endpoints: set[str] = set()
-        self._beyond_limit = 0
-
-    def add(self, record: Record, reader: TraceReader, selection: Selection) -> None:
-        """One record, checked; raises InputError."""
-        where = reader.where()
-        if record.request_id in self._lines:
-            before = reader.where(self._lines[record.request_id])
-            raise InputError(f"{where}: request_id: as on line {before.rpartition(':')[2]}; expected unique ids")
-        self._lines[record.request_id] = reader.line
-        check_record(record, self._block_size, where)
-        if record.parent_id is not None:
-            self._parents[record.request_id] = record.parent_id
-        reason = why_not(record, self._block_size) or selection.why_not(record)
-        if reason is not None:
-            self.left_out[reason] += 1
-            return
-        self._arrivals_ms.append(record.arrival_ms or 0.0)
-        self._ends_ms.append((record.arrival_ms or 0.0) + (record.e2e_ms or 0.0))
-        self._at.append(reader.line)
-        self._hashed = self._hashed or record.block_hashes is not None
-        self._linked = self._linked or record.parent_id is not None
-        if record.lora is not None:
-            self._loras.add(record.lora)
-        if record.endpoint is not None:
-            self._endpoints.add(record.endpoint)
-        if record.max_tokens is not None and (record.output_tokens or 0) > record.max_tokens * (record.n or 1):
-            self._beyond_limit += 1
-
-    def check_parents(self, reader: TraceReader) -> None:
-        """Raise InputError for a chain of parents that comes back to itself; warn of parents that are not there."""
-        in_cycle = find_cycle(self._parents)
-        if in_cycle is not None:
-            where = reader.where(self._lines[in_cycle])
-            raise InputError(f"{where}: parent_id: a cycle; expected parents to come first")
-        unknown = [child for child, parent in self._parents.items() if parent not in self._lines]
-        if unknown:
-            print(
-                f"warning: {reader.where(self._lines[unknown[0]])}: parent_id: not in the trace, as of {len(unknown)} "
-                "requests; each is sent as a session's first",
-                file=sys.stderr,
-            )
-
-    def survey(self, reader: TraceReader, selection: Selection, source_digest: str) -> Survey:
-        """What was seen, cut to ``--limit``; raises InputError if nothing is left to send."""
-        order = sorted(range(len(self._at)), key=lambda index: (self._arrivals_ms[index], self._at[index]))
-        beyond = order[selection.limit :] if selection.limit is not None else []
-        if beyond:
-            self.left_out["beyond --limit"] = len(beyond)
-            del order[selection.limit :]
-        if not order:
-            raise InputError(
-                f"{reader.path}: no request that can be sent; {dict(self.left_out) or 'it has no records'}"
-            )
-        return Survey(
-            path=reader.path,
-            meta=reader.meta,
-            source_digest=source_digest,
-            total=len(self._lines),
-            kept=len(order),
-            left_out=self.left_out,
-            cut=(self._arrivals_ms[order[-1]], self._at[order[-1]]) if beyond else None,
-            first_ms=self._arrivals_ms[order[0]],
-            last_ms=max(self._ends_ms[index] for index in order),
-            has_hashes=self._hashed,
-            links_known=self._linked,
-            loras=frozenset(self._loras),
-            endpoints=frozenset(self._endpoints),
-            beyond_limit=self._beyond_limit,
-        )
-
-
 def load_requests(
-    survey: Survey, selection: Selection = ALL, *, shard: Shard = WHOLE, sessions: bool = False, splice: bool = True
+    survey: Survey,
+    selection: Selection = ALL,
+    *,
+    shard: Shard = WHOLE,
+    sessions: bool = False,
+    output_substitution: bool = True,
 ) -> list[Captured]:
-    """The requests that are a shard's to send, in order of arrival.
+    """Load the requests of one shard, in order of arrival.
 
-    ``sessions`` infers who continued whom where the trace does not say. ``splice``: generated blocks bind requests.
+    ``sessions``: infer parents where the trace has none. ``output_substitution``: keep requests that share generated
+    blocks in one shard.
     """
     read = partial(read_kept, survey, selection)
     if sessions and survey.meta.block_size is not None and not survey.links_known:
         linked = infer_sessions(read(), survey.block_size).records
         read = partial(iter, linked)
-    has = _membership(read, shard, splice=splice)
+    has = _membership(read, shard, output_substitution=output_substitution)
     own = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
     own.sort(key=lambda request: request.offset_ms)
     return own
@@ -235,29 +89,13 @@ def read_kept(survey: Survey, selection: Selection) -> Iterator[Record]:
                 yield record
 
 
-def _membership(read: Callable[[], Iterator[Record]], shard: Shard, *, splice: bool) -> Callable[[Record], bool]:
+def _membership(
+    read: Callable[[], Iterator[Record]], shard: Shard, *, output_substitution: bool
+) -> Callable[[Record], bool]:
     if shard.count == 1:
         return lambda record: True
-    groups = group_requests(read, splice=splice)
+    groups = group_requests(read, output_substitution=output_substitution)
     return lambda record: shard.has(groups[record.request_id])
-
-
-def why_not(record: Record, block_size: int | None) -> str | None:
-    """Why a request cannot be sent again; null: it can.
-
-    What the engine refused (HTTP 4xx, 5xx) or never saw took none of its time, so it is left out; what was cut short
-    after the engine had it is sent with as many output tokens as had come.
-    """
-    if record.endpoint is not None and record.endpoint not in REPLAYABLE:
-        return "no generation: embeddings, scores, audio"
-    if record.status == "error" and record.ttft_ms is None and not record.output_tokens:
-        refused = record.http_status is not None and record.http_status >= HTTP_ERROR
-        return "refused in the capture" if refused else "never reached the engine in the capture"
-    if record.arrival_ms is None:
-        return "no arrival time"
-    if record.prompt_tokens is None and not (record.block_hashes and block_size):
-        return "no prompt length"
-    return None
 
 
 def output_to_generate(record: Record) -> int:
@@ -302,3 +140,68 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
 def block_hashes(values: "array[int]") -> Sequence[BlockHash]:
     """An array of hashes, by its true name."""
     return values  # type: ignore[return-value]  # BlockHash is an int
+
+
+class Groups:
+    """Disjoint sets that grow together, by number."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+
+    def add(self) -> int:
+        """A new set."""
+        self._parents.append(len(self._parents))
+        return len(self._parents) - 1
+
+    def find(self, item: int) -> int:
+        """The least member of the item's set."""
+        while self._parents[item] != item:
+            self._parents[item] = self._parents[self._parents[item]]
+            item = self._parents[item]
+        return item
+
+    def join(self, one: int, other: int) -> None:
+        """Make two sets one."""
+        low, high = sorted((self.find(one), self.find(other)))
+        self._parents[high] = low
+
+
+def group_requests(read: Callable[[], Iterable[Record]], *, output_substitution: bool) -> Mapping[RequestId, int]:
+    """Number every request's group from 0, in the order of the groups' first records.
+
+    ``read`` iterates the records: once for sessions, and with ``output_substitution`` once more for prompts that carry
+    generated blocks. No record is kept.
+    """
+    groups = Groups()
+    items: dict[RequestId, int] = {}
+    names: dict[str, int] = {}
+    makers: dict[BlockHash, int] = {}
+    for record in read():
+        item = items[record.request_id] = groups.add()
+        for name in _names(record):
+            groups.join(names.setdefault(name, item), item)
+        for block in (record.output_block_hashes or ()) if output_substitution else ():
+            groups.join(makers.setdefault(block, item), item)
+    if makers:
+        for record in read():
+            _bind_carrier(groups, items[record.request_id], record, makers)
+    numbers: dict[int, int] = {}
+    return {request_id: numbers.setdefault(groups.find(item), len(numbers)) for request_id, item in items.items()}
+
+
+def _names(record: Record) -> list[str]:
+    """What binds a request to others: itself (for its children), its parent and its session."""
+    names = [f"request {record.request_id}"]
+    if record.parent_id is not None:
+        names.append(f"request {record.parent_id}")
+    if record.session_id is not None:
+        names.append(f"session {record.session_id}")
+    return names
+
+
+def _bind_carrier(groups: Groups, item: int, record: Record, makers: Mapping[BlockHash, int]) -> None:
+    """Join a request with whoever generated a block of its prompt."""
+    for block in record.block_hashes or ():
+        maker = makers.get(block)
+        if maker is not None:
+            groups.join(maker, item)

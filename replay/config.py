@@ -11,8 +11,8 @@ from engines.recognition import AUTO, CHOICES
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
-from loadgen.plan.config import Api
-from replay.selection import Selection
+from loadgen.text.spoken import Api
+from replay.survey import Selection
 from tracefile import InputError
 
 ReplayApi = Literal[Api, "auto"]
@@ -45,7 +45,7 @@ class ReplayConfig:
     """Most requests in flight (closed loop with sessions: most sessions); null: no limit."""
     cold_prompts: bool = False
     """Every request gets tokens of its own."""
-    splice: bool = True
+    output_substitution: bool = True
     """Real answers take the place of recorded ones in later prompts."""
     speedup: float = 1.0
     """Divisor of arrival offsets and think times."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from replay.capture import Captured
-from tracefile import Record
+from replay.survey import Survey
+from tracefile import InputError, Record
 
 NOT_SENT = "not sent: "
 """Before a reason, among the findings of a process."""
@@ -29,8 +30,8 @@ class Fidelity(msgspec.Struct):
     without_hashes: int = 0
     """Sent with nothing shared because the capture has no hashes for them."""
     without_ids: int = 0
-    """Whose answers filled blocks, but whose generated ids the engine did not return: they cannot be spliced."""
-    spliced_blocks: int = 0
+    """Whose answers filled blocks, but whose generated ids the engine did not return: they cannot be substituted."""
+    substituted_blocks: int = 0
     missed_blocks: int = 0
     not_sent: dict[str, int] = {}
     """Requests behind a turn that failed in this replay, by the failure."""
@@ -78,15 +79,15 @@ def fidelity_lines(fidelity: Fidelity) -> list[str]:
     ]
     if fidelity.cached_compared:
         lines.append(f"cached as captured  {fidelity.cached_exact}/{fidelity.cached_compared} requests, to the token")
-    if fidelity.spliced_blocks or fidelity.missed_blocks:
+    if fidelity.substituted_blocks or fidelity.missed_blocks:
         lines.append(
-            f"spliced answers     {fidelity.spliced_blocks} prompt blocks of real generated tokens, "
+            f"substituted outputs {fidelity.substituted_blocks} prompt blocks of real generated tokens, "
             f"{fidelity.missed_blocks} made up"
         )
     return lines
 
 
-def fidelity_notes(fidelity: Fidelity, *, cold: bool, splice: bool) -> list[str]:
+def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool) -> list[str]:
     """What a reader should know before trusting the replay."""
     notes = []
     if cold and fidelity.cached_nonzero:
@@ -96,12 +97,64 @@ def fidelity_notes(fidelity: Fidelity, *, cold: bool, splice: bool) -> list[str]
         notes.append(f"the engine reported no cached tokens for {silent} requests: that they were cold is not verified")
     if fidelity.without_hashes and not cold:
         notes.append(f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing")
-    if fidelity.without_ids and not cold and splice:
+    if fidelity.without_ids and not cold and output_substitution:
         notes.append(
             f"the engine returned no token ids for {fidelity.without_ids} answers: the next turns cannot hit them"
         )
-    if not splice and fidelity.missed_blocks:
+    if not output_substitution and fidelity.missed_blocks:
         notes.append(
             f"--no-splice: {fidelity.missed_blocks} prompt blocks that were generated in the capture were made up"
         )
     return notes
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests; what was sent, left out and not sent adds up to ``requests``."""
+
+    requests: int
+    """Of the trace, once for each round."""
+    sent: int
+    earlier: int
+    """Sent by the earlier run that this one goes on from."""
+    left_out: Mapping[str, int]
+    """By what makes them unfit or unwanted."""
+    not_sent: Mapping[str, int]
+    """By the failure before them, or by what cut the run short."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless all are accounted for."""
+        accounted = self.sent + self.earlier + sum(self.left_out.values()) + sum(self.not_sent.values())
+        assert accounted == self.requests, f"{accounted} of {self.requests} requests accounted for"
+
+
+def account_of(
+    survey: Survey, fidelity: Fidelity, *, rounds: int, sent: int, stopped: str | None, earlier: int = 0
+) -> Account:
+    """The account of a run that is over. ``stopped``: why it was cut short; null: it was not.
+
+    Raises InputError if requests are missing of which nobody knows why.
+    """
+    not_sent = {f"after {failure}": count for failure, count in fidelity.not_sent.items()}
+    missing = survey.kept * rounds - sent - earlier - sum(not_sent.values())
+    if missing and stopped is None:
+        raise InputError(f"{survey.path}: {missing} requests were neither sent nor left out; expected it to hold still")
+    if missing:
+        not_sent[f"cut short ({stopped})"] = missing
+    return Account(
+        requests=survey.total * rounds,
+        sent=sent,
+        earlier=earlier,
+        left_out={reason: count * rounds for reason, count in sorted(survey.left_out.items())},
+        not_sent=not_sent,
+    )
+
+
+def account_lines(account: Account) -> list[str]:
+    """For a terminal."""
+    earlier = f", {account.earlier} by an earlier run" if account.earlier else ""
+    lines = [f"requests            {account.requests} in the trace, {account.sent} sent{earlier}"]
+    for title, reasons in (("left out", account.left_out), ("not sent", account.not_sent)):
+        if reasons:
+            told = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            lines.append(f"{title:<19} {told}")
+    return lines

@@ -7,11 +7,11 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from loadgen.core.job import Shard
 from loadgen.core.plan import Plan
-from replay.capture import Survey, load_requests
+from replay.capture import load_requests
 from replay.config import ReplayConfig
-from replay.links import link_requests
-from replay.plan import Replay, make_replay
-from replay.sending import Replayed
+from replay.rounds import Replay, link_requests, make_replay
+from replay.sending import Replayed, plan_sends, roots_of
+from replay.survey import Survey
 from replay.text import TextTarget, open_text
 from tracefile import RequestId
 
@@ -35,7 +35,7 @@ class ReplayJob:
             config.selection,
             shard=shard,
             sessions=config.replay_sessions,
-            splice=config.splice and not config.cold_prompts,
+            output_substitution=config.output_substitution and not config.cold_prompts,
         )
         replay = make_replay(
             config,
@@ -61,7 +61,7 @@ class OpenReplay:
 
     def plan(self) -> Plan:
         """The shard's sends."""
-        return self.replay.plan()
+        return plan_sends(self.replay)
 
     def planned(self) -> int:
         """How many there will be, if none fails."""
@@ -77,7 +77,7 @@ class OpenReplay:
         replay = self.replay
         kept: set[RequestId] = set()
         gone = 0
-        for root in list(replay.roots()):
+        for root in list(roots_of(replay)):
             sent = sent_to_the_end(replay, root, ended)
             if not sent:
                 continue
@@ -92,8 +92,8 @@ class OpenReplay:
     def findings(self) -> dict[str, int]:
         """What can be said of the shard's fidelity once it is over."""
         fidelity = self.replay.fidelity
-        fidelity.spliced_blocks = sum(each.splicer.spliced_blocks for each in self.replay.rounds.values())
-        fidelity.missed_blocks = sum(each.splicer.missed_blocks for each in self.replay.rounds.values())
+        fidelity.substituted_blocks = sum(each.substitution.substituted_blocks for each in self.replay.rounds.values())
+        fidelity.missed_blocks = sum(each.substitution.missed_blocks for each in self.replay.rounds.values())
         links = self.replay.links.values()
         text = {} if self.replay.text is None else self.replay.text.findings()
         return fidelity.findings() | text | {FOLLOWERS: sum(link.anchor is not None for link in links)}

@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -10,26 +12,32 @@ from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.recognition import Recognised, find_dialect, recognition_notes
+from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import Vocabulary, text_key, tokens_of
-from loadgen.core.target import origin_of
-from loadgen.running import exit_code, finish, refusal, summarize_run
+from loadgen.core.request import origin_of
 from loadgen.runs.driving import Drive, drive
-from loadgen.runs.outcome import Driven
+from loadgen.runs.outcome import Driven, exit_code, refusal
 from loadgen.runs.resumption import HISTORY, last_header
-from loadgen.runs.summary import Summary, summary_lines
+from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
+from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
-from replay.accounting import Account, account_lines, account_of
-from replay.capture import Survey, survey_trace
+from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from replay.capture import captured_of, read_kept
 from replay.config import ReplayConfig
-from replay.fidelity import Fidelity, fidelity_lines, fidelity_notes, fidelity_of
+from replay.expansion import Expansion
+from replay.fidelity import Account, Fidelity, account_lines, account_of, fidelity_lines, fidelity_notes, fidelity_of
 from replay.job import FOLLOWERS, ReplayJob
-from replay.text import text_counts, text_lines, text_notes
-from replay.textpreparation import prepare_replay_text
+from replay.survey import Survey, survey_trace
+from replay.text import TextTarget, open_text, orders, text_api_of, text_counts, text_lines, text_notes, words_for
 from tracefile import HashInfo, InputError, Meta, Workload
 
 DEFAULT_PROBE_BLOCK = 256
 """Block size of the cache probe where the engine does not tell its own: more than any engine's."""
+SAMPLED = 4
+MOST_TURNS = 32
+"""Of a session, for which the template is learnt before the run; a tokenizer on a disk learns more as they come."""
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
@@ -109,18 +117,18 @@ def report(
         earlier=sent_earlier(config),
     )
     notes = [*notes, *session_notes(driven.findings, config)]
-    notes += fidelity_notes(fidelity, cold=config.cold_prompts, splice=config.splice)
+    notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     in_words = before.tokenizer != IDS
     truth, counts = report_truth(before, truth_of(driven.findings)), text_counts(driven.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
     summary = msgspec.structs.replace(
-        summarize_run(driven, pattern_of(config), facts, notes),
+        summarize(driven, pattern=pattern_of(config), facts=facts, notes=notes),
         prefix_truth=truth if in_words else None,
     )
     told = [*account_lines(account), *fidelity_lines(fidelity)]
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
-    finish(ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), config.summary)
+    print_summary(ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), config.summary)
     return exit_code(driven)
 
 
@@ -223,6 +231,44 @@ def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
         "end_s": config.end_s,
         "limit": config.limit,
         "repeat": None if config.repeat == 1 else config.repeat,
-        "splice": None if config.splice else False,
+        "output_substitution": None if config.output_substitution else False,
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedReplayText:
+    """What the shards get, and what was found out on the way."""
+
+    target: TextTarget | None
+    """Null: token ids are sent."""
+    before: Examination
+
+
+def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str, survey: Survey) -> PreparedReplayText:
+    """Ask the tokenizer that ``--tokenizer`` names; of a replay in token ids, nothing has to be asked."""
+    if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
+        return PreparedReplayText(None, Examination(tokenizer=IDS))
+    block_size = control.facts().engine.block_size
+    try:
+        tokenizer = find_tokenizer(config.tokenizer, control, model)
+    except TokenizerError as error:
+        unknown = Examination(unknown=str(error))
+        return PreparedReplayText(TextTarget(config.api, NO_TARGET, block_size), unknown)
+    turns = MOST_TURNS if config.replay_sessions else 1
+    text = learn_target(tokenizer, orders(turns), path_of(config.tokenizer))
+    target = TextTarget(config.api, text, block_size)
+    return PreparedReplayText(target, examine_capture(tokenizer, target, config, survey))
+
+
+def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConfig, survey: Survey) -> Examination:
+    """Prove the prompts of the trace's first requests."""
+    text = target.text
+    if text.unknown is not None:
+        return Examination(tokenizer=text.tokenizer, unknown=text.unknown)
+    maker = open_text(TextTarget(target.api, TargetText(text.words, text.gaps)), VLLM, survey.block_size)
+    expansion = Expansion(survey.block_size, config.nonce, maker.vocabulary(), config.cold_prompts)
+    kept = (captured_of(record, 0.0, survey.block_size) for record in read_kept(survey, config.selection))
+    sample = list(islice((each for each in kept if maker.form_of(each) is not None), SAMPLED))
+    conversations = [maker.prompt(each, words_for(each, expansion)).conversation for each in sample]
+    return examine_conversations(tokenizer, maker.speech, conversations, (0, 1) if len(conversations) > 1 else None)

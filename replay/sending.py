@@ -1,76 +1,43 @@
-"""One captured request on its way: planned, built with its tokens, answered, described."""
+"""A replay as a plan for loadgen's sender: each captured request planned, built with its tokens, and described."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import TokenIds
 from loadgen.core.plan import Answer, Send
 from loadgen.core.request import PlannedRequest, request_headers
-from loadgen.plan.prompts import ChatPrompt
+from loadgen.text.prompts import ChatPrompt
 from replay.capture import Captured
-from replay.expansion import Expansion
-from replay.slots import Slot
-from replay.splicing import Splicer
+from replay.rounds import Replay, Round
 from replay.text import Exchange, goes_on
-from tracefile import BlockHash, Record, RequestId, SessionId
-
-if TYPE_CHECKING:
-    from replay.plan import Replay
+from tracefile import BlockHash, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One pass over the trace, with tokens and ids that no other round has."""
+@dataclass(slots=True)
+class Slot:
+    """One place, held by a session until all that follows from its first request has ended."""
 
-    run: "Replay"
-    number: int
-    """From 0."""
-    expansion: Expansion
-    """Of token ids."""
-    splicer: Splicer
-    words: Expansion | None = None
-    """Of words, by number; null: none are sent."""
-    ends_ms: dict[RequestId, float] = field(default_factory=dict)
-    """When each request ended, by its captured id."""
+    waiting: "Iterator[Replayed]"
+    """The roots still to come, one queue for all slots."""
+    open: int = 1
+    """Requests of the session in it that are on their way or waited for."""
 
-    def request_id(self, captured_id: RequestId) -> RequestId:
-        """A request's id in this round: as captured in the first, so that the two can be joined."""
-        return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
-
-    def session_id(self, captured_id: SessionId | None) -> SessionId | None:
-        """A session's id in this round."""
-        if captured_id is None or self.number == 0:
-            return captured_id
-        return SessionId(f"{captured_id}~{self.number + 1}")
-
-    def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
-        """The tokens of a prompt's full blocks, or the words in their places."""
-        words = self.words_for(captured)
-        source = words or (self.expansion if self.run.config.cold_prompts else self.splicer)
-        return source.blocks(captured.hashes, captured.request_id)
-
-    def words_for(self, captured: Captured) -> Expansion | None:
-        """What makes a request's words; null: it is sent in token ids."""
-        text = self.run.text
-        return None if text is None or text.form_of(captured) is None else self.words
-
-    def hashes(self, captured: Captured) -> list[BlockHash] | None:
-        """The prompt's hashes as they are true of this round; null: the capture has none."""
-        if not captured.has_hashes:
-            return None
-        if self.run.config.cold_prompts:
-            return [self.expansion.rekeyed(block_hash, captured.request_id) for block_hash in captured.hashes]
-        return self.own(captured.hashes)
-
-    def own(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Hashes as this round shares them: the capture's in the first, in others such as no other round has."""
-        return list(hashes) if self.number == 0 else [self.expansion.renamed(block_hash) for block_hash in hashes]
+    def ended(self, followers: int) -> Sequence[Send]:
+        """One of its requests has ended, and so many follow from it; gives the next root if the slot is free now."""
+        self.open += followers - 1
+        if self.open:
+            return ()
+        following = next(self.waiting, None)
+        if following is None:
+            return ()
+        self.open = 1
+        following.slot = self
+        return [following.send(0.0)]
 
 
 @dataclass(slots=True)
@@ -130,7 +97,7 @@ class Replayed:
         run, captured = self.round.run, self.captured
         self.round.ends_ms[captured.request_id] = answer.end_ms
         exchange = self._exchange(answer)
-        self._splice(answer)
+        self._substitute(answer)
         followers: list[Send] = []
         if answer.ok:
             waited = run.followers.get(captured.request_id, ())
@@ -179,10 +146,10 @@ class Replayed:
         if self.chat is None:
             return None
         self.chat.settle(answer)
-        spliced = config.splice and not config.cold_prompts and answer.ok
-        return Exchange(self.captured, self.chat, answer) if spliced else None
+        goes_on_from_it = config.output_substitution and not config.cold_prompts and answer.ok
+        return Exchange(self.captured, self.chat, answer) if goes_on_from_it else None
 
-    def _splice(self, answer: Answer) -> None:
+    def _substitute(self, answer: Answer) -> None:
         """Let later prompts have the real tokens; the output hashes become those that are true here."""
         captured, recorded = self.captured, self.captured.output_hashes
         if not answer.ok or answer.token_ids is None or recorded is None or self.prompt is None:
@@ -192,13 +159,13 @@ class Replayed:
             waiting = self.round.run.followers.get(captured.request_id, ())
             if not captured.as_long(answer.record):
                 return
-            if self.round.run.config.splice and any(goes_on(each, captured) for each in waiting):
+            if self.round.run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
                 self.output_hashes = self.round.own(recorded)
                 return
         if self.chat is not None or self.round.run.config.cold_prompts:
             self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
             return
-        true = self.round.splicer.answered(captured.request_id, recorded, self.prompt, answer.token_ids)
+        true = self.round.substitution.answered(captured.request_id, recorded, self.prompt, answer.token_ids)
         self.output_hashes = self.round.own(true)
 
     def _count(self, answer: Answer) -> None:
@@ -206,3 +173,23 @@ class Replayed:
         fidelity.add(self.captured, answer.record)
         in_ids = self.round.words_for(self.captured) is None
         fidelity.without_ids += in_ids and answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)
+
+
+def plan_sends(replay: Replay) -> Iterator[Send]:
+    """Yield the roots in order of time, in a closed loop in order alone; all other requests follow from them."""
+    roots = roots_of(replay)
+    if replay.width is None:
+        for root in roots:
+            yield root.send(None if replay.config.closed_loop else root.due_ms())
+        return
+    for root in islice(roots, replay.width):
+        root.slot = Slot(roots)
+        yield root.send(0.0)
+
+
+def roots_of(replay: Replay) -> Iterator[Replayed]:
+    """Yield the requests that wait for no other, of all rounds."""
+    for number in range(replay.config.repeat):
+        for captured in replay.requests:
+            if replay.link(captured).anchor is None and (number, captured.request_id) not in replay.over:
+                yield Replayed(replay.round(number), captured)

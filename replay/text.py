@@ -22,10 +22,9 @@ import numpy as np
 from engines.dialect import Dialect
 from loadgen.core.draws import TokenIds, Vocabulary
 from loadgen.core.plan import Answer
-from loadgen.plan.prompts import ChatPrompt, TextForm
-from loadgen.text.chatbodies import PATHS, TextApi, conversation_body
 from loadgen.text.chattemplate import Order, order_of
-from loadgen.text.spoken import Spoken
+from loadgen.text.prompts import ChatPrompt, TextForm
+from loadgen.text.spoken import PATHS, Spoken, TextApi, conversation_body
 from loadgen.text.targettext import Speech, TargetText, open_speech
 from replay.capture import Captured
 from replay.expansion import Expansion

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replay.accounting import Account
+from replay.fidelity import Account
 from tracefile import open_trace
 
 ENGINE = ("--block-size", "16", "--num-gpu-blocks", "200000", "--max-model-len", "200000", "--speed", "max")

@@ -39,7 +39,7 @@ FLOORS = {
     "report": ["compare", "pages", ""],
 }
 # Folders of loadgen that replay stands on.
-REPLAY_USES = {"__main__", "core", "text", "plan", "running", "sending", "runs"}
+REPLAY_USES = {"__main__", "core", "text", "sending", "runs"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 MOST_MODULES = 20
@@ -47,8 +47,8 @@ MOST_MODULES = 20
 NOT_YET = {
     ("sim.cache.radixpool", "sim.cache.pool"),
     ("sim.serving.exchange", "sim.serving.connection"),
-    ("replay.sending", "replay.plan"),
-    ("replay.slots", "replay.sending"),
+    ("replay.sending", "replay.rounds"),
+    ("replay.sending", "replay.sending"),
 }
 
 

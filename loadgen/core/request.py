@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracefile import RequestId, SessionId
-from wire.url import Origin
+from tracefile import InputError, RequestId, SessionId
+from wire.errors import WireError
+from wire.url import Origin, parse_url
 
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
@@ -64,3 +65,11 @@ class RequestWriter:
             start = self._starts[request.path] = b"%b\r\nHost: %b" % (line, self._origin.host_header)
         length = b"Content-Length: %d" % len(request.body)
         return b"\r\n".join((start, length, *map(b": ".join, request.headers), b"", request.body))
+
+
+def origin_of(url: str) -> Origin:
+    """Where a ``--url`` points; raises InputError."""
+    try:
+        return parse_url(url.rstrip("/").removesuffix("/v1"))
+    except WireError as error:
+        raise InputError(f"--url: {error}") from None

@@ -4,17 +4,19 @@ An array a line is evalscope's ``custom_multi_turn`` (evalscope/perf/plugin/data
 object is OpenAI's format for fine-tuning, and, within ``body``, for batches. Tools that a row offers are not sent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgen.datasets.conversation import session_of
 from loadgen.datasets.rows import convert, decode, rows
-from loadgen.datasets.session import DatasetOptions, DatasetSession
+from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
+from loadgen.text.messages import Quoted
 from tracefile import InputError
 
+Message = Mapping[str, Any]
 EXPECTED = "an array of messages, each an object with role and content, or an object with messages"
 
 
@@ -43,3 +45,41 @@ def messages_of(found: Any, where: str) -> list[dict[str, Any]]:
     for number, message in enumerate(found):
         convert(message, MessageRow, f"{where}: message {number + 1}", EXPECTED)
     return found
+
+
+def session_of(messages: Iterable[Message], options: DatasetOptions) -> DatasetSession:
+    """What is said before each answer; answers before anything was said, and empty messages, are left out."""
+    return list(islice(_turns(messages, options), options.max_turns))
+
+
+def _turns(messages: Iterable[Message], options: DatasetOptions) -> Iterator[DatasetTurn]:
+    said: list[Quoted] = []
+    for message in messages:
+        quoted = Quoted(dict(message))
+        if quoted.role == "assistant":
+            if any(each.role != "system" for each in said):
+                yield DatasetTurn(quoted=said, output_tokens=_length(quoted, options))
+                said = []
+        elif message.get("content"):
+            said.append(as_user(quoted) if quoted.role == "tool" and options.tool_role == "user" else quoted)
+    if any(each.role != "system" for each in said):
+        yield DatasetTurn(quoted=said)
+
+
+def as_user(tool: Quoted) -> Quoted:
+    """A tool's result as a user's message: the model's real answer has made no call that it could belong to."""
+    return Quoted({"role": "user", "content": tool.message["content"]})
+
+
+def _length(answer: Quoted, options: DatasetOptions) -> int | None:
+    """How long an answer was; null: it was empty, or nobody wants to know."""
+    if not options.counts_answers:
+        return None
+    return options.lengths.count(answer.text + _calls(answer.message)) or None
+
+
+def _calls(message: Message) -> str:
+    """The text of an answer's tool calls, which the model had to write too."""
+    calls = message.get("tool_calls") or ()
+    functions = [call.get("function", {}) for call in calls if isinstance(call, dict)]
+    return "".join(f"{function.get('name', '')}{function.get('arguments', '')}" for function in functions)

@@ -3,11 +3,54 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from loadgen.core.spans import Span
-from loadgen.datasets.lengths import TextLengths
 from loadgen.text.messages import Quoted
+from loadgen.text.tokenizer import Tokenizer
+
+BYTES_A_TOKEN = 4
+
+
+class TextLengths(Protocol):
+    """Counts and cuts texts."""
+
+    def count(self, text: str) -> int:
+        """How many tokens a text is."""
+
+    def cut(self, text: str, tokens: int) -> str:
+        """The beginning of a text, of at most so many tokens."""
+
+
+class EstimatedLengths:
+    """Four bytes of UTF-8 a token: for want of a tokenizer."""
+
+    def count(self, text: str) -> int:
+        """Never 0 for a text."""
+        return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
+
+    def cut(self, text: str, tokens: int) -> str:
+        """A character that the cut would divide is left out."""
+        return text.encode("utf-8", "replace")[: tokens * BYTES_A_TOKEN].decode("utf-8", "ignore")
+
+
+class TokenizerLengths:
+    """By a tokenizer: exact for a text by itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """The ids that the tokenizer makes of it."""
+        return len(self._tokenizer.encode(text))
+
+    def cut(self, text: str, tokens: int) -> str:
+        """What its first ids spell; a character that lies across the cut is left out."""
+        token_ids = self._tokenizer.encode(text)
+        return text if len(token_ids) <= tokens else self._tokenizer.decode(token_ids[:tokens]).rstrip("\ufffd")
+
+
+ESTIMATED = EstimatedLengths()
 
 
 @dataclass(frozen=True, slots=True)

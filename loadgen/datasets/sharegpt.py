@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.datasets.conversation import session_of
+from loadgen.datasets.openaimessages import session_of
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession
 from tracefile import InputError

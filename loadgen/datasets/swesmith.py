@@ -17,10 +17,9 @@ import numpy as np
 
 from loadgen.core.draws import Stream, draw_each
 from loadgen.core.spans import Span, quantities
-from loadgen.datasets.lengths import TextLengths
 from loadgen.datasets.openaimessages import messages_of
 from loadgen.datasets.rows import decode, rows
-from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
+from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn, TextLengths
 from loadgen.text.messages import Quoted
 from tracefile import InputError
 

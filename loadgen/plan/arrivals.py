@@ -5,15 +5,22 @@ millionths, and a rate says when so many are expected: with a rate that changes 
 approximation in steps. Each way of spacing is one function.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import count
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from loadgen.core.draws import Stream, draw_each
 from loadgen.core.spans import standard_normal, uniform
-from loadgen.plan.rates import PARTS, RateProfile
+from tracefile import InputError
+from tracefile.storage.lines import LineReader
 
 Counts = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint64]
@@ -22,6 +29,115 @@ Chunks = Iterator[Counts]
 CHUNK = 1024
 MOST_ATTEMPTS = 1000
 SECOND_US = 1_000_000
+Floats = npt.NDArray[np.float64]
+
+PARTS = 1_000_000
+"""Into how many parts an arrival is divided: expected arrivals are counted in whole millionths."""
+EXPECTED = "t_s and rate, both numbers of 0 or more, times in order"
+COLUMNS = ("t_s", "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class RateProfile:
+    """Pieces in order of time; the last one never ends."""
+
+    starts_s: Floats
+    rates: Floats
+    """Arrivals a second where each piece starts."""
+    slopes: Floats
+    """How much the rate changes a second."""
+    expected: Floats
+    """Arrivals expected before each piece."""
+
+    def times_us(self, counts: Counts) -> Counts:
+        """When ``counts`` millionths of arrivals are expected, in microseconds; counts that never are, are left out."""
+        wanted = counts / PARTS
+        piece = np.searchsorted(self.expected, wanted, side="right") - 1
+        rate, slope, beyond = self.rates[piece], self.slopes[piece], wanted - self.expected[piece]
+        # The root of slope/2·t² + rate·t = beyond, in the form that does not cancel; 0/0 where nothing is beyond.
+        over = rate + np.sqrt(np.maximum(rate * rate + 2 * slope * beyond, 0.0))
+        ever = (over > 0) | (beyond == 0)
+        after = np.divide(2 * beyond, over, out=np.zeros_like(beyond), where=over > 0)
+        times_us: Counts = np.rint((self.starts_s[piece] + after)[ever] * 1e6).astype(np.int64)
+        return times_us
+
+
+def flat(rate_per_s: float) -> RateProfile:
+    """The same rate for ever."""
+    return profile([(0.0, rate_per_s)])
+
+
+def ramp(start_per_s: float, end_per_s: float, seconds: float) -> RateProfile:
+    """A rate that changes evenly over ``seconds``."""
+    return profile([(0.0, start_per_s), (seconds, end_per_s)])
+
+
+def staircase(start_per_s: float, end_per_s: float, steps: int, step_s: float) -> RateProfile:
+    """``steps`` equal steps of ``step_s`` each, the first at the one rate and the last at the other."""
+    climb = (end_per_s - start_per_s) / (steps - 1)
+    return stepped([(step * step_s, start_per_s + step * climb) for step in range(steps)])
+
+
+def stepped(points: Sequence[tuple[float, float]]) -> RateProfile:
+    """A rate that holds from each (time, rate) to the next."""
+    corners = [(time, rate) for (start, rate), (end, _) in pairwise(points) for time in (start, end)]
+    return profile([*corners, points[-1]])
+
+
+def profile(points: Sequence[tuple[float, float]]) -> RateProfile:
+    """A straight line from each (time, rate) to the next; no arrivals before the first, the last rate after it."""
+    times = np.array([0.0, points[0][0], *(time for time, _ in points)])
+    rates = np.array([0.0, 0.0, *(rate for _, rate in points)])
+    lengths = np.diff(times)
+    slopes = np.divide(np.diff(rates), lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    expected = np.concatenate([[0.0], np.cumsum((rates[:-1] + rates[1:]) / 2 * lengths)])
+    return RateProfile(times, rates, np.append(slopes, 0.0), expected)
+
+
+class RatePoint(msgspec.Struct):
+    """One line."""
+
+    t_s: float
+    rate: float
+
+
+def read_rate_series(path: Path) -> tuple[tuple[float, float], ...]:
+    """The points of a file; raises InputError naming the line."""
+    points: list[tuple[float, float]] = []
+    with LineReader(path) as lines:
+        for where, found in _rows(path, lines):
+            try:
+                point = msgspec.convert(found, RatePoint, strict=False)
+            except msgspec.ValidationError as error:
+                raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+            late = bool(points) and point.t_s <= points[-1][0]
+            if not (0 <= point.t_s < math.inf and 0 <= point.rate < math.inf) or late:
+                raise InputError(f"{where}: t_s {point.t_s:g}, rate {point.rate:g}; expected {EXPECTED}")
+            points.append((point.t_s, point.rate))
+    if not any(rate for _, rate in points):
+        raise InputError(f"{path}: no rate above 0; expected {EXPECTED}")
+    if points[-1][0] == 0:
+        raise InputError(f"{path}: one point at 0; expected where the series ends, too, or --rate")
+    return tuple(points)
+
+
+def _rows(path: Path, lines: LineReader) -> Iterator[tuple[str, Any]]:
+    header: list[str] | None = None
+    for line in lines:
+        where = f"{path}:{lines.number}"
+        if line.lstrip().startswith(b"{"):
+            try:
+                yield where, msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+            continue
+        cells = [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig", "replace")]))]
+        if header is not None:
+            yield where, dict(zip(header, cells, strict=False))
+        elif not set(COLUMNS) <= set(cells):
+            raise InputError(f"{where}: columns {', '.join(cells)}; expected {' and '.join(COLUMNS)}")
+        else:
+            header = cells
 
 
 def evenly() -> Chunks:

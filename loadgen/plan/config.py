@@ -10,11 +10,11 @@ from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.core.spans import Span
 from loadgen.datasets import DATASETS, Dataset
+from loadgen.text.spoken import Api
 from tracefile import InputError
 
 Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibrate"]
 Spacing = Literal["poisson", "constant", "gamma"]
-Api = Literal["completions", "chat", "responses", "messages"]
 
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
 """Patterns whose rate changes."""

@@ -12,15 +12,14 @@ from engines.vllm import VLLM
 from loadgen.core.job import Shard
 from loadgen.core.plan import Plan, Send
 from loadgen.datasets import DATASETS
-from loadgen.datasets.lengths import ESTIMATED, TokenizerLengths
+from loadgen.datasets.session import ESTIMATED, TokenizerLengths
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.conversation import Conversations
+from loadgen.plan.conversation import Conversations, StagedPlan
 from loadgen.plan.opening import ChatOpening, TokenOpening
-from loadgen.plan.prompts import Prompt, TextForm, TokenForm
 from loadgen.plan.shapes import SessionShape
-from loadgen.plan.stagedplan import StagedPlan
 from loadgen.plan.stages import waves
 from loadgen.plan.workload import Survey, Workload
+from loadgen.text.prompts import Prompt, TextForm, TokenForm
 from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadgen.core.draws import TokenIds, tokens_of
-from loadgen.plan.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt, said_in
 from loadgen.plan.shapes import SessionShape
 from loadgen.text.chattemplate import Order
 from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt
 from loadgen.text.spoken import Spoken
 from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher
@@ -29,7 +29,7 @@ class TokenOpening:
 
     def __call__(self, session: SessionShape) -> Prompt:
         """The first turn's prompt."""
-        new = self.form.ids(said_in(session.turns[0]))
+        new = self.form.ids(session.turns[0].messages())
         if session.prefix is None:
             return TokenPrompt(np.concatenate(new), self.form, [])
         if session.prefix not in self._prefixes:
@@ -50,7 +50,7 @@ class ChatOpening:
     def __call__(self, session: SessionShape) -> ChatPrompt:
         """The first turn's prompt."""
         speech = self.form.speech
-        conversation = [speech.say(said) for said in said_in(session.turns[0])]
+        conversation = [speech.say(said) for said in session.turns[0].messages()]
         if session.prefix is None:
             return ChatPrompt(self.form, conversation)
         if session.prefix not in self._prefixes:
@@ -65,7 +65,7 @@ def prefix_of(session: SessionShape, tokens: int) -> Said:
 
 def opening_of(session: SessionShape, prefix_tokens: int) -> list[Said]:
     """What a session says first."""
-    said = list(said_in(session.turns[0]))
+    said = list(session.turns[0].messages())
     if session.prefix is None:
         return said
     return [prefix_of(session, prefix_tokens), *said]
@@ -85,7 +85,7 @@ def _orders(session: SessionShape, prefix_tokens: int) -> Iterator[Order]:
     order: Order = tuple((said.role, 0) for said in opening_of(session, prefix_tokens))
     yield order
     for turn in session.turns[1:]:
-        said = said_in(turn)
+        said = turn.messages()
         calls = sum(isinstance(message, Drawn) and message.role == "tool" for message in said)
         order = (*order, ("assistant", calls), *((message.role, 0) for message in said))
         yield order

@@ -3,24 +3,18 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-
-import numpy as np
 
 from engines.control import ControlClient
-from loadgen.core.draws import TokenIds
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.opening import opening_of, orders_of
-from loadgen.plan.prompts import said_in
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload
-from loadgen.text.chattemplate import order_of
-from loadgen.text.enginetokenizer import EngineTokenizer
+from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.messages import Drawn, Piece, Quoted
-from loadgen.text.prefixtruth import GIVEN, IDS, Examination, examine
-from loadgen.text.spoken import Spoken, chat_messages
-from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
-from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
+from loadgen.text.prefixtruth import GIVEN, IDS, Examination
+from loadgen.text.spoken import Spoken
+from loadgen.text.targettext import NO_TARGET, Speech, TargetText, examine_conversations, learn_target
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN
 from tracefile import InputError
 
@@ -30,7 +24,6 @@ SOUGHT = 200
 """Sessions among which two of one prefix are looked for."""
 ANSWER_TOKENS = 24
 """Length of the answer that stands in a sampled second turn."""
-AUTO, ENGINE, NONE = "auto", "engine", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +65,6 @@ def _has_texts(sessions: Iterable[SessionShape]) -> bool:
     return any(isinstance(said, Quoted) for session in sessions for turn in session.turns for said in turn.said)
 
 
-def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
-    """The tokenizer of ``--tokenizer``; raises TokenizerError if there is none and none was insisted on."""
-    if source == NONE:
-        raise TokenizerError("no tokenizer was asked: --tokenizer none")
-    if source not in (AUTO, ENGINE):
-        return LocalTokenizer(Path(source))
-    try:
-        return EngineTokenizer(control, model)
-    except TokenizerError as error:
-        if source == AUTO:
-            raise
-        raise InputError(f"--tokenizer: engine: {error}; expected a path to the model's tokenizer") from None
-
-
-def path_of(source: str) -> Path | None:
-    """Where a shard finds the tokenizer; null: not on a disk."""
-    return None if source in (AUTO, ENGINE, NONE) else Path(source)
-
-
 def examine_sessions(
     tokenizer: Tokenizer, target: TargetText, sessions: Sequence[SessionShape], prefix_tokens: int
 ) -> Examination:
@@ -107,18 +81,7 @@ def examine_sessions(
         for session, conversation in zip(sample, conversations, strict=True)
         if len(session.turns) > 1
     ]
-    try:
-        encoded = [_encode(tokenizer, conversation) for conversation in (*conversations, *later)]
-    except TokenizerError as error:
-        return Examination(tokenizer=target.tokenizer, unknown=str(error))
-    gaps = speech.gaps(order_of(conversations[0]))
-    return examine(
-        [speech.ids(conversation) for conversation in (*conversations, *later)],
-        encoded,
-        pair,
-        tokenizer=target.tokenizer,
-        template_tokens=None if gaps is None else gaps.tokens,
-    )
+    return examine_conversations(tokenizer, speech, [*conversations, *later], pair)
 
 
 def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple[int, int] | None]:
@@ -136,12 +99,8 @@ def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple
 
 def _continued(speech: Speech, conversation: Sequence[Spoken], session: SessionShape) -> list[Spoken]:
     """The second turn's prompt behind an answer of words."""
-    said = said_in(session.turns[1])
+    said = session.turns[1].messages()
     answer = speech.say(Drawn("assistant", (Piece(session.turns[1].prompt_key + 1, ANSWER_TOKENS),)))
     calls = tuple(call for message in said if (call := speech.call(message)) is not None)
     behind = Spoken("assistant", answer.text, answer.numbers, length=answer.length, calls=calls)
     return [*conversation, behind, *(speech.say(message) for message in said)]
-
-
-def _encode(tokenizer: Tokenizer, conversation: Sequence[Spoken]) -> TokenIds:
-    return np.asarray(tokenizer.encode_chat(chat_messages(conversation)), dtype=np.uint32)

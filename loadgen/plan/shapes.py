@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgen.text.messages import Drawn, Said
+from loadgen.core.draws import Stream
+from loadgen.text.messages import Drawn, Said, drawn_user
+from tracefile.hashing.splitmix64 import mix64
 
 SESSION_FORM = struct.Struct("<QdQQ")
 TURN_FORM = struct.Struct("<QQQd")
@@ -24,6 +26,15 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     said: Sequence[Said] = ()
     """What is said before the answer is asked for (a tool's results, a dataset's text, a system message in a first
     turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
+
+    def messages(self) -> Sequence[Said]:
+        """The turn's messages before the answer."""
+        return self.said or drawn_user(self.prompt_key, self.prompt_tokens)
+
+    @property
+    def stand_in_key(self) -> int:
+        """Key of the tokens that stand for an answer whose ids are unknown."""
+        return mix64(self.prompt_key + Stream.STAND_IN_TOKENS)
 
 
 class SessionShape(msgspec.Struct, frozen=True, gc=False):

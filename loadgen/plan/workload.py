@@ -12,11 +12,24 @@ from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
 from loadgen.core.spans import Span, quantities
 from loadgen.datasets import DATASETS
-from loadgen.datasets.lengths import ESTIMATED, TextLengths
-from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.plan.arrivals import CHUNK, Chunks, at_rate, before, bursts, evenly, exponentially, gamma_spaced
+from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, DatasetTurn, TextLengths
+from loadgen.plan.arrivals import (
+    CHUNK,
+    Chunks,
+    RateProfile,
+    at_rate,
+    before,
+    bursts,
+    evenly,
+    exponentially,
+    flat,
+    gamma_spaced,
+    profile,
+    ramp,
+    staircase,
+    stepped,
+)
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.rates import RateProfile, flat, profile, ramp, staircase, stepped
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
 from loadgen.text.messages import Drawn, Piece

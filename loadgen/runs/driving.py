@@ -21,11 +21,12 @@ from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.shardprocess import ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
-from loadgen.runs.watching import opened, watched
 from tracefile import InputError, Meta, Workload
 from tracefile.storage.mending import mend
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+STDERR = "-"
+"""For ``--json-progress``: stderr, in place of what people read there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,9 @@ class Run:
                     target_rate=config.target_rate,
                     stopping=lambda: shards.stopping,
                 )
+                # Imported while the shards work: rich takes longer to load than the run to start.
+                from loadgen.runs.view import watched  # noqa: PLC0415
+
                 async with watched(progress, json_file):
                     words = await shards.ended(partial(_heed, shards, progress))
             self._stopped = shards.stopping
@@ -226,6 +230,22 @@ def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Do
     progress.hear(index, word)
     if progress.only_refusals():
         shards.stop("refused")
+
+
+@contextlib.contextmanager
+def opened(path: str | None) -> Iterator[TextIO | None]:
+    """The file of ``--json-progress``; null: there is none. Raises InputError if it cannot be had."""
+    if path is None or path == STDERR:
+        yield None if path is None else sys.stderr
+        return
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise InputError(
+            f"--json-progress: {path}: {error.strerror or error}; expected a file to write, or {STDERR}"
+        ) from error
+    with file:
+        yield file
 
 
 @contextlib.contextmanager

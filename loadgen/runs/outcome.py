@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from engines.control import ControlClient
+from loadgen.core.draws import Vocabulary
 from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
 from loadgen.runs.shardmessages import Done, Failed
@@ -12,6 +16,8 @@ from measure.samples import Sample
 from measure.tally import Tally
 from tracefile import Meta
 from tracefile.records.decoding import KvtapeDecoder
+
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +103,30 @@ def recorded(part: Path) -> tuple[Tally, float]:
         seconds = max(seconds, (record.end_ms() or 0.0) / 1000)
     tally.held = 0
     return tally, seconds
+
+
+def exit_code(driven: Driven) -> int:
+    """1 if a process of the run died or nothing ended well; 130 if cut short, so that no script takes it for whole."""
+    if driven.failures:
+        return 1
+    if driven.stopped is not None:
+        return INTERRUPTED
+    return 0 if driven.tally.statuses["ok"] else 1
+
+
+def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
+    """Why an engine refused every request so far, as far as asking it tells; its own words are never shown."""
+    body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
+    response = control.post("/v1/completions", body)
+    if response.is_success:
+        return (
+            "--prompt-tokens, --output-tokens: the engine refuses these requests but takes a short one of the same "
+            "vocabulary; expected lengths within its context"
+        )
+    plain = control.post("/v1/completions", msgspec.json.encode({"model": model, "prompt": [1], "max_tokens": 1}))
+    if plain.is_success:
+        return (
+            f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
+            f"(HTTP {response.status}); expected ids of its own vocabulary"
+        )
+    return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from loadgen.core.bodies import prepare_tables
 from loadgen.core.job import OpenJob
-from loadgen.core.target import origin_of
+from loadgen.core.request import origin_of
 from loadgen.runs.resumption import ended_requests
 from loadgen.runs.shardmessages import (
     Done,

@@ -1,10 +1,12 @@
 """What a run says of itself at its end, to people and as JSON: results, and whether the client was fit to measure."""
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from engines.facts import PrefixCounters
+from engines.facts import EngineFacts, PrefixCounters
 from loadgen.core.capacity import load_calibration
 from loadgen.runs.outcome import Driven
 from loadgen.text.prefixtruth import TruthReport
@@ -124,10 +126,10 @@ def summarize(
     driven: Driven,
     *,
     pattern: str,
-    counters: tuple[PrefixCounters | None, PrefixCounters | None],
+    facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
 ) -> Summary:
-    """The summary of a run that is over."""
+    """Summarise a run that has ended; ``facts``: the engine's before and after it."""
     tally = driven.tally
     lag, ttft = quantiles(tally.lag_ms), quantiles(tally.ttft_ms)
     lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(driven)
@@ -161,8 +163,8 @@ def summarize(
         processes=processes,
         offered_share=offered,
         findings=driven.findings,
-        counters_before=counters[0],
-        counters_after=counters[1],
+        counters_before=facts[0].counters,
+        counters_after=facts[1].counters,
         notes=[*busy_notes(processes, driven.seconds), *limit_notes(offered), *notes],
     )
 
@@ -313,3 +315,14 @@ def _cpu(summary: Summary) -> str:
         (name, [use.cpu for use in summary.processes if use.process.startswith(name)]) for name in ("shard", "sender")
     ]
     return ", ".join(f"{name} {max(cpus):.0%}" for name, cpus in used if cpus) or "nothing"
+
+
+def print_summary(summary: msgspec.Struct, lines: list[str], path: Path | None) -> None:
+    """Print a summary, and write it as JSON where asked."""
+    print("\n".join(lines))
+    if path is None:
+        return
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    except OSError as error:
+        print(f"warning: --json: {path}: cannot write ({error.strerror or error})", file=sys.stderr)

@@ -1,14 +1,23 @@
 """A run as people watch it: a live panel on a terminal, one line every 10 s in a log."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TextIO
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.runs.progress import ShardStatus, Status
+from loadgen.runs.progress import RunProgress, ShardStatus, Status
 from measure.lateness import LATE_MS
 
+LIVE_INTERVAL_S = 0.25
+LINE_INTERVAL_S = 10.0
+JSON_INTERVAL_S = 1.0
 WIDE, MEDIUM = 80, 54
 """Columns from which three, or two, groups of numbers stand side by side."""
 
@@ -20,6 +29,7 @@ STEADY = 7
 """Columns that a number has at least, so that others stay where they are while it grows."""
 
 Row = tuple[str, Text]
+Watch = Callable[[RunProgress], Coroutine[None, None, None]]
 
 
 class View:
@@ -158,3 +168,53 @@ def _shards_line(status: Status) -> Text:
     for index, shard in _silent(status):
         text.append(f"  {index} silent for {shard.silent_s:.0f} s", style="bold red")
     return text
+
+
+@contextlib.asynccontextmanager
+async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncIterator[None]:
+    """Show the run for the length of the ``async with`` block."""
+    watches: list[Watch] = [] if json_file is None else [_writing(json_file)]
+    if json_file is not sys.stderr:
+        watches.append(_show_live if sys.stderr.isatty() else _show_lines)
+    tasks = [asyncio.create_task(watch(progress)) for watch in watches]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(error, Exception):  # the run is worth more than its picture
+                print(f"warning: the run's progress was not shown to its end: {error!r}", file=sys.stderr)
+
+
+async def _show_live(progress: RunProgress) -> None:
+
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(View(progress.status()), refresh=True)
+            await asyncio.sleep(LIVE_INTERVAL_S)
+
+
+async def _show_lines(progress: RunProgress) -> None:
+
+    while True:
+        await asyncio.sleep(LINE_INTERVAL_S)
+        print(status_line(progress.status()), file=sys.stderr, flush=True)
+
+
+def _writing(file: TextIO) -> Watch:
+    async def write(progress: RunProgress) -> None:
+        """One object a second, and one at the end, which has the run's final counts."""
+        try:
+            while True:
+                await asyncio.sleep(JSON_INTERVAL_S)
+                _write(file, progress)
+        finally:
+            _write(file, progress)
+
+    return write
+
+
+def _write(file: TextIO, progress: RunProgress) -> None:
+    file.write(msgspec.json.encode(progress.status()).decode() + "\n")
+    file.flush()

@@ -12,14 +12,14 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from time import perf_counter_ns
 from typing import cast
 
 import msgspec
 
 from loadgen.selftest.truth import NS_PER_MS, Pace, Served, Truth
-from loadgen.selftest.truthstreams import MODEL, stream_pieces
 from loadgen.sending.pacing import Alarm
 from tracefile import InputError
 from tracefile.commandline.ending import run_command
@@ -33,6 +33,55 @@ TAIL = 512
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([!-~]+)", re.IGNORECASE)
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
+
+FIRST_ID = 1000
+MODEL = "truth"
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+@lru_cache(maxsize=256)
+def stream_pieces(pace: Pace, tokens: int, *, chat: bool) -> tuple[bytes, ...]:
+    """A whole response in the pieces that are written one by one; the first has the head and the first token."""
+    events = [_event(index, last=index == tokens - 1, chat=chat) for index in range(tokens)]
+    step = pace.tokens_per_write
+    pieces = [HEAD + events[0], *(b"".join(events[at : at + step]) for at in range(1, tokens, step))]
+    pieces[-1] += _usage(pace.prompt_tokens, tokens) + END
+    return tuple(pieces)
+
+
+def token_ids(tokens: int) -> Iterable[int]:
+    """The ids of an answer of so many tokens."""
+    return range(FIRST_ID, FIRST_ID + tokens)
+
+
+def _event(index: int, *, last: bool, chat: bool) -> bytes:
+    said = {"delta": {"content": f" t{index}"}} if chat else {"text": f" t{index}"}
+    choice = {
+        "index": 0,
+        **said,
+        "logprobs": None,
+        "finish_reason": "length" if last else None,
+        "stop_reason": None,
+        "token_ids": [FIRST_ID + index],
+    }
+    return _chunk({**_envelope(chat=chat), "choices": [choice], "usage": None})
+
+
+def _usage(prompt_tokens: int, tokens: int) -> bytes:
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
+    return _chunk({**_envelope(chat=False), "choices": [], "usage": usage})
+
+
+def _envelope(*, chat: bool) -> dict[str, object]:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    return {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": kind, "created": 1_700_000_000, "model": MODEL}
+
+
+def _chunk(event: dict[str, object]) -> bytes:
+    data = b"data: " + msgspec.json.encode(event) + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class _Stream:

@@ -1,10 +1,12 @@
 """The engine's own tokenizer, asked over HTTP before a run; never during it, when each answer would cost it time."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from engines.control import ControlClient
 from engines.dialect import Control
 from engines.tokenization import (
     APPLY_TEMPLATE,
@@ -16,11 +18,12 @@ from engines.tokenization import (
     chat_question,
     text_question,
 )
-from loadgen.text.tokenizer import Message, TokenizerError
+from loadgen.text.tokenizer import LocalTokenizer, Message, Tokenizer, TokenizerError
 from tracefile import InputError
 
 Answer = TypeVar("Answer")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
+AUTO, ENGINE, NONE = "auto", "engine", "none"
 PROBE = "time"
 """A text that has tokens in every vocabulary."""
 
@@ -76,3 +79,22 @@ class EngineTokenizer:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.DecodeError as error:
             raise TokenizerError(f"the engine's {path} answers with {EXPECTED[path]}") from error
+
+
+def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
+    """The tokenizer of ``--tokenizer``; raises TokenizerError if there is none and none was insisted on."""
+    if source == NONE:
+        raise TokenizerError("no tokenizer was asked: --tokenizer none")
+    if source not in (AUTO, ENGINE):
+        return LocalTokenizer(Path(source))
+    try:
+        return EngineTokenizer(control, model)
+    except TokenizerError as error:
+        if source == AUTO:
+            raise
+        raise InputError(f"--tokenizer: engine: {error}; expected a path to the model's tokenizer") from None
+
+
+def path_of(source: str) -> Path | None:
+    """Where a shard finds the tokenizer; null: not on a disk."""
+    return None if source in (AUTO, ENGINE, NONE) else Path(source)

@@ -4,14 +4,28 @@ A tool's result is a message of its own in the first two, a block of the user's 
 it answers belongs to the assistant's message before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from engines.dialect import Dialect
+from engines.vllm import VLLM
 from loadgen.core.draws import TokenIds
 from loadgen.text.tokenizer import Message
+
+TextApi = Literal["chat", "responses", "messages"]
+Api = Literal["completions", TextApi]
+
+PATHS: dict[TextApi, str] = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+
+EXACT_LENGTHS: frozenset[TextApi] = frozenset({"chat", "responses"})
+"""APIs in which an answer can be made as long as wanted, where the engine can; Anthropic's has no such field."""
 
 TOOL = "lookup"
 """What every call calls."""
@@ -132,3 +146,30 @@ def messages_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
         elif blocks:
             turns.append({"role": role, "content": blocks})
     return ({"system": "\n\n".join(systems)} if systems else {}) | {"messages": turns}
+
+
+def conversation_body(
+    api: TextApi,
+    model: str,
+    conversation: Sequence[Spoken],
+    max_tokens: int,
+    *,
+    stream: bool = True,
+    extra: Mapping[str, Any] | None = None,
+    dialect: Dialect = VLLM,
+) -> bytes:
+    """A body that asks for an answer of ``max_tokens`` tokens to a conversation; ``extra`` has the last word."""
+    if api == "chat":
+        chat = {"messages": chat_messages(conversation), **dialect.chat_fields(model, max_tokens, stream=stream)}
+        return msgspec.json.encode(chat | dict(extra or {}))
+    fields = _response(max_tokens, dialect) if api == "responses" else {"max_tokens": max_tokens, "temperature": 0}
+    said = responses_fields(conversation) if api == "responses" else messages_fields(conversation)
+    return msgspec.json.encode({"model": model, **said, **fields, "stream": stream} | dict(extra or {}))
+
+
+def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:
+    fields: dict[str, Any] = {"max_output_tokens": max_tokens, "temperature": 0, "store": False}
+    if dialect.name == "vllm":
+        # Its own fields: past the end of the answer, and the tokens of both sides with the last event.
+        fields |= {"ignore_eos": True, "enable_response_messages": True}
+    return fields

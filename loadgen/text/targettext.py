@@ -22,7 +22,7 @@ from loadgen.text.chattemplate import (
     order_of,
 )
 from loadgen.text.messages import Drawn, Piece, Said
-from loadgen.text.prefixtruth import PrefixTruth
+from loadgen.text.prefixtruth import Examination, PrefixTruth, examine
 from loadgen.text.spoken import Call, Spoken, chat_messages
 from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN, Words, find_words, prove
@@ -160,3 +160,17 @@ def open_speech(target: TargetText, *, encodes: bool = True) -> Speech:
     Without it a shard starts seconds earlier, and knows what was learnt before the run.
     """
     return Speech(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)
+
+
+def examine_conversations(
+    tokenizer: Tokenizer, speech: Speech, conversations: Sequence[Sequence[Spoken]], pair: tuple[int, int] | None
+) -> Examination:
+    """Compare planned prompts with the tokenizer's encoding of them; ``pair``: two that share a planned prefix."""
+    try:
+        encoded = [np.asarray(tokenizer.encode_chat(chat_messages(each)), dtype=np.uint32) for each in conversations]
+    except TokenizerError as error:
+        return Examination(tokenizer=tokenizer.name, unknown=str(error))
+    gaps = speech.gaps(order_of(conversations[0])) if conversations else None
+    planned = [speech.ids(each) for each in conversations]
+    template_tokens = None if gaps is None else gaps.tokens
+    return examine(planned, encoded, pair, tokenizer=tokenizer.name, template_tokens=template_tokens)

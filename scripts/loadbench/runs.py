@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.selftest.truth import Truth
-from loadgen.selftest.truthfigures import count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
-from loadgen.selftest.truthprocess import truth_server
+from loadgen.selftest.command import truth_server
+from loadgen.selftest.truth import Truth, count_between, lags_ms, quantile, received_ns, steady_part, ttft_errors_ms
 from scripts.loadbench.cases import Case
 from scripts.loadbench.subjects import Subject
 from scripts.loadbench.tree import TreeCost, TreeWatch

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from replay.capture import load_requests, survey_trace
-from replay.selection import Selection
+from replay.capture import load_requests
+from replay.survey import Selection, survey_trace
 from report.__main__ import main as report
 from sim.__main__ import main as sim
 from sim.latency.modelfile import default_model, save_model

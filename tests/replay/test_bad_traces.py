@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from loadgen.core.job import Shard
 from loadgen.core.request import PlannedRequest
-from replay.accounting import Account, account_of
-from replay.capture import Survey, survey_trace
-from replay.fidelity import fidelity_of
+from replay.fidelity import Account, account_of, fidelity_of
+from replay.survey import Survey, survey_trace
 from tracefile import InputError
 
 META = {"meta": {"schema": "kvtape/1", "source": "tap", "block_size": 4}}

@@ -19,8 +19,8 @@ from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
 from loadgen.core.draws import ORDINARY
 from replay.__main__ import main
-from replay.capture import survey_trace
 from replay.running import cache_probe, require_adapters
+from replay.survey import survey_trace
 from tracefile import BlockHash, InputError, load_trace
 from wire.answer import parse_answer
 
@@ -75,7 +75,7 @@ def test_a_session_hits_what_it_hit_on_any_engine_that_tells_ids(
     assert [record.cached_tokens for record in played.records] == [0, 64, 96]
     findings = job.findings()
     assert findings["answered"] == findings["prompt_exact"] == findings["output_exact"] == 3
-    assert (findings["spliced_blocks"], findings["missed_blocks"], findings["without_ids"]) == (5, 0, 0)
+    assert (findings["substituted_blocks"], findings["missed_blocks"], findings["without_ids"]) == (5, 0, 0)
     assert [record.output_block_hashes for record in played.records] == [[3, 4], [6], []]
 
 

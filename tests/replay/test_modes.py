@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadgen.core.job import Shard, add_shares
-from replay.capture import load_requests, survey_trace
+from replay.capture import group_requests, load_requests
 from replay.config import ReplayConfig, parse_loras
-from replay.partition import group_requests
-from replay.selection import Selection
+from replay.survey import Selection, survey_trace
 from tracefile import BlockHash, InputError, Record
 
 
@@ -131,25 +130,28 @@ def test_a_limit_counts_by_arrival(family: Path, traces: ModuleType, runner: Mod
     assert (survey.kept, survey.left_out) == (2, {"beyond --limit": 3})
 
 
-def test_splicing_can_be_switched_off(family: Path, traces: ModuleType, runner: ModuleType) -> None:
-    spliced, made_up = (
-        runner.play((job := traces.opened(family, replay_sessions=True, splice=splice)).plan()) and (job, splice)
-        for splice in (True, False)
+def test_output_substitution_can_be_switched_off(family: Path, traces: ModuleType, runner: ModuleType) -> None:
+    substituted, made_up = (
+        runner.play(
+            (job := traces.opened(family, replay_sessions=True, output_substitution=output_substitution)).plan()
+        )
+        and (job, output_substitution)
+        for output_substitution in (True, False)
     )
-    assert (spliced[0].findings()["spliced_blocks"], spliced[0].findings()["missed_blocks"]) == (1, 0)
-    assert (made_up[0].findings()["spliced_blocks"], made_up[0].findings()["missed_blocks"]) == (0, 1)
+    assert (substituted[0].findings()["substituted_blocks"], substituted[0].findings()["missed_blocks"]) == (1, 0)
+    assert (made_up[0].findings()["substituted_blocks"], made_up[0].findings()["missed_blocks"]) == (0, 1)
 
 
-def test_without_splicing_the_traces_hashes_say_what_was_sent(
+def test_without_output_substitution_the_traces_hashes_say_what_was_sent(
     family: Path, traces: ModuleType, runner: ModuleType
 ) -> None:
-    played = runner.play(traces.opened(family, replay_sessions=True, splice=False).plan())
+    played = runner.play(traces.opened(family, replay_sessions=True, output_substitution=False).plan())
     records = {record.request_id: record for record in played.records}
     # What the root generated is not what the left one carries in its place, so it has a hash of its own.
     assert records["left"].block_hashes == [1, 2, 3]
     assert records["root"].output_block_hashes not in ([3], None)
-    with_splicing = runner.play(traces.opened(family, replay_sessions=True).plan())
-    assert next(each for each in with_splicing.records if each.request_id == "root").output_block_hashes == [3]
+    with_substitution = runner.play(traces.opened(family, replay_sessions=True).plan())
+    assert next(each for each in with_substitution.records if each.request_id == "root").output_block_hashes == [3]
 
 
 def test_the_shape_of_a_request_is_kept(tmp_path: Path, traces: ModuleType, runner: ModuleType) -> None:
@@ -220,9 +222,9 @@ def test_a_generated_block_binds_whoever_carries_it(traces: ModuleType) -> None:
     carrier = traces.request("carrier", prompt_tokens=12, block_hashes=hashes(1, 2, 3))
     other = traces.request("other", prompt_tokens=12, block_hashes=hashes(1, 2, 9))
     for records in ([maker, other, carrier], [carrier, other, maker]):
-        groups = group_requests(records.__iter__, splice=True)
+        groups = group_requests(records.__iter__, output_substitution=True)
         assert groups[maker.request_id] == groups[carrier.request_id] != groups[other.request_id]
-        assert len(set(group_requests(records.__iter__, splice=False).values())) == 3
+        assert len(set(group_requests(records.__iter__, output_substitution=False).values())) == 3
 
 
 @st.composite
@@ -281,7 +283,7 @@ def test_the_digest_tells_loads_apart(family: Path, traces: ModuleType) -> None:
         {"replay_sessions": True},
         {"limit": 3},
         {"repeat": 2},
-        {"splice": False},
+        {"output_substitution": False},
         {"closed_loop": True, "parallel": 2},
         {"replay_sessions": True, "max_think_s": 0.001},
     ]

@@ -68,7 +68,7 @@ def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: A
     assert fidelity["cached_exact"] == sum(
         cached(out)[request_id] == tokens for request_id, tokens in cached(captured).items()
     )
-    assert fidelity["spliced_blocks"] > 0
+    assert fidelity["substituted_blocks"] > 0
     assert fidelity["missed_blocks"] == 0
     meta = load_trace(out)[0]
     assert (meta.source, meta.block_size, meta.hash) == ("replay", 16, load_trace(captured)[0].hash)

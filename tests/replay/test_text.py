@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engines.vllm import VLLM
 from loadgen.__main__ import main as loadgen
 from loadgen.core.plan import Answer
-from loadgen.plan.prompts import ChatPrompt
 from loadgen.text.chattemplate import Gaps
+from loadgen.text.prompts import ChatPrompt
 from loadgen.text.targettext import TargetText
 from loadgen.text.words import Words
 from replay.__main__ import main as replay

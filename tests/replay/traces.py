@@ -6,9 +6,9 @@ from typing import Any
 
 from engines.dialect import DialectName
 from loadgen.core.job import WHOLE, Shard
-from replay.capture import survey_trace
 from replay.config import ReplayConfig
 from replay.job import OpenReplay, ReplayJob
+from replay.survey import survey_trace
 from tracefile import BlockHash, HashInfo, Meta, Record, RequestId, TraceWriter
 
 BLOCK = 4

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.spans import Span
 from loadgen.datasets import DATASETS
-from loadgen.datasets.lengths import ESTIMATED
-from loadgen.datasets.session import DatasetOptions, DatasetSession
+from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession
 from loadgen.datasets.swesmith import take
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.shapes import SessionShape

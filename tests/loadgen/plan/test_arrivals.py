@@ -9,8 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.plan.arrivals import Chunks, at_rate, before, bursts, evenly, exponentially, gamma, gamma_spaced
-from loadgen.plan.rates import PARTS, RateProfile, flat, profile, ramp, staircase, stepped
+from loadgen.plan.arrivals import (
+    PARTS,
+    Chunks,
+    RateProfile,
+    at_rate,
+    before,
+    bursts,
+    evenly,
+    exponentially,
+    flat,
+    gamma,
+    gamma_spaced,
+    profile,
+    ramp,
+    staircase,
+    stepped,
+)
 
 RATES = st.floats(0, 50, allow_subnormal=False).map(lambda rate: round(rate, 3))
 

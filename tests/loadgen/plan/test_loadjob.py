@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loadgen.core.job import WHOLE, Shard
 from loadgen.core.plan import Answer, Send
 from loadgen.core.spans import Span
-from loadgen.datasets.lengths import TokenizerLengths
+from loadgen.datasets.session import TokenizerLengths
 from loadgen.plan.config import LoadConfig, Pattern
 from loadgen.plan.loadjob import LoadJob, load_name, shard_of_cap
 from loadgen.text.tokenizer import LocalTokenizer

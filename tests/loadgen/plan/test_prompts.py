@@ -10,10 +10,10 @@ import pytest
 from loadgen.core.draws import Vocabulary
 from loadgen.core.plan import Answer
 from loadgen.plan.opening import ChatOpening, TokenOpening, orders_of
-from loadgen.plan.prompts import ChatPrompt, TextForm, TokenForm
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.chattemplate import order_of
 from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm
 from loadgen.text.spoken import chat_messages, messages_fields, responses_fields
 from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
 from tracefile import BlockHasher, HashKey, InputError, Record, RequestId
@@ -92,6 +92,10 @@ def ids_of(prompt: ChatPrompt) -> np.ndarray:
     return token_ids
 
 
+def after(prompt: Prompt, answer: Answer, turn: TurnShape) -> Prompt:
+    return prompt.after(answer, turn.messages(), turn.stand_in_key)
+
+
 def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
     tokenizer: WordTokenizer, target: TargetText
 ) -> None:
@@ -101,7 +105,7 @@ def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
         assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
         assert prompt.planned_tokens() == len(ids_of(prompt))
         planned = prompt.planned_tokens()
-        following = prompt.after(answered(planned, tokenizer.encode(answer), answer), turn)
+        following = after(prompt, answered(planned, tokenizer.encode(answer), answer), turn)
         assert isinstance(following, ChatPrompt)
         prompt = following
     assert [message.role for message in prompt.conversation] == [
@@ -116,13 +120,13 @@ def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenize
     prompt, speech = opened(target)
     text = "time year people way"
     planned = prompt.planned_tokens()
-    second = prompt.after(answered(planned, tokenizer.encode(text), text), SESSION.turns[1])
+    second = after(prompt, answered(planned, tokenizer.encode(text), text), SESSION.turns[1])
     expected = second.planned_tokens()
     assert expected is not None
-    third = second.after(answered(expected + 3, tokenizer.encode(text), text), SESSION.turns[2])
+    third = after(second, answered(expected + 3, tokenizer.encode(text), text), SESSION.turns[2])
     wanted = third.planned_tokens()
     assert wanted is not None
-    third.after(answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
+    after(third, answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
     assert (speech.truth.answers, speech.truth.answers_changed) == (2, 1)
     assert (speech.truth.planned, speech.truth.exact, speech.truth.off_tokens) == (3, 2, 0)
 
@@ -131,7 +135,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
     prompt, speech = opened(target)
     told = [7, 8, 9]
     text = "time year people way"
-    second = prompt.after(answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
+    second = after(prompt, answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     planned = ids_of(second).tolist()
     head = speech.head(second.conversation, 2)
@@ -143,7 +147,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
     assert chain is not None
     assert chain.source == "engine"
     assert chain.prompt == hasher.hash_blocks(np.array(seen, dtype=np.uint32))
-    third = second.after(answer, SESSION.turns[2])
+    third = after(second, answer, SESSION.turns[2])
     assert isinstance(third, ChatPrompt)
     # The third turn goes on from what the engine saw, not from what had been planned.
     assert ids_of(third).tolist()[: len(head) + 3] == seen[: len(head) + 3]
@@ -153,7 +157,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
 def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) -> None:
     prompt, _ = opened(target, rendered=True)
     generated = [901, 902, 903, 904]
-    second = prompt.after(answered(prompt.planned_tokens(), generated, "?"), SESSION.turns[1])
+    second = after(prompt, answered(prompt.planned_tokens(), generated, "?"), SESSION.turns[1])
     assert second.path == "/v1/completions"
     sent = msgspec.json.decode(second.body("m", 4))["prompt"]
     first = ids_of(prompt).tolist()
@@ -163,7 +167,7 @@ def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) 
 def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: TargetText) -> None:
     prompt, _ = opened(target)
     ended = answered(prompt.planned_tokens(), [901, 902, 903], "?", finish_reason="stop")
-    second = prompt.after(ended, SESSION.turns[2])
+    second = after(prompt, ended, SESSION.turns[2])
     assert isinstance(second, ChatPrompt)
     assert second.conversation[2].ids is not None
     assert second.conversation[2].ids.tolist() == [901, 902]
@@ -173,7 +177,7 @@ def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTok
     """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
     speech = Speech(target, tokenizer=tokenizer)
     prompt = ChatOpening(TextForm("messages", speech), PREFIX_TOKENS)(SESSION)
-    second = prompt.after(answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
+    second = after(prompt, answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
     assert isinstance(second, ChatPrompt)
     planned = second.planned_tokens()
     assert planned == len(ids_of(second))
@@ -194,7 +198,7 @@ def test_without_a_tokenizer_nothing_is_promised() -> None:
 
 def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target: TargetText) -> None:
     prompt, _ = opened(target)
-    second = prompt.after(answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
+    second = after(prompt, answered(None, tokenizer.encode("time"), "time"), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     conversation = second.conversation
     assert order_of(conversation) == (("system", 0), ("user", 0), ("assistant", 1), ("tool", 0))

@@ -14,8 +14,8 @@ from loadgen.core.job import WHOLE, add_shares
 from loadgen.core.request import PlannedRequest
 from loadgen.core.spans import Span
 from loadgen.plan.config import LoadConfig
+from loadgen.plan.conversation import BUSY, SETTLE_MS
 from loadgen.plan.loadjob import LoadJob, OpenLoad
-from loadgen.plan.stagedplan import BUSY, SETTLE_MS
 from loadgen.plan.stages import Wave, outlines, waves, widths_to
 from loadgen.plan.workload import Workload
 from tracefile import HashKey, InputError, load_trace

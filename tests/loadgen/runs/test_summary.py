@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines.facts import PrefixCounters
+from engines.facts import EngineFacts, PrefixCounters
 from loadgen.runs.outcome import Driven, ShardUse
 from loadgen.runs.summary import Summary, lateness_of, quantiles, summarize, summary_lines
 from measure.samples import Sample
 from measure.tally import Tally
+from tracefile import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,8 @@ def driven(lag_ms: Sequence[float], failures: Sequence[str] = ()) -> Driven:
 
 def summary_of(run: Driven) -> Summary:
     counters = (PrefixCounters(queries=0, hits=0), PrefixCounters(queries=300, hits=150))
-    return summarize(run, pattern="poisson", counters=counters, notes=["mind the gap"])
+    before, after = (EngineFacts(Engine(), counters=counted) for counted in counters)
+    return summarize(run, pattern="poisson", facts=(before, after), notes=["mind the gap"])
 
 
 def test_the_summary_in_lines() -> None:

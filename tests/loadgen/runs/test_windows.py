@@ -1,6 +1,6 @@
 """The last ten seconds of a run, and nothing older."""
 
-from loadgen.runs.windows import RateWindow, RecentWindow
+from loadgen.runs.progress import RateWindow, RecentWindow
 from measure.samples import Sample
 from measure.tally import Recent
 

@@ -7,9 +7,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.capacity import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
-from loadgen.selftest.command import calibration_lines
-from loadgen.selftest.runs import Runner
-from loadgen.selftest.truthprocess import truth_server
+from loadgen.selftest.command import Runner, calibration_lines, truth_server
 from tracefile import InputError
 
 # A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.

@@ -7,11 +7,9 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.draws import TokenIds
-from loadgen.selftest.runs import told_ttfts_ns
-from loadgen.selftest.truth import NS_PER_MS, Served
-from loadgen.selftest.truthfigures import ttft_errors_ms
-from loadgen.selftest.truthprocess import truth_server
-from loadgen.selftest.truthstreams import token_ids
+from loadgen.selftest.command import told_ttfts_ns, truth_server
+from loadgen.selftest.truth import NS_PER_MS, Served, ttft_errors_ms
+from loadgen.selftest.truthserver import token_ids
 from tracefile import BlockHasher, Meta, Record, RequestId, keyed_id, load_key, load_trace
 
 ROUNDED_NS = 1_000

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.selftest.truth import Served
-from loadgen.selftest.truthfigures import lags_ms, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
+from loadgen.selftest.truth import Served, lags_ms, quantile, received_ns, steady_part, steady_rate, ttft_errors_ms
 
 MS = 1_000_000
 

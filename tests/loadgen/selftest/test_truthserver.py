@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from loadgen.selftest.command import TruthProcess, truth_server
 from loadgen.selftest.truth import Pace, Served
-from loadgen.selftest.truthprocess import TruthProcess, truth_server
-from loadgen.selftest.truthserver import parse_pace
-from loadgen.selftest.truthstreams import stream_pieces, token_ids
+from loadgen.selftest.truthserver import parse_pace, stream_pieces, token_ids
 from tracefile import InputError
 from wire.completion import parse_completion
 from wire.stream import BodyRead

@@ -10,22 +10,33 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
 
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.draws import GENERATOR
-from loadgen.core.plan import Send
 from replay.capture import Captured
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
 from replay.fidelity import Fidelity
-from replay.links import ROOT, Link
-from replay.sending import Replayed, Round
-from replay.slots import Slot
-from replay.splicing import Splicer
+from replay.substitution import OutputSubstitution
 from replay.text import TextReplay
-from tracefile import BlockHash, RequestId
+from tracefile import BlockHash, RequestId, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a request stands in a session-paced replay."""
+
+    anchor: RequestId | None
+    """The nearest ancestor that is sent again and had ended before this one came; null: a root, open loop."""
+    think_ms: float
+    """From the anchor's end to this one's arrival; 0 for a root."""
+
+
+ROOT = Link(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,35 +63,17 @@ class Replay:
     over: set[tuple[int, RequestId]] = field(default_factory=set)
     """Rounds and roots that an earlier part of the run has sent to their end."""
     fidelity: Fidelity = field(default_factory=Fidelity)
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: dict[int, "Round"] = field(default_factory=dict)
     """Those begun."""
 
-    def plan(self) -> Iterator[Send]:
-        """The roots in order of time, the others follow from them; in a closed loop, in order alone."""
-        roots = self.roots()
-        if self.width is None:
-            for root in roots:
-                yield root.send(None if self.config.closed_loop else root.due_ms())
-            return
-        for root in islice(roots, self.width):
-            root.slot = Slot(roots)
-            yield root.send(0.0)
-
-    def roots(self) -> Iterator[Replayed]:
-        """What waits for nothing, of all rounds."""
-        for number in range(self.config.repeat):
-            for captured in self.requests:
-                if self.link(captured).anchor is None and (number, captured.request_id) not in self.over:
-                    yield Replayed(self.round(number), captured)
-
-    def round(self, number: int) -> Round:
+    def round(self, number: int) -> "Round":
         """Round ``number`` from 0, begun when first asked for."""
         if number not in self.rounds:
             nonce, cold = round_nonce(self.config.nonce, number), self.config.cold_prompts
             expansion = Expansion(self.block_size, nonce, self.config.vocabulary, cold)
-            splicer = Splicer(expansion, self.reused, enabled=self.config.splice)
+            substitution = OutputSubstitution(expansion, self.reused, enabled=self.config.output_substitution)
             words = None if self.text is None else Expansion(self.block_size, nonce, self.text.vocabulary(), cold)
-            self.rounds[number] = Round(self, number, expansion, splicer, words)
+            self.rounds[number] = Round(self, number, expansion, substitution, words)
         return self.rounds[number]
 
     def link(self, captured: Captured) -> Link:
@@ -108,8 +101,8 @@ class Replay:
         """
         config = self.config
         head = hashlib.sha256(
-            f"{GENERATOR} replay {config.cold_prompts} {config.splice} {config.max_think_s} {config.speedup} "
-            f"{config.parallel if config.closed_loop else None} {self.block_size} "
+            f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} {config.max_think_s} "
+            f"{config.speedup} {config.parallel if config.closed_loop else None} {self.block_size} "
             f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}".encode()
         )
         total = 0
@@ -131,6 +124,55 @@ class Replay:
         digest.update(struct.pack("<dd4q", *times, *lengths))
         digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
         return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass over the trace, with tokens and ids that no other round has."""
+
+    run: Replay
+    number: int
+    """From 0."""
+    expansion: Expansion
+    """Of token ids."""
+    substitution: OutputSubstitution
+    words: Expansion | None = None
+    """Of words, by number; null: none are sent."""
+    ends_ms: dict[RequestId, float] = field(default_factory=dict)
+    """When each request ended, by its captured id."""
+
+    def request_id(self, captured_id: RequestId) -> RequestId:
+        """A request's id in this round: as captured in the first, so that the two can be joined."""
+        return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
+
+    def session_id(self, captured_id: SessionId | None) -> SessionId | None:
+        """A session's id in this round."""
+        if captured_id is None or self.number == 0:
+            return captured_id
+        return SessionId(f"{captured_id}~{self.number + 1}")
+
+    def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
+        """The tokens of a prompt's full blocks, or the words in their places."""
+        words = self.words_for(captured)
+        source = words or (self.expansion if self.run.config.cold_prompts else self.substitution)
+        return source.blocks(captured.hashes, captured.request_id)
+
+    def words_for(self, captured: Captured) -> Expansion | None:
+        """What makes a request's words; null: it is sent in token ids."""
+        text = self.run.text
+        return None if text is None or text.form_of(captured) is None else self.words
+
+    def hashes(self, captured: Captured) -> list[BlockHash] | None:
+        """The prompt's hashes as they are true of this round; null: the capture has none."""
+        if not captured.has_hashes:
+            return None
+        if self.run.config.cold_prompts:
+            return [self.expansion.rekeyed(block_hash, captured.request_id) for block_hash in captured.hashes]
+        return self.own(captured.hashes)
+
+    def own(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Hashes as this round shares them: the capture's in the first, in others such as no other round has."""
+        return list(hashes) if self.number == 0 else [self.expansion.renamed(block_hash) for block_hash in hashes]
 
 
 def make_replay(
@@ -171,3 +213,25 @@ def make_replay(
 def round_nonce(nonce: str, number: int) -> str:
     """The nonce of round ``number`` from 0; the first one's is the run's."""
     return nonce if number == 0 else f"{nonce}~{number + 1}"
+
+
+def link_requests(requests: Sequence[Captured]) -> dict[RequestId, Link]:
+    """Every request's link, from the parents that the records name.
+
+    A child that came before its parent had ended did not wait for it: it hangs on the next ancestor up, and becomes
+    a root if there is none. So does the child of a request that cannot be sent again. Children of one parent that ran
+    side by side do so again, each its own pause after the parent's end. A request that waited for several (a join) has
+    one parent in a trace, the one of them that ended last: it waits for that one.
+    """
+    known = {request.request_id: request for request in requests}
+    return {request_id: _link(request, known) for request_id, request in known.items()}
+
+
+def _link(request: Captured, known: Mapping[RequestId, Captured]) -> Link:
+    parent_id = request.parent_id
+    while parent_id is not None and parent_id in known:
+        ancestor = known[parent_id]
+        if ancestor.end_ms is not None and ancestor.end_ms <= request.offset_ms:
+            return Link(parent_id, request.offset_ms - ancestor.end_ms)
+        parent_id = ancestor.parent_id
+    return ROOT

@@ -16,9 +16,9 @@ from loadgen.core.plan import Answer
 from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
-from replay.plan import Replay, make_replay
+from replay.rounds import Replay, make_replay
 from replay.sending import Replayed
-from replay.splicing import Splicer
+from replay.substitution import OutputSubstitution
 from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
 
 BLOCK = 4
@@ -141,7 +141,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             answer = Answer(record, at_ms, generated, None, "")
             running[index].follow_ups(answer)
             records.append(running[index].describe(answer))
-        replay.round(0).splicer.check_integrity()
+        replay.round(0).substitution.check_integrity()
     assert [len(prompt) for prompt in prompts] == [len(prompt) for prompt in load.prompts]
     return hits, records
 
@@ -188,50 +188,50 @@ EXPANSION = Expansion(BLOCK, "n", ORDINARY)
 A, B, C = BlockHash(1), BlockHash(2), BlockHash(3)
 
 
-def prompt_of(splicer: Splicer, hashes: Sequence[BlockHash], tail: int, name: str) -> list[int]:
-    blocks = splicer.blocks(hashes, RequestId(name)).ravel().tolist()
+def prompt_of(substitution: OutputSubstitution, hashes: Sequence[BlockHash], tail: int, name: str) -> list[int]:
+    blocks = substitution.blocks(hashes, RequestId(name)).ravel().tolist()
     return [*blocks, *EXPANSION.tail(tail, RequestId(name)).tolist()]
 
 
 def test_a_block_of_prompt_and_answer_is_both() -> None:
-    splicer = Splicer(EXPANSION, {B})
-    prompt = prompt_of(splicer, [A], 3, "first")
+    substitution = OutputSubstitution(EXPANSION, {B})
+    prompt = prompt_of(substitution, [A], 3, "first")
     # 7 prompt tokens and 4 generated: block 1 holds the prompt's last 3 and the answer's first; block 2 would need the
     # 5th generated token, and the last one's KV is never computed anyway.
-    true = splicer.answered(RequestId("first"), [B], np_tokens(prompt), [501, 502, 503, 504])
+    true = substitution.answered(RequestId("first"), [B], np_tokens(prompt), [501, 502, 503, 504])
     assert true == [B]
-    assert splicer.blocks([A, B], RequestId("second"))[1].tolist() == [*prompt[4:7], 501]
-    assert (splicer.spliced_blocks, splicer.missed_blocks) == (1, 0)
+    assert substitution.blocks([A, B], RequestId("second"))[1].tolist() == [*prompt[4:7], 501]
+    assert (substitution.substituted_blocks, substitution.missed_blocks) == (1, 0)
 
 
 def test_the_last_generated_token_fills_no_block() -> None:
-    splicer = Splicer(EXPANSION, {B})
-    prompt = prompt_of(splicer, [A], 0, "first")
-    assert splicer.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4]) == []
-    assert splicer.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4, 5]) == [B]
+    substitution = OutputSubstitution(EXPANSION, {B})
+    prompt = prompt_of(substitution, [A], 0, "first")
+    assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4]) == []
+    assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4, 5]) == [B]
 
 
 def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
-    splicer = Splicer(EXPANSION, {B, C})
-    first = prompt_of(splicer, [A], 0, "first")
-    early = splicer.blocks([A, B], RequestId("early"))  # open loop: its parent has not answered yet
-    true = splicer.answered(RequestId("first"), [B, C], np_tokens(first), list(range(9)))
+    substitution = OutputSubstitution(EXPANSION, {B, C})
+    first = prompt_of(substitution, [A], 0, "first")
+    early = substitution.blocks([A, B], RequestId("early"))  # open loop: its parent has not answered yet
+    true = substitution.answered(RequestId("first"), [B, C], np_tokens(first), list(range(9)))
     # Nothing of this run has those real blocks in a prompt: they get hashes of their own, the one behind them too.
     assert true == [EXPANSION.rekeyed(B, RequestId("first")), EXPANSION.rekeyed(C, RequestId("first"))]
-    assert splicer.blocks([A, B], RequestId("late")).tolist() == early.tolist()
-    assert splicer.missed_blocks == 2
-    splicer.check_integrity()
+    assert substitution.blocks([A, B], RequestId("late")).tolist() == early.tolist()
+    assert substitution.missed_blocks == 2
+    substitution.check_integrity()
 
 
 def test_one_hash_means_one_thing_when_two_answers_had_it() -> None:
-    splicer = Splicer(EXPANSION, {B})
-    prompt = np_tokens(prompt_of(splicer, [A], 0, "first"))
-    assert splicer.answered(RequestId("first"), [B], prompt, [1, 2, 3, 4, 5]) == [B]
-    assert splicer.answered(RequestId("twin"), [B], prompt, [1, 2, 3, 4, 9]) == [B]
-    assert splicer.answered(RequestId("other"), [B], prompt, [6, 7, 8, 9, 5]) == [
+    substitution = OutputSubstitution(EXPANSION, {B})
+    prompt = np_tokens(prompt_of(substitution, [A], 0, "first"))
+    assert substitution.answered(RequestId("first"), [B], prompt, [1, 2, 3, 4, 5]) == [B]
+    assert substitution.answered(RequestId("twin"), [B], prompt, [1, 2, 3, 4, 9]) == [B]
+    assert substitution.answered(RequestId("other"), [B], prompt, [6, 7, 8, 9, 5]) == [
         EXPANSION.rekeyed(B, RequestId("other"))
     ]
-    assert splicer.blocks([B], RequestId("next")).tolist() == [[1, 2, 3, 4]]
+    assert substitution.blocks([B], RequestId("next")).tolist() == [[1, 2, 3, 4]]
 
 
 def np_tokens(tokens: Sequence[int]) -> "np.typing.NDArray[np.uint32]":

@@ -20,18 +20,18 @@ from replay.expansion import Expansion
 from tracefile import BlockHash, RequestId
 
 
-class Splicer:
+class OutputSubstitution:
     """Which tokens each hash stands for, so far."""
 
     def __init__(self, expansion: Expansion, reused: Collection[BlockHash], *, enabled: bool = True) -> None:
         self._expansion = expansion
         self._enabled = enabled
-        """Off, every hash stands for made-up tokens: what a replay without splicing is like."""
+        """Off, every hash stands for made-up tokens: what a replay without output substitution."""
         self._reused = frozenset(reused)
         """Recorded output hashes that some prompt carries; no others need remembering."""
         self._real: dict[BlockHash, TokenIds] = {}
         self._made_up: set[BlockHash] = set()
-        self.spliced_blocks = 0
+        self.substituted_blocks = 0
         """Prompt blocks sent with real generated tokens."""
         self.missed_blocks = 0
         """Prompt blocks sent with made-up tokens where the capture had generated ones."""
@@ -45,7 +45,7 @@ class Splicer:
             real = self._real.get(block_hash)
             if real is not None:
                 blocks[index] = real
-                self.spliced_blocks += 1
+                self.substituted_blocks += 1
             else:
                 self._made_up.add(block_hash)
                 self.missed_blocks += 1

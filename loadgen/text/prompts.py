@@ -13,17 +13,50 @@ import numpy as np
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
-from loadgen.core.draws import Stream, TokenIds, Vocabulary, tokens_of
+from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
 from loadgen.core.plan import Answer
-from loadgen.plan.hashing import Chain, hash_request
-from loadgen.plan.shapes import TurnShape
-from loadgen.text.chatbodies import PATHS, TextApi, conversation_body
-from loadgen.text.messages import Drawn, Piece, Said, drawn_user
+from loadgen.text.messages import Drawn, Piece, Said
 from loadgen.text.prefixtruth import PrefixTruth, common_prefix
-from loadgen.text.spoken import Call, Spoken
+from loadgen.text.spoken import PATHS, Call, Spoken, TextApi, conversation_body
 from loadgen.text.targettext import Speech
 from tracefile import BlockHash, BlockHasher, InputError
-from tracefile.hashing.splitmix64 import mix64
+from tracefile.records.schema import HashSource
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The hashes of one request: its prompt's full blocks and those its answer filled."""
+
+    prompt: list[BlockHash]
+    output: list[BlockHash] | None
+    """Null: the generated ids are unknown."""
+    source: HashSource = "engine"
+    """Who said what the prompt's ids are: the engine, or a tokenizer of ours."""
+
+    def whole(self) -> list[BlockHash]:
+        """Prompt and output blocks, the start of any continuation's chain."""
+        return [*self.prompt, *(self.output or ())]
+
+
+def continue_chain(hasher: BlockHasher, known: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
+    """The chain of all full blocks of ``token_ids``, of which the first ones' hashes are ``known``."""
+    tail = token_ids[len(known) * hasher.block_size :]
+    return [*known, *hasher.extend(known[-1] if known else None, tail)]
+
+
+def hash_request(
+    hasher: BlockHasher, known: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
+) -> Chain:
+    """The chain of a request whose prompt begins with blocks of ``known`` hashes.
+
+    The last generated token has no KV yet when its request ends, so no block holds it.
+    """
+    if output is None:
+        return Chain(continue_chain(hasher, known, prompt), None)
+    computed = np.concatenate([prompt, np.array(output[:-1], dtype=np.uint32)])
+    chain = continue_chain(hasher, known, computed)
+    full = len(prompt) // hasher.block_size
+    return Chain(chain[:full], chain[full:])
 
 
 class Prompt(Protocol):
@@ -42,18 +75,8 @@ class Prompt(Protocol):
     def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
         """The block hashes of the request that this prompt was; null: its ids are unknown."""
 
-    def after(self, answer: Answer, turn: TurnShape) -> "Prompt":
-        """The next turn's prompt."""
-
-
-def said_in(turn: TurnShape) -> Sequence[Said]:
-    """What a turn says before its answer."""
-    return turn.said or drawn_user(turn.prompt_key, turn.prompt_tokens)
-
-
-def stand_in_key(turn: TurnShape) -> int:
-    """What stands for an answer whose ids nobody told is drawn from this."""
-    return mix64(turn.prompt_key + Stream.STAND_IN_TOKENS)
+    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> "Prompt":
+        """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
 
 
 def generated_length(answer: Answer) -> int | None:
@@ -128,15 +151,15 @@ class TokenPrompt:
         self.known[:] = chain.whole()
         return chain
 
-    def after(self, answer: Answer, turn: TurnShape) -> Prompt:
+    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> Prompt:
         """This prompt, the generated ids (stand-ins where the engine returned none) and the turn's new ids."""
         repeated = len(self.token_ids)
         if answer.token_ids is None:
-            generated = tokens_of(stand_in_key(turn), answer.record.output_tokens or 0, self.form.vocabulary)
+            generated = tokens_of(stand_in, answer.record.output_tokens or 0, self.form.vocabulary)
         else:
             generated = np.asarray(answer.token_ids, dtype=np.uint32)
             repeated += max(0, len(generated) - 1)  # the last one has no KV yet when its request ends
-        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said_in(turn))])
+        token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said)])
         return TokenPrompt(token_ids, self.form, self.known, repeated)
 
 
@@ -197,11 +220,11 @@ class ChatPrompt:
         chain = hash_request(hasher, (), self._ids, answer.token_ids)
         return chain if self._told or self.form.rendered else replace(chain, source="tokenizer")
 
-    def after(self, answer: Answer, turn: TurnShape) -> Prompt:
+    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> Prompt:
         """This conversation, the model's answer and what the turn says."""
-        speech, said = self.form.speech, said_in(turn)
+        speech = self.form.speech
         calls = tuple(call for message in said if (call := speech.call(message)) is not None)
-        return self.going_on(answer, [speech.say(message) for message in said], stand_in_key(turn), calls)
+        return self.going_on(answer, [speech.say(message) for message in said], stand_in, calls)
 
     def going_on(
         self, answer: Answer, said: Sequence[Spoken], stand_in: int, calls: tuple[Call, ...] = ()

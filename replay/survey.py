@@ -1,0 +1,257 @@
+"""A captured trace, checked before any of it is sent: what can be sent again, and what is left out.
+
+The trace is read once and no record is kept. A breach of what a replay stands on is an InputError that names the line
+and the field: a prompt of 10**12 tokens is refused, not expanded. Other invariants are those of ``tracefile check``.
+"""
+
+import os
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from tracefile import InputError, Meta, Record, RequestId, TraceReader, open_trace, trace_digest
+from tracefile.study.checking import Rule, check_hashes, check_signs
+from wire.answer import GENERATING, LLAMA_CPP
+
+HTTP_ERROR = 400
+REPLAYABLE = GENERATING | {LLAMA_CPP}
+MOST_TOKENS = 1 << 24
+"""Of one prompt, one answer, or one block: some ten times the longest context that is served."""
+MOST_CHOICES = 1 << 10
+LONGEST_MS = 366 * 24 * 3600 * 1000.0
+"""From one end of a trace to the other: beyond it, a clock was misread and the run would wait for ever."""
+
+RULES: tuple[Rule, ...] = (check_signs, check_hashes)
+
+BOUNDS = (("prompt_tokens", MOST_TOKENS), ("output_tokens", MOST_TOKENS), ("max_tokens", MOST_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``--start``, ``--end`` and ``--limit``."""
+
+    start_s: float | None = None
+    """On the trace's clock; null: from its beginning. What arrived before is left out, its follow-ups are not: they
+    find their context in the cache as far as others' prompts put it there."""
+    end_s: float | None = None
+    """What arrived then or later is left out; null: to its end."""
+    limit: int | None = None
+    """Of what is left, the first so many by arrival; null: all."""
+
+    def why_not(self, record: Record) -> str | None:
+        """Why a record lies outside; null: it does not."""
+        arrival_ms = record.arrival_ms or 0.0
+        if self.start_s is not None and arrival_ms < self.start_s * 1000:
+            return "before --start"
+        if self.end_s is not None and arrival_ms >= self.end_s * 1000:
+            return "after --end"
+        return None
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is known of a trace before any of it is sent."""
+
+    path: str
+    meta: Meta
+    source_digest: str
+    total: int
+    """Records of the trace."""
+    kept: int
+    """Requests to be sent."""
+    left_out: Counter[str]
+    """Requests that are not sent, by reason."""
+    cut: tuple[float, int] | None
+    """Arrival and line of the last request that ``--limit`` lets through; null: no limit."""
+    first_ms: float
+    """The first arrival of what is sent, on the trace's clock."""
+    last_ms: float
+    """The last end or arrival of what is sent, on the trace's clock."""
+    has_hashes: bool
+    """Whether the trace knows anything of sharing."""
+    links_known: bool
+    """Whether the trace itself says who continued whom."""
+    loras: frozenset[str]
+    endpoints: frozenset[str]
+    """Of what is sent."""
+    beyond_limit: int
+    """Requests whose answers were longer than their own limit."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a hashed block; 1 where the trace has no hashes and no block to speak of."""
+        return self.meta.block_size or 1
+
+    @property
+    def span_ms(self) -> float:
+        """From the first arrival to the last end."""
+        return self.last_ms - self.first_ms
+
+
+def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Survey:
+    """Go through a trace once; raises InputError naming the line of a record that makes no sense."""
+    with open_trace(path) as reader:
+        check_meta(reader.meta, reader.path)
+        seen = _Seen(reader.meta.block_size)
+        for record in reader:
+            seen.add(record, reader, selection)
+        for warning in reader.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        seen.check_parents(reader)
+        return seen.survey(reader, selection, trace_digest(path))
+
+
+class _Seen:
+    """A survey as it grows: ids, lines and arrivals of all, records of none."""
+
+    def __init__(self, block_size: int | None) -> None:
+        self._block_size = block_size
+        self._lines: dict[RequestId, int] = {}
+        self._parents: dict[RequestId, RequestId] = {}
+        self._arrivals_ms = array("d")
+        self._ends_ms = array("d")
+        self._at = array("q")
+        self.left_out: Counter[str] = Counter()
+        self._hashed = False
+        self._linked = False
+        self._loras: set[str] = set()
+        self._endpoints: set[str] = set()
+        self._beyond_limit = 0
+
+    def add(self, record: Record, reader: TraceReader, selection: Selection) -> None:
+        """One record, checked; raises InputError."""
+        where = reader.where()
+        if record.request_id in self._lines:
+            before = reader.where(self._lines[record.request_id])
+            raise InputError(f"{where}: request_id: as on line {before.rpartition(':')[2]}; expected unique ids")
+        self._lines[record.request_id] = reader.line
+        check_record(record, self._block_size, where)
+        if record.parent_id is not None:
+            self._parents[record.request_id] = record.parent_id
+        reason = why_not(record, self._block_size) or selection.why_not(record)
+        if reason is not None:
+            self.left_out[reason] += 1
+            return
+        self._arrivals_ms.append(record.arrival_ms or 0.0)
+        self._ends_ms.append((record.arrival_ms or 0.0) + (record.e2e_ms or 0.0))
+        self._at.append(reader.line)
+        self._hashed = self._hashed or record.block_hashes is not None
+        self._linked = self._linked or record.parent_id is not None
+        if record.lora is not None:
+            self._loras.add(record.lora)
+        if record.endpoint is not None:
+            self._endpoints.add(record.endpoint)
+        if record.max_tokens is not None and (record.output_tokens or 0) > record.max_tokens * (record.n or 1):
+            self._beyond_limit += 1
+
+    def check_parents(self, reader: TraceReader) -> None:
+        """Raise InputError for a chain of parents that comes back to itself; warn of parents that are not there."""
+        in_cycle = find_cycle(self._parents)
+        if in_cycle is not None:
+            where = reader.where(self._lines[in_cycle])
+            raise InputError(f"{where}: parent_id: a cycle; expected parents to come first")
+        unknown = [child for child, parent in self._parents.items() if parent not in self._lines]
+        if unknown:
+            print(
+                f"warning: {reader.where(self._lines[unknown[0]])}: parent_id: not in the trace, as of {len(unknown)} "
+                "requests; each is sent as a session's first",
+                file=sys.stderr,
+            )
+
+    def survey(self, reader: TraceReader, selection: Selection, source_digest: str) -> Survey:
+        """What was seen, cut to ``--limit``; raises InputError if nothing is left to send."""
+        order = sorted(range(len(self._at)), key=lambda index: (self._arrivals_ms[index], self._at[index]))
+        beyond = order[selection.limit :] if selection.limit is not None else []
+        if beyond:
+            self.left_out["beyond --limit"] = len(beyond)
+            del order[selection.limit :]
+        if not order:
+            raise InputError(
+                f"{reader.path}: no request that can be sent; {dict(self.left_out) or 'it has no records'}"
+            )
+        return Survey(
+            path=reader.path,
+            meta=reader.meta,
+            source_digest=source_digest,
+            total=len(self._lines),
+            kept=len(order),
+            left_out=self.left_out,
+            cut=(self._arrivals_ms[order[-1]], self._at[order[-1]]) if beyond else None,
+            first_ms=self._arrivals_ms[order[0]],
+            last_ms=max(self._ends_ms[index] for index in order),
+            has_hashes=self._hashed,
+            links_known=self._linked,
+            loras=frozenset(self._loras),
+            endpoints=frozenset(self._endpoints),
+            beyond_limit=self._beyond_limit,
+        )
+
+
+def why_not(record: Record, block_size: int | None) -> str | None:
+    """Why a request cannot be sent again; null: it can.
+
+    What the engine refused (HTTP 4xx, 5xx) or never saw took none of its time, so it is left out; what was cut short
+    after the engine had it is sent with as many output tokens as had come.
+    """
+    if record.endpoint is not None and record.endpoint not in REPLAYABLE:
+        return "no generation: embeddings, scores, audio"
+    if record.status == "error" and record.ttft_ms is None and not record.output_tokens:
+        refused = record.http_status is not None and record.http_status >= HTTP_ERROR
+        return "refused in the capture" if refused else "never reached the engine in the capture"
+    if record.arrival_ms is None:
+        return "no arrival time"
+    if record.prompt_tokens is None and not (record.block_hashes and block_size):
+        return "no prompt length"
+    return None
+
+
+def check_meta(meta: Meta, path: str) -> None:
+    """Raise InputError if the header's blocks cannot be."""
+    size = meta.block_size
+    if size is not None and not 1 <= size <= MOST_TOKENS:
+        raise InputError(f"{path}:1: meta.block_size: {size}; expected 1 to {MOST_TOKENS}")
+
+
+def check_record(record: Record, block_size: int | None, where: str) -> None:
+    """Raise InputError for lengths, times and hashes that cannot be."""
+    for field, what in chain.from_iterable(rule(record, block_size) for rule in RULES):
+        raise InputError(f"{where}: {field}: {what}")
+    if record.prompt_tokens == 0:
+        raise InputError(f"{where}: prompt_tokens: 0; expected 1 or more")
+    for field, most in (*BOUNDS, ("n", MOST_CHOICES)):
+        value = getattr(record, field)
+        if value is not None and value > most:
+            raise InputError(f"{where}: {field}: {value}; expected at most {most}")
+    if record.prompt_tokens is None and len(record.block_hashes or ()) * (block_size or 1) > MOST_TOKENS:
+        raise InputError(f"{where}: block_hashes: of a prompt beyond {MOST_TOKENS} tokens; expected a shorter one")
+    if record.itl_tokens and not 0 <= min(record.itl_tokens) <= max(record.itl_tokens) <= MOST_TOKENS:
+        raise InputError(f"{where}: itl_tokens: {min(record.itl_tokens)}; expected 0 to {MOST_TOKENS}")
+    if record.arrival_ms is not None and record.arrival_ms + (record.e2e_ms or 0.0) > LONGEST_MS:
+        raise InputError(
+            f"{where}: arrival_ms: {record.arrival_ms:g}; expected an end within a year of the trace's zero"
+        )
+    if not record.request_id.isascii() or not record.request_id.isprintable() or not record.request_id:
+        raise InputError(f"{where}: request_id: {record.request_id!r}; expected printable ASCII, as headers carry it")
+    if record.session_id is not None and not (record.session_id.isascii() and record.session_id.isprintable()):
+        raise InputError(f"{where}: session_id: {record.session_id!r}; expected printable ASCII, as headers carry it")
+
+
+def find_cycle(parents: Mapping[RequestId, RequestId]) -> RequestId | None:
+    """A request that is its own ancestor; null: there is none. ``parents``: each child's parent."""
+    sound: set[RequestId] = set()
+    for start in parents:
+        trail: dict[RequestId, None] = {}
+        at: RequestId | None = start
+        while at is not None and at not in sound:
+            if at in trail:
+                return at
+            trail[at] = None
+            at = parents.get(at)
+        sound.update(trail)
+    return None
