@@ -44,7 +44,17 @@ from sim.serving.requests.generation import Generation
 Truth = dict[int, tuple[float, list[float]]]
 """Prompt length, which tells requests apart, to arrival and token times on the engine's clock, as moments in ns."""
 FIRST_LENGTH = 64
-PACE = ("--t0-ms", "3", "--per-prefill-token-ms", "0.0005", "--per-decode-ms", "0.02", "--f0-ms", "2", "--no-noise")
+PACE = (
+    "--t0-ms",
+    "3",
+    "--per-prefill-token-ms",
+    "0.0005",
+    "--per-decode-ms",
+    "0.02",
+    "--frontend-base-ms",
+    "2",
+    "--no-noise",
+)
 POOL = ("--num-gpu-blocks", "65536", "--block-size", "16", "--max-num-seqs", "512", "--max-num-batched-tokens", "8192")
 ALL_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 

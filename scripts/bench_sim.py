@@ -21,16 +21,20 @@ from scripts.simbench.hour import FINE_PARTS, bench_command, bench_fine_hour, be
 from scripts.simbench.million import bench_million
 from scripts.simbench.peer import bench_peer
 from scripts.simbench.timing import Figures
-from sim.latency.clocks import FrontendModel, StepModel
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.vllm.config import EngineConfig
 from tracefile import load_trace
 
-STEP = StepModel(
-    t0_ms=6.0, per_prefill_token_ms=0.02, per_attention_token2_ms=1e-7, per_decode_ms=0.02, per_kv_token_ms=2e-6
-)
-FRONTEND = FrontendModel(f0_ms=2.0, f1_ms_per_prompt_token=0.0005)
+COSTS = {
+    "t0_ms": 6.0,
+    "per_prefill_token_ms": 0.02,
+    "per_attention_token2_ms": 1e-7,
+    "per_decode_ms": 0.02,
+    "per_kv_token_ms": 2e-6,
+    "frontend_base_ms": 2.0,
+    "frontend_ms_per_prompt_token": 0.0005,
+}
 SPREAD = tuple(0.02 * (place - len(LEVELS) // 2) for place in range(len(LEVELS)))
 
 
@@ -80,7 +84,7 @@ def main() -> None:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         async_scheduling=not arguments.sync,
     )
-    model = make_model(STEP, FRONTEND, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
+    model = make_model(COSTS, config, Noise(step_log_ratio=(SPREAD,), frontend_log_ratio=SPREAD))
     figures = bench_command(arguments.trace, model, arguments.runs)
     figures |= bench_hour(arguments.trace, model, arguments.runs, plain=arguments.plain)
     if config.block_size % FINE_PARTS == 0:

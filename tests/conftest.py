@@ -59,7 +59,18 @@ def start_sim_server() -> StartSimServer:
 def sim_server() -> Iterator[str]:
     """Base URL of an embedded engine in real time: 16-token blocks, 4,096 of them, a few milliseconds a step."""
     with running_sim_server(
-        *("--block-size", "16", "--num-gpu-blocks", "4096", "--t0-ms", "2", "--per-decode-ms", "0.1", "--f0-ms", "1")
+        *(
+            "--block-size",
+            "16",
+            "--num-gpu-blocks",
+            "4096",
+            "--t0-ms",
+            "2",
+            "--per-decode-ms",
+            "0.1",
+            "--frontend-base-ms",
+            "1",
+        )
     ) as url:
         yield url
 

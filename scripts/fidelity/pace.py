@@ -10,19 +10,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.noisefit import speed
 from sim.fit.observations import Observations, observe
 from sim.fit.variants import prepare_capture, schedule_of
 from sim.latency.modelfile import Model
-from sim.latency.terms import TERMS
+from sim.latency.terms import DECODES
 from sim.workload.workload import plan_arrivals
 from tracefile import load_trace
+from tracefile.records.arrays import FloatArray
 
 ANSWERS = {"1–3": (1.0, 3.0), "4–15": (4.0, 15.0), "16+": (16.0, np.inf)}
 """So many at once, both ends included."""
 LEAST_STEPS = 20
-_DECODES = [term.name for term in TERMS].index("per_decode_ms")
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +39,14 @@ def pace(trace: Path, model: Model) -> Pace:
     hashed = any(record.block_hashes is not None for record in records)
     arrivals = plan_arrivals(meta, records, model.engine.block_size, path=str(trace), cold_prompts=not hashed)
     capture = prepare_capture(records, arrivals, model.engine, "factual")
-    frontend, parameters = model.frontend, model.vector()
-    work = (frontend.f0_ms, frontend.f1_ms_per_prompt_token)
-    seen = observe(capture.records, schedule_of(capture, model.engine), frontend.placement, work)
+    parameters = np.array(model.costs)
+    seen = observe(capture.records, schedule_of(capture, model.engine), model.frontend_placement, model.costs)
     ratio = seen.seen_ms / np.maximum(seen.counts @ parameters, 1e-6)
     return Pace(steps=round(float(np.exp(speed(seen, parameters))), 3), decodes=_by_answers(seen, ratio))
 
 
-def _by_answers(seen: Observations, ratio: Floats) -> dict[str, float]:
-    answers = seen.counts[:, _DECODES] / seen.steps
+def _by_answers(seen: Observations, ratio: FloatArray) -> dict[str, float]:
+    answers = seen.counts[:, DECODES] / seen.steps
     found = {}
     for name, (low, high) in ANSWERS.items():
         rows = ~seen.is_prefill & (answers >= low) & (answers <= high)

@@ -11,11 +11,12 @@ from time import perf_counter, process_time
 import msgspec
 
 from scripts.simbench.timing import Figures, measure, measure_command
-from sim.engine.compiled import build_world, read_simulation, run_world
-from sim.engine.engine import Engine
-from sim.kernels.layout import World
+from sim.engine.compiled import build_state, run_state
+from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, save_model
 from sim.workload.workload import Arrival, plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import read_simulation
 from tracefile import BlockHash, load_trace
 
 FINE_PARTS = 32
@@ -26,13 +27,13 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     """Laying out; running, every TTFT and gap with its noise included; and what it counted."""
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
-    figures, world = _bench_run("hour", arrivals, model, runs)
-    simulation = read_simulation(arrivals, world)
-    ttfts = [flight.ttft_ms for flight in simulation.flights if flight.ttft_ms is not None]
+    figures, state = _bench_run("hour", arrivals, model, runs)
+    simulation = read_simulation(arrivals, state)
+    ttfts = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
     figures |= {
         "requests": len(arrivals),
         "steps": len(simulation.timeline),
-        "output_tokens": sum(len(flight.token_steps) for flight in simulation.flights),
+        "output_tokens": sum(len(request_run.token_steps) for request_run in simulation.runs),
         "hit_tokens": simulation.prefix.hit_tokens,
         "preemptions": simulation.preemptions,
         "mean_ttft_ms": round(sum(ttfts) / max(len(ttfts), 1), 3),
@@ -43,7 +44,7 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
         figures["plain_cpu_s"] = round(process_time() - start, 2)
         figures["differing_requests"] = sum(
             (one.ttft_ms, one.e2e_ms, one.itl_ms.tolist()) != (other.ttft_ms, other.e2e_ms, other.itl_ms.tolist())
-            for one, other in zip(oracle.flights, simulation.flights, strict=True)
+            for one, other in zip(oracle.runs, simulation.runs, strict=True)
         )
     return figures
 
@@ -69,19 +70,19 @@ def _part_hash(block: int, part: int) -> BlockHash:
     return BlockHash((block * 0x9E3779B97F4A7C15 + part * 0xBF58476D1CE4E5B9) & (1 << 64) - 1)
 
 
-def _bench_run(name: str, arrivals: Sequence[Arrival], model: Model, runs: int) -> tuple[Figures, World]:
-    figures = measure(f"{name}_layout", runs, lambda: build_world(arrivals, model.engine, model, 0))
+def _bench_run(name: str, arrivals: Sequence[Arrival], model: Model, runs: int) -> tuple[Figures, SimState]:
+    figures = measure(f"{name}_layout", runs, lambda: build_state(arrivals, model.engine, model, 0))
     walls, cpus = [], []
     for _ in range(2 * runs + 1):
-        world = build_world(arrivals, model.engine, model, 0)  # a run uses its world up
+        state = build_state(arrivals, model.engine, model, 0)  # a run uses its state up
         wall, cpu = perf_counter(), process_time()
-        world = run_world(world)
+        state = run_state(state)
         walls.append(perf_counter() - wall)
         cpus.append(process_time() - cpu)
     figures |= {f"{name}_run_wall_s": round(median(walls[1:]), 4), f"{name}_run_cpu_s": round(median(cpus[1:]), 4)}
     # Each run touches memory for the first time; what a page costs then is the machine's mood, and the least has none.
     figures[f"{name}_run_least_cpu_s"] = round(min(cpus), 4)
-    return figures, world
+    return figures, state
 
 
 def bench_command(trace: Path, model: Model, runs: int) -> Figures:

@@ -11,9 +11,9 @@ from time import perf_counter, process_time
 import numpy as np
 
 from scripts.simbench.timing import Figures
-from sim.engine.prediction import Tally
 from sim.engine.run import predicted_records
-from sim.engine.streaming import PartialRun
+from sim.engine.streaming import StreamingRun
+from sim.engine.summary import Tally
 from sim.latency.modelfile import Model
 from sim.workload.arrivalorder import Part
 from sim.workload.batchplan import BatchPlan
@@ -34,7 +34,7 @@ def bench_million(requests: int, model: Model) -> Figures:
     requests up takes is told apart: with a trace it would be reading it.
     """
     block_size, making_cpu_s = model.engine.block_size, 0.0
-    run, tally = PartialRun(model.engine, model, 0), Tally()
+    run, tally = StreamingRun(model.engine, model, 0), Tally()
     wall, cpu = perf_counter(), process_time()
 
     def timed() -> Iterator[Part]:

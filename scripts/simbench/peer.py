@@ -7,14 +7,13 @@ from pathlib import Path
 from scripts.simbench.caches import pool_hits
 from scripts.simbench.timing import Figures, measure
 from sim.cache.segmentpool import lay_out
-from sim.engine.compiled import build_world, read_simulation, run_world
-from sim.kernels.layout import World
-from sim.latency.clocks import FrontendModel, StepModel
+from sim.engine.compiled import build_state, run_state
+from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, make_model
-from sim.latency.noise import Noise
 from sim.vllm.config import EngineConfig
 from sim.workload.chain import Chains
 from sim.workload.workload import plan_arrivals
+from tests.sim.oracles.simulation import read_simulation
 from tracefile import load_trace
 
 SCRIPT = Path(__file__).with_name("dynamoreplay.py")
@@ -40,21 +39,13 @@ def bench_peer(python: Path, trace: Path, engine: EngineConfig, runs: int) -> Fi
 
 def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
     """The same from the file: reading, running, every TTFT and gap."""
-    step = StepModel(
-        t0_ms=STEP_MS,
-        per_prefill_token_ms=0.0,
-        per_attention_token2_ms=0.0,
-        per_decode_ms=0.0,
-        per_kv_token_ms=0.0,
-        prefill_step_ms=PREFILL_STEP_MS,
-    )
-    model = make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), engine, Noise())
+    model = make_model({"t0_ms": STEP_MS, "prefill_step_ms": PREFILL_STEP_MS}, engine)
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, engine.block_size)
     figures = measure("peer_from_file", runs, lambda: _run_file(trace, engine, model))
-    figures |= measure("peer_from_memory", runs, lambda: run_world(build_world(arrivals, engine, model)))
-    simulation = read_simulation(arrivals, run_world(build_world(arrivals, engine, model)))
-    ttfts_ms = [flight.ttft_ms for flight in simulation.flights if flight.ttft_ms is not None]
+    figures |= measure("peer_from_memory", runs, lambda: run_state(build_state(arrivals, engine, model)))
+    simulation = read_simulation(arrivals, run_state(build_state(arrivals, engine, model)))
+    ttfts_ms = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
     batch = next(lay_out(records, Chains(meta)))
     return figures | {
         "peer_hit_tokens": simulation.prefix.hit_tokens,
@@ -63,9 +54,9 @@ def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
     }
 
 
-def _run_file(trace: Path, engine: EngineConfig, model: Model) -> World:
+def _run_file(trace: Path, engine: EngineConfig, model: Model) -> SimState:
     meta, records = load_trace(trace)
-    return run_world(build_world(plan_arrivals(meta, records, engine.block_size), engine, model))
+    return run_state(build_state(plan_arrivals(meta, records, engine.block_size), engine, model))
 
 
 def _replay(python: Path, trace: Path, settings: dict[str, object], concurrency: int) -> Figures:

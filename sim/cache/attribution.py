@@ -17,9 +17,9 @@ from sim.vllm.config import FreeRule
 from sim.workload.chain import Chains, tokens_computed
 from sim.workload.groups import Grouping, Groups, namer_of
 from sim.workload.interning import chain_places, intern_chains
+from tracefile.records.arrays import IntArray
 from tracefile.records.schema import Record
 
-Int64Array = npt.NDArray[np.int64]
 CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "partial_block", "hash_unknown")
 """What can become of a prompt token; docs/curves.md defines each."""
 HIT, COLD, EVICTED, BEHIND_MISS, LAST_TOKEN, PARTIAL_BLOCK, HASH_UNKNOWN = range(len(CAUSES))
@@ -31,12 +31,12 @@ ALL = "all"
 class Requests:
     """Requests with a prompt length as arrays, and their chains."""
 
-    prompt_tokens: Int64Array
-    known_blocks: Int64Array
+    prompt_tokens: IntArray
+    known_blocks: IntArray
     """Full prompt blocks whose hash is known: leading ones."""
-    held: Int64Array
+    held: IntArray
     """Blocks at its end."""
-    cohort: Int64Array
+    cohort: IntArray
     """Place in ``COHORTS``."""
     chains: list[list[int]]
     """Keys of every block full at the end."""
@@ -125,7 +125,7 @@ def attribute(
 
 def _ask(
     requests: Requests, fits: npt.NDArray[np.bool_], usable: int | None, free_rule: FreeRule
-) -> tuple[Int64Array, Int64Array, Int64Array]:
+) -> tuple[IntArray, IntArray, IntArray]:
     """Of each full prompt block of the requests that fit: whose it is and what that one found; hits by request."""
     chosen = np.flatnonzero(fits)
     chains = [requests.chains[place] for place in chosen]
@@ -152,7 +152,7 @@ def _ask(
     return np.repeat(chosen, asks["prompt_blocks"]), prompts, hits
 
 
-def _block_causes(requests: Requests, whose: Int64Array, found: Int64Array, hits: Int64Array) -> Int64Array:
+def _block_causes(requests: Requests, whose: IntArray, found: IntArray, hits: IntArray) -> IntArray:
     depth = _places_in_runs(whose)
     limit = (requests.prompt_tokens - 1) // requests.block_size
     causes = np.full(len(whose), BEHIND_MISS, np.int64)
@@ -165,7 +165,7 @@ def _block_causes(requests: Requests, whose: Int64Array, found: Int64Array, hits
     return causes
 
 
-def _places_in_runs(values: Int64Array) -> Int64Array:
+def _places_in_runs(values: IntArray) -> IntArray:
     """0, 1, 2 … within each run of one value."""
     places = np.arange(len(values))
     begins = np.append(True, values[1:] != values[:-1])[: len(values)]
@@ -184,9 +184,7 @@ def _pool(usable: int, keys: int, free_rule: FreeRule) -> Pool:
     return Pool(settings, counts, blocks, np.zeros(keys, np.int32))
 
 
-def _shares(
-    names: tuple[str, ...], place: Int64Array, by_request: Int64Array, fits: npt.NDArray[np.bool_]
-) -> list[Share]:
+def _shares(names: tuple[str, ...], place: IntArray, by_request: IntArray, fits: npt.NDArray[np.bool_]) -> list[Share]:
     tokens = np.zeros((len(names), len(CAUSES)), np.int64)
     np.add.at(tokens, place[fits], by_request[fits])
     requests = np.bincount(place[fits], minlength=len(names))

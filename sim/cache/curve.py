@@ -22,10 +22,11 @@ from measure.stackdepth import count_depths
 from sim.cache.pool import parse_block_size
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.cache.usage import CacheUse, cache_use
-from sim.workload.accesses import Accesses, Int64Array, read_block_sizes
+from sim.workload.accesses import Accesses, read_block_sizes
 from sim.workload.chain import Chains, hashed_records
 from sim.workload.groups import Grouping, add_group_arguments, grouping_of
 from tracefile.files.reading import open_trace
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
@@ -37,9 +38,9 @@ GROUPED_SHARES = (0.50, 0.90, 1.00)
 class HitCurve:
     """Hits at every cache size from one block to where no more memory helps. Arrays of one length."""
 
-    sizes: Int64Array
+    sizes: IntArray
     """Cache sizes in blocks: 1, 2, 3 …"""
-    hit_blocks: Int64Array
+    hit_blocks: IntArray
     """Prompt blocks hit at each size; never falls."""
     block_size: int
     lookup_blocks: int
@@ -47,7 +48,7 @@ class HitCurve:
     input_tokens: int
 
     @property
-    def hit_tokens(self) -> Int64Array:
+    def hit_tokens(self) -> IntArray:
         """Prompt tokens hit at each size."""
         return self.hit_blocks * self.block_size
 

@@ -7,24 +7,24 @@ import numpy.typing as npt
 
 from sim.kernels.objectlru import LRU, RECENCY, ObjectLru, touch_paths
 from sim.kernels.tree import NOT_CHAINED, SPAN, Tree, grow_tree, trace_paths
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 Keys = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Chains as lists of spans, which are never touched in part."""
 
-    lengths: Int64Array
+    lengths: IntArray
     """Blocks of each span."""
-    starts: Int64Array
+    starts: IntArray
     """Where each chain's list begins in ``spans``; one more at the end."""
     spans: npt.NDArray[np.int32]
 
 
-def find_paths(keys: Keys, starts: Int64Array) -> Paths:
+def find_paths(keys: Keys, starts: IntArray) -> Paths:
     """Cut chains, number r in ``keys`` from ``starts[r]`` on, at every branch and end.
 
     Raises InputError where it notices that they are no chains: a key must have the same ones before it wherever it
@@ -45,7 +45,7 @@ def find_paths(keys: Keys, starts: Int64Array) -> Paths:
     return Paths(tree.spans["end"][:count] - tree.spans["start"][:count], path_starts, spans[:size])
 
 
-def object_hits(paths: Paths, capacity: int) -> tuple[Int64Array, int]:
+def object_hits(paths: Paths, capacity: int) -> tuple[IntArray, int]:
     """Hit blocks of each chain in a cache of ``capacity`` blocks, and how many were evicted."""
     recency, lru = np.zeros(len(paths.lengths) + 1, RECENCY), np.zeros(1, LRU)
     recency["length"][1:] = paths.lengths

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from measure.stackdepth import access_depths
 from sim.cache.pool import parse_block_size
-from sim.workload.accesses import Accesses, Int64Array, read_accesses
+from sim.workload.accesses import Accesses, read_accesses
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
@@ -109,7 +110,7 @@ def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
     )
 
 
-def distribution(unit: str, values: Int64Array | FloatArray) -> Distribution:
+def distribution(unit: str, values: IntArray | FloatArray) -> Distribution:
     """Quantiles of ``values``."""
     if not len(values):
         return Distribution(unit=unit, count=0, mean=None, quantiles=[])

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
-Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint64]
 GROUPS = 16
@@ -57,7 +57,7 @@ class Sampling:
 class SampledCurve:
     """Hits by cache size with 95 % intervals. Arrays of one length."""
 
-    sizes: Int64Array
+    sizes: IntArray
     """In blocks, evenly on a log axis."""
     hit_blocks: FloatArray
     low: FloatArray
@@ -74,9 +74,9 @@ class SampledCurve:
 class Counts:
     """What the pass over the trace leaves."""
 
-    exact: Int64Array
+    exact: IntArray
     """Hits by depth, up to ``exact_blocks``."""
-    sampled: Int64Array
+    sampled: IntArray
     """By group and depth among sampled blocks: hits of sampled blocks that lie deeper than ``exact_blocks``."""
     lookup_blocks: int = 0
     input_tokens: int = 0
@@ -91,8 +91,8 @@ class Orders(NamedTuple):
     threshold: np.uint64
     """The largest hash that is in the sample."""
     salt: np.uint64
-    exact_hits: Int64Array
-    sampled_hits: Int64Array
+    exact_hits: IntArray
+    sampled_hits: IntArray
 
 
 def sample_curve(
@@ -123,7 +123,7 @@ def sample_curve(
     )
 
 
-def hits_at(counts: Counts, sampling: Sampling, sizes: Int64Array | FloatArray) -> tuple[FloatArray, FloatArray]:
+def hits_at(counts: Counts, sampling: Sampling, sizes: IntArray | FloatArray) -> tuple[FloatArray, FloatArray]:
     """Estimated hits in caches of ``sizes`` blocks, and the standard errors of the sampled part."""
     whole = np.minimum(sizes, sampling.exact_blocks).astype(np.int64)
     exact = np.cumsum(counts.exact)[whole]
@@ -164,7 +164,7 @@ def _roomy(stack: RecencyStack, touches: int, most: int | None) -> RecencyStack:
     return stack if stack.state[0] + touches <= stack.state[1] else with_room(stack, touches, most)
 
 
-def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[Keys, Int64Array, Int64Array, int]]:
+def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[Keys, IntArray, IntArray, int]]:
     """Prompts' keys one after another, where each begins, how many of each may hit, and the tokens of all."""
     records = iter(records)
     while some := list(islice(records, BATCH)):
@@ -180,7 +180,7 @@ def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[Keys, 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _run(
-    orders: Orders, keys: Keys, starts: Int64Array, limits: Int64Array, first: int
+    orders: Orders, keys: Keys, starts: IntArray, limits: IntArray, first: int
 ) -> int:  # pragma: no cover - compiled
     """Run requests from ``first`` on for as long as both orders have room; the first that was not run."""
     exact, sample, threshold, salt, exact_hits, sampled_hits = orders

@@ -12,6 +12,7 @@ from sim.kernels import segments as kernels
 from sim.kernels.segments import SegmentCache
 from sim.vllm.config import FreeRule
 from sim.workload.chain import Chains, tokens_computed
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
@@ -22,14 +23,13 @@ BATCH = 1 << 14
 """Requests that are laid out at once."""
 
 Keys = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 
 
 class Batch(NamedTuple):
     """Requests laid out for the kernels."""
 
-    prompt_tokens: Int64Array
-    computed_tokens: Int64Array
+    prompt_tokens: IntArray
+    computed_tokens: IntArray
     """At its end; the last output token's KV never is."""
     keys: Keys
     requests: npt.NDArray[np.void]
@@ -57,7 +57,7 @@ class SegmentPool:
         """Blocks that lost what they cached to another request."""
         return int(self._cache.cache["evicted_blocks"][0])
 
-    def run(self, keys: Keys, requests: npt.NDArray[np.void]) -> Int64Array:
+    def run(self, keys: Keys, requests: npt.NDArray[np.void]) -> IntArray:
         """Hit blocks of each of ``requests``, which fit the pool; see ``Batch``.
 
         Raises InputError where it notices that the keys are not chained: each must have the same ones before it

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.stackdepth import access_depths, resident_owners
-from sim.workload.accesses import Accesses, Int64Array
+from sim.workload.accesses import Accesses
 from sim.workload.groups import Grouping
+from tracefile.records.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def cache_use(accesses: Accesses, grouping: Grouping, sizes: list[int]) -> list[
     return uses
 
 
-def needed_sizes(accesses: Accesses) -> Int64Array:
+def needed_sizes(accesses: Accesses) -> IntArray:
     """The smallest cache in which each access hits; more than there are blocks: it hits in none."""
     depths, _ = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
     never = accesses.distinct + 1
@@ -63,7 +64,7 @@ def needed_sizes(accesses: Accesses) -> Int64Array:
     return np.asarray(np.maximum.accumulate(base + depths) - base)
 
 
-def _use(accesses: Accesses, names: list[str], place: Int64Array, hits: Int64Array, size: int) -> CacheUse:
+def _use(accesses: Accesses, names: list[str], place: IntArray, hits: IntArray, size: int) -> CacheUse:
     count = len(names)
     inserted, held = resident_owners(accesses.blocks, accesses.starts, place, count, size)
     tokens = np.bincount(place, accesses.prompt_tokens, count)
@@ -88,5 +89,5 @@ def _use(accesses: Accesses, names: list[str], place: Int64Array, hits: Int64Arr
     return CacheUse(blocks=size, tokens=size * accesses.block_size, groups=groups)
 
 
-def _shares(parts: Int64Array, whole: object) -> npt.NDArray[np.float64]:
+def _shares(parts: IntArray, whole: object) -> npt.NDArray[np.float64]:
     return np.asarray(parts / np.maximum(np.asarray(whole, float), 1.0))

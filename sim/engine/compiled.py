@@ -1,12 +1,11 @@
 """The engine compiled: what ``sim.engine.engine.Engine`` gives for the same arrivals, settings, model and seed, to
 the bit.
 
-``build_world`` lays a workload out for the kernels, ``run_world`` runs it, ``read_simulation`` makes flights of it;
+``build_state`` lays a workload out for the kernels, ``run_state`` runs it, ``read_simulation`` makes runs of it;
 ``sim.engine.streaming`` does the same for arrivals that come in parts.
 """
 
 import sys
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,33 +13,24 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from sim.engine.engine import Flight, Simulation
-from sim.engine.timeline import Timeline as Steps
 from sim.kernels import layout
-from sim.kernels.layout import ChainPool, Draws, Records, Scheduler, Timeline, World
-from sim.kernels.loop import FULL, NONE, NOT_CHAINED, NUM_STEP_TERMS, run
-from sim.latency.clocks import FrontendModel
+from sim.kernels.layout import ChainPool, Draws, Records, Scheduler, SimState, Timeline
+from sim.kernels.loop import FULL, NONE, NOT_CHAINED, run
 from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
+from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.vllm.request import Request, State
-from sim.vllm.scheduler import PrefixStats
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chainkeys import Int64Array, Keys
+from sim.workload.chainkeys import Keys
 from sim.workload.interning import chain_places
 from sim.workload.workload import Arrival
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
 """Steps that a timeline has room for at first; it doubles when it is full."""
 MOST_SLOTS = 1 << 16
 """Of the table that finds segments; a slot may lead to several."""
-_STATES: tuple[State, ...] = ("waiting", "running", "finished")
-
-
-def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *, seed: int | None = None) -> Simulation:
-    """Run ``arrivals`` on an engine in virtual time. ``seed`` None: no draws, the noise's medians."""
-    return read_simulation(arrivals, run_world(build_world(arrivals, config, model, seed)))
 
 
 def is_compiled() -> bool:
@@ -55,23 +45,23 @@ def say_if_not_compiled() -> None:
         print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
 
 
-def run_world(world: World) -> World:
-    """Run until more arrivals are wanted or to the end; the world returned has the timeline that the one given may have
+def run_state(state: SimState) -> SimState:
+    """Run until more arrivals are wanted or to the end; the state returned has the timeline that the one given may have
     outgrown. Raises InputError where it notices that hashes are not chained."""
-    while (stop := run(world)) == FULL:
-        world = world._replace(timeline=Timeline(*(_twice_as_long(part) for part in world.timeline)))
+    while (stop := run(state)) == FULL:
+        state = state._replace(timeline=Timeline(*(_twice_as_long(part) for part in state.timeline)))
     if stop == NOT_CHAINED:
         raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-    return world
+    return state
 
 
-def build_world(
+def build_state(
     arrivals: Sequence[Arrival],
     config: EngineConfig,
     model: Model,
     seed: int | None = None,
     first_steps: int = FIRST_STEPS,
-) -> World:
+) -> SimState:
     """Everything in its place before the first arrival."""
     columns = Arrivals.of(arrivals)
     room = int(columns.output_tokens.sum())
@@ -80,20 +70,21 @@ def build_world(
 
 def lay_out(
     arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, *, first_steps: int, token_room: int
-) -> World:
+) -> SimState:
     """The same for one of several lots of arrivals; ``token_room``: tokens that its arenas hold."""
-    settings = _settings(config, model.frontend)
+    settings = _settings(config, model.frontend_placement)
     requests, blocks = _requests(arrivals, config, settings)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
-    flights = _flights(arrivals)
+    runs = _runs(arrivals)
     roots = np.flatnonzero(arrivals.parents == NOBODY)
-    width = NUM_STEP_TERMS + (2 if model.frontend.placement == "shared_core" else 0)
+    width = NUM_ROW_TERMS if model.frontend_placement == "shared_core" else NUM_STEP_TERMS
     most_running = min(config.max_num_seqs, len(arrivals)) + 1
     clock = np.zeros(1, layout.CLOCK)
     clock["composed"], clock["frontend_free_ms"], clock["num_arrivals"] = NONE, -np.inf, len(roots)
-    clock["horizon_ms"], clock["mood_at_ms"], clock["seen_ms"] = np.inf, -np.inf, -np.inf
+    clock["now_ms"] = min(arrivals.arrival_ms.min(initial=0.0), 0.0)
+    clock["horizon_ms"], clock["slow_at_ms"], clock["seen_ms"] = np.inf, -np.inf, -np.inf
     clock["slowest_factor"] = np.exp(model.noise.step_table().max(initial=0.0))
-    return World(
+    return SimState(
         scheduler=Scheduler(
             settings=settings,
             pool=_pool(config, settings, keys, int(np.sort(blocks)[-most_running:].sum())),
@@ -107,10 +98,10 @@ def lay_out(
             due=np.zeros(config.block_size, np.int64),
             also_due=np.zeros(most_running, np.int64),
         ),
-        costs=_costs(model),
+        costs=np.array(model.costs),
         clock=clock,
-        flights=flights,
-        arrivals=arrival_heap(flights, roots),
+        runs=runs,
+        arrivals=arrival_heap(runs, roots),
         events=np.zeros(2 * len(arrivals) + 1, layout.EVENT),
         jobs=np.zeros(len(arrivals) + 1, np.int64),
         done=np.zeros(len(arrivals) + 1, layout.EVENT),
@@ -123,20 +114,16 @@ def lay_out(
     )
 
 
-def with_model(world: World, arrivals: Sequence[Arrival], model: Model, seed: int | None) -> World:
-    """``world``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
+def with_model(state: SimState, arrivals: Sequence[Arrival], model: Model, seed: int | None) -> SimState:
+    """``state``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
     laid out once for many runs. The front end's placement stays."""
-    own = cast(World, _copied(world))
+    own = cast(SimState, _copied(state))
     ids = [arrival.record.request_id for arrival in arrivals]
-    return own._replace(costs=_costs(model), draws=_draws(ids, model, seed))
+    return own._replace(costs=np.array(model.costs), draws=_draws(ids, model, seed))
 
 
 def _copied(part: Any) -> Any:
     return type(part)(*map(_copied, part)) if isinstance(part, tuple) else part.copy()
-
-
-def _costs(model: Model) -> Records:
-    return _record(layout.COSTS, model.step, model.frontend)
 
 
 def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
@@ -146,21 +133,9 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
         step_knots=noise.step_knots(),
         step_table=noise.step_table(),
         normals=normals_table(),
-        mood=np.array([*weights(noise), noise.mood_ms]),
+        weights=np.array([*weights(noise), noise.correlation_time_ms]),
         frontend=noise.frontend_factors(seed, ids),
     )
-
-
-def read_simulation(arrivals: Sequence[Arrival], world: World) -> Simulation:
-    """The run as the pure engine gives it: a flight per arrival, and the steps."""
-    count, clock = int(world.clock["num_steps"][0]), world.clock[0]
-    steps = Steps.of_arrays(*(part[:count] for part in world.timeline))
-    stats = PrefixStats(*(int(world.scheduler.stats[name][0]) for name in layout.PREFIX_STATS.names or ()))
-    # Whole records turned into Python's numbers at once, which is faster than one by one.
-    each = zip(arrivals, world.flights.tolist(), world.scheduler.requests[:-1].tolist(), strict=True)
-    flights = [_flight(world, place, *parts) for place, parts in enumerate(each)]
-    block_size = int(world.scheduler.settings["block_size"][0])
-    return Simulation(flights, steps, stats, int(clock["preemptions"]), block_size)
 
 
 def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -169,66 +144,18 @@ def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return longer
 
 
-def _flight(world: World, place: int, arrival: Arrival, flight: Sequence[float], request: Sequence[int]) -> Flight:
-    seen_of = dict(zip(layout.FLIGHT.names or (), flight, strict=True))
-    first, seen = max(int(seen_of["first_token"]), 0), int(seen_of["num_seen"])
-    return Flight(
-        arrival=arrival,
-        arrival_ms=seen_of["arrival_ms"],
-        request=_request(arrival, place, seen_of["arrival_ms"], request),
-        entry_ms=_known(seen_of["entry_ms"]),
-        admitted_ms=_known(seen_of["admitted_ms"]),
-        token_steps=array("i", world.token_steps[first : first + seen].tobytes()),
-        outcome=layout.OUTCOMES[int(seen_of["outcome"])],
-        ttft_ms=_known(seen_of["ttft_ms"]),
-        itl_ms=world.itl_ms[first + 1 : first + seen],
-        e2e_ms=_known(seen_of["e2e_ms"]),
-    )
-
-
-def _request(arrival: Arrival, place: int, arrival_ms: float, fields: Sequence[int]) -> Request | None:
-    """What the scheduler knew of it; None: it never came so far."""
-    reached = dict(zip(layout.REQUEST.names or (), fields, strict=True))
-    if reached["state"] == layout.ABSENT:
-        return None
-    request = Request(
-        arrival.record.request_id,
-        arrival.prompt_tokens,
-        arrival.output_tokens,
-        arrival.hashes,
-        arrival_ms,
-        place,
-        state=_STATES[reached["state"]],
-        cached_tokens=None if reached["cached_tokens"] < 0 else reached["cached_tokens"],
-        preemptions=reached["preemptions"],
-    )
-    request.num_tokens = reached["num_tokens"]
-    return request
-
-
-def _known(time_ms: float) -> float | None:
-    return None if time_ms != time_ms else time_ms  # noqa: PLR0124 - NaN, and cheaper than asking
-
-
-def _record(dtype: np.dtype[np.void], *sources: object, **values: int | str) -> Records:
-    """One record, its fields from the first source that has them."""
-    record = np.zeros(1, dtype)
-    for name in dtype.names or ():
-        source = next((source for source in sources if hasattr(source, name)), None)
-        record[name] = values[name] if source is None else getattr(source, name)
+def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
+    values = {
+        "append_all": config.free_rule == "append_all",
+        "by_priority": config.scheduling_policy == "priority",
+        "composes_ahead": config.async_scheduling,
+        "placement": layout.PLACEMENTS.index(placement),
+        "max_tokens": config.longest_request,
+    }
+    record = np.zeros(1, layout.SETTINGS)
+    for name in layout.SETTINGS.names or ():
+        record[name] = values[name] if name in values else getattr(config, name)
     return record
-
-
-def _settings(config: EngineConfig, frontend: FrontendModel) -> Records:
-    return _record(
-        layout.SETTINGS,
-        config,
-        append_all=config.free_rule == "append_all",
-        by_priority=config.scheduling_policy == "priority",
-        composes_ahead=config.async_scheduling,
-        placement=layout.PLACEMENTS.index(frontend.placement),
-        max_tokens=config.longest_request,
-    )
 
 
 def _pool(config: EngineConfig, settings: Records, keys: Keys, most_holds: int) -> ChainPool:
@@ -248,7 +175,7 @@ def _pool(config: EngineConfig, settings: Records, keys: Keys, most_holds: int) 
     )
 
 
-def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, Int64Array]:
+def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, IntArray]:
     """The scheduler's side, one more at the end, and how many blocks each will have held; 0: it cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
     requests["prompt_tokens"][:-1] = arrivals.prompt_tokens
@@ -265,7 +192,7 @@ def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tu
     return requests, np.where(runs, -(-computed // config.block_size), 0)
 
 
-def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: Int64Array) -> Keys:
+def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> Keys:
     """The known keys of those who can be served, up to their last full block."""
     full = np.where(blocks > 0, (requests["last_token"][:-1] - 1) // block_size, 0)
     for place in np.flatnonzero(arrivals.full_blocks < full)[:1].tolist():
@@ -278,35 +205,35 @@ def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks
     return arrivals.hashes[chain_places(np.cumsum(arrivals.known) - arrivals.known, counts)]
 
 
-def _flights(arrivals: Arrivals) -> Records:
+def _runs(arrivals: Arrivals) -> Records:
     """The client's side."""
-    flights = np.zeros(len(arrivals), layout.FLIGHT)
+    runs = np.zeros(len(arrivals), layout.REQUEST_RUN)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
-        flights[name] = np.nan
-    flights["arrival_ms"] = arrivals.arrival_ms
-    flights["think_ms"] = np.nan_to_num(arrivals.think_ms)
-    flights["patience_ms"] = arrivals.patience_ms
-    flights["recorded_e2e_ms"] = arrivals.recorded_e2e_ms
-    flights["as_recorded"] = ~arrivals.runs
-    flights["first_token"] = NONE
-    _link_children(flights, arrivals)
-    return flights
+        runs[name] = np.nan
+    runs["arrival_ms"] = arrivals.arrival_ms
+    runs["think_ms"] = np.nan_to_num(arrivals.think_ms)
+    runs["abort_after_ms"] = arrivals.abort_after_ms
+    runs["recorded_e2e_ms"] = arrivals.recorded_e2e_ms
+    runs["as_recorded"] = ~arrivals.runs
+    runs["first_token"] = NONE
+    _link_children(runs, arrivals)
+    return runs
 
 
-def _link_children(flights: Records, arrivals: Arrivals) -> None:
-    flights["parent"] = flights["first_child"] = flights["next_child"] = -1
+def _link_children(runs: Records, arrivals: Arrivals) -> None:
+    runs["parent"] = runs["first_child"] = runs["next_child"] = -1
     children = np.flatnonzero(arrivals.parents != NOBODY)
     parents = np.searchsorted(arrivals.numbers, arrivals.parents[children])
     for place, parent in zip(children[::-1].tolist(), parents[::-1].tolist(), strict=True):
-        flights["next_child"][place] = flights["first_child"][parent]
-        flights["first_child"][parent] = place
-        flights["parent"][place] = parent
+        runs["next_child"][place] = runs["first_child"][parent]
+        runs["first_child"][parent] = place
+        runs["parent"][place] = parent
 
 
-def arrival_heap(flights: Records, places: Int64Array) -> Records:
+def arrival_heap(runs: Records, places: IntArray) -> Records:
     """A heap of the arrivals at ``places``: sorted, which is one."""
-    heap = np.zeros(len(flights) + 1, layout.EVENT)
-    times_ms = flights["arrival_ms"][places]
+    heap = np.zeros(len(runs) + 1, layout.EVENT)
+    times_ms = runs["arrival_ms"][places]
     order = np.argsort(times_ms, kind="stable")
     heap["time_ms"][: len(places)] = times_ms[order]
     heap["code"][: len(places)] = places[order]

@@ -1,19 +1,23 @@
-"""What became of a request, whichever engine ran it: what a predicted record is made of."""
+"""Results of a simulated run as a trace: its header, and a record per request with predicted times."""
 
-import copy
+import importlib.metadata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from sim.engine.engine import Flight
 from sim.kernels import layout
-from sim.kernels.layout import World
+from sim.kernels.layout import SimState
 from sim.kernels.text import MOST_DIGITS, write_arrays
+from sim.latency.modelfile import Model, model_digest
+from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
-from sim.workload.interning import Int64Array
-from tracefile.records.schema import Record
+from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.schema import Engine as EngineInfo
+from tracefile.records.schema import Meta, Record, Workload
 
 DECIMALS = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
@@ -25,11 +29,11 @@ Gaps = list[float] | msgspec.Raw
 
 
 @dataclass(slots=True)
-class Ending:
+class RequestResult:
     """One request's end. Times in ms, not rounded but for ``itl_ms``."""
 
     record: Record
-    """As recorded; whoever has the ending may change it."""
+    """As recorded; whoever has the result may change it."""
     number: int
     """Its place in the whole workload."""
     think_ms: float | None
@@ -50,70 +54,206 @@ class Ending:
     preemptions: int
 
 
-def ending_of(flight: Flight, number: int) -> Ending:
-    """That of a plain flight that has one, and its place."""
-    assert flight.outcome is not None
-    request, entry_ms, admitted_ms = flight.request, flight.entry_ms, flight.admitted_ms
-    return Ending(
-        copy.copy(flight.arrival.record),
-        number,
-        None if flight.arrival.parent is None else flight.arrival.think_ms,
-        flight.arrival.prompt_tokens,
-        flight.outcome,
-        flight.arrival_ms,
-        flight.ttft_ms,
-        np.round(flight.itl_ms, DECIMALS).tolist(),
-        len(flight.token_steps),
-        flight.e2e_ms,
-        request is not None,
-        None if request is None else request.cached_tokens,
-        None if entry_ms is None or admitted_ms is None else admitted_ms - entry_ms,
-        0 if request is None else request.preemptions,
-    )
-
-
-def endings_in(world: World, arrivals: Arrivals, places: Int64Array) -> Iterator[Ending]:
-    """Those of the flights at ``places``, all of which have ended; a few thousand are made at once."""
-    counts = np.maximum(world.flights["num_seen"][places] - 1, 0)
+def results_in(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:
+    """Those of the runs at ``places``, all of which have ended; a few thousand are made at once."""
+    counts = np.maximum(state.runs["num_seen"][places] - 1, 0)
     cuts = np.searchsorted(np.cumsum(counts), np.arange(_GAPS_AT_ONCE, int(counts.sum()), _GAPS_AT_ONCE))
     for some in np.split(places, np.unique(cuts)):
-        yield from _endings(world, arrivals, some)
+        yield from _results(state, arrivals, some)
 
 
-def _endings(world: World, arrivals: Arrivals, places: Int64Array) -> Iterator[Ending]:
-    flights, requests = world.flights[places], world.scheduler.requests[places]
+def _results(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:
+    runs, requests = state.runs[places], state.scheduler.requests[places]
     return map(
-        Ending,
+        RequestResult,
         arrivals.records(places),
         arrivals.numbers[places].tolist(),
         _or_none(arrivals.think_ms[places]),
         arrivals.prompt_tokens[places].tolist(),
-        map(_OUTCOMES.__getitem__, flights["outcome"].tolist()),
-        flights["arrival_ms"].tolist(),
-        _or_none(flights["ttft_ms"]),
-        _gap_texts(world, places),
-        flights["num_seen"].tolist(),
-        _or_none(flights["e2e_ms"]),
+        map(_OUTCOMES.__getitem__, runs["outcome"].tolist()),
+        runs["arrival_ms"].tolist(),
+        _or_none(runs["ttft_ms"]),
+        _gap_texts(state, places),
+        runs["num_seen"].tolist(),
+        _or_none(runs["e2e_ms"]),
         (requests["state"] != layout.ABSENT).tolist(),
         [None if tokens < 0 else tokens for tokens in requests["cached_tokens"].tolist()],
-        _or_none(flights["admitted_ms"] - flights["entry_ms"]),
+        _or_none(runs["admitted_ms"] - runs["entry_ms"]),
         requests["preemptions"].tolist(),
     )
 
 
-def _gap_texts(world: World, places: Int64Array) -> Iterator[msgspec.Raw]:
-    counts = np.maximum(world.flights["num_seen"][places] - 1, 0)
+def _gap_texts(state: SimState, places: IntArray) -> Iterator[msgspec.Raw]:
+    counts = np.maximum(state.runs["num_seen"][places] - 1, 0)
     text = np.empty(int(counts.sum()) * MOST_DIGITS + 2 * len(places), np.uint8)
     ends = np.empty(len(places), np.int64)
-    write_arrays(world.itl_ms, world.flights["first_token"][places] + 1, counts, text, ends)
+    write_arrays(state.itl_ms, state.runs["first_token"][places] + 1, counts, text, ends)
     view, start = memoryview(text.data), 0
     for end in ends.tolist():
         yield msgspec.Raw(view[start:end])
         start = end
 
 
-def _or_none(times_ms: layout.Floats) -> list[float | None]:
+def _or_none(times_ms: FloatArray) -> list[float | None]:
     known: list[float | None] = times_ms.tolist()
     for place in np.flatnonzero(np.isnan(times_ms)).tolist():
         known[place] = None
     return known
+
+
+_NOTHING: FloatArray = np.empty(0)
+FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed"}
+
+
+class FinishOrder:
+    """Puts records in the order of their ends, as they become certain, and counts who was in flight at each arrival."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[float, int, float, Record]] = []
+        """End, number and exact arrival of records that are not released."""
+        self._came: list[float] = []
+        self._went: list[float] = []
+        """Exact arrivals and ends of those added since the last release."""
+        self._arrivals_ms = self._ends_ms = np.empty(0)
+        """Of those before, as far as they come after the arrival of one yet to be released; and of how many more."""
+        self._earlier_arrivals = self._earlier_ends = 0
+
+    def __len__(self) -> int:
+        """Records that are held."""
+        return len(self._held)
+
+    def add(self, result: RequestResult, block_size: int, *, keep_hashes: bool = True) -> None:
+        """Take an result, in any order."""
+        record = _predicted(result, block_size, keep_hashes=keep_hashes)
+        end_ms = record.end_ms() or record.arrival_ms or 0.0
+        self._held.append((end_ms, result.number, result.arrival_ms, record))
+        self._came.append(result.arrival_ms)
+        self._went.append(result.arrival_ms + (result.e2e_ms or 0.0))
+
+    def release(self, before_ms: float = float("inf"), in_flight_ms: FloatArray = _NOTHING) -> list[Record]:
+        """Those that ended before ``before_ms``, at which or later everything else ends. ``in_flight_ms``: arrivals of
+        what is to end yet; all other arrivals come at ``before_ms`` or later too."""
+        ready = sorted(held for held in self._held if held[0] < before_ms)
+        self._held = [held for held in self._held if held[0] >= before_ms]
+        self._arrivals_ms = np.append(self._arrivals_ms, self._came)
+        self._ends_ms = np.append(self._ends_ms, self._went)
+        self._came, self._went = [], []
+        arrivals_ms = np.array([arrival_ms for _, _, arrival_ms, _ in ready])
+        arrived = _count_until(arrivals_ms, self._arrivals_ms) + _count_until(arrivals_ms, in_flight_ms)
+        gone = _count_until(arrivals_ms, self._ends_ms)
+        earlier = self._earlier_arrivals - self._earlier_ends
+        for (_, _, _, record), count in zip(ready, (arrived - gone + earlier).tolist(), strict=True):
+            record.concurrency = max(1, count)
+        self._forget(before_ms, in_flight_ms)
+        return [record for _, _, _, record in ready]
+
+    def _forget(self, before_ms: float, in_flight_ms: FloatArray) -> None:
+        """Only count what came and went before any arrival to be asked for."""
+        asked_ms = min((arrival_ms for _, _, arrival_ms, _ in self._held), default=before_ms)
+        asked_ms = min(asked_ms, before_ms, float(in_flight_ms.min(initial=np.inf)))
+        arrivals_ms, ends_ms = self._arrivals_ms, self._ends_ms
+        self._arrivals_ms, self._ends_ms = arrivals_ms[arrivals_ms > asked_ms], ends_ms[ends_ms > asked_ms]
+        self._earlier_arrivals += len(arrivals_ms) - len(self._arrivals_ms)
+        self._earlier_ends += len(ends_ms) - len(self._ends_ms)
+
+
+def _count_until(moments_ms: FloatArray, times_ms: FloatArray) -> IntArray:
+    """How many of ``times_ms`` are at each of ``moments_ms`` or before."""
+    near_ms = times_ms[times_ms <= moments_ms.max(initial=-np.inf)]
+    return np.searchsorted(np.sort(near_ms), moments_ms, side="right")
+
+
+def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> Record:
+    """The result's record with what was predicted in place of what was recorded."""
+    record = result.record
+    record.arrival_ms = round(result.arrival_ms, DECIMALS)
+    record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
+    record.itl_ms, record.itl_tokens, record.extra = [], [], {}
+    record.e2e_ms = None if result.e2e_ms is None else round(result.e2e_ms, DECIMALS)
+    if result.think_ms is not None:
+        record.think_ms = result.think_ms
+    if not keep_hashes:
+        record.block_hashes = record.output_block_hashes = record.hash_source = None
+    if result.outcome == "as_recorded":
+        return record
+    if result.reached:
+        _set_run(record, result, block_size)
+    else:
+        record.status, record.error = "error", FAILURES[result.outcome]
+        record.http_status = record.finish_reason = None
+    return record
+
+
+def _set_run(record: Record, result: RequestResult, block_size: int) -> None:
+    tokens = result.output_tokens
+    if result.outcome == "aborted":
+        record.finish_reason = record.kv_blocks = None
+    else:
+        record.status, record.http_status, record.error = "ok", 200, None
+        record.finish_reason = record.finish_reason or "length"
+        record.kv_blocks = -(-(result.prompt_tokens + tokens - 1) // block_size)
+    if record.stream is not False and result.ttft_ms is not None:
+        record.ttft_ms = round(result.ttft_ms, DECIMALS)
+        if tokens > 1:
+            gaps: Any = result.itl_ms
+            record.itl_ms, record.itl_tokens = gaps, _ones(gaps, tokens - 1)
+    record.output_tokens, record.cached_tokens = tokens, result.cached_tokens
+    record.queue_ms = None if result.queue_ms is None else round(result.queue_ms, DECIMALS)
+    record.preemptions = result.preemptions
+
+
+def _ones(gaps: list[float] | msgspec.Raw, count: int) -> Any:
+    """A token a read, in the form that the gaps are in."""
+    return [1] * count if isinstance(gaps, list) else _ones_text(count)
+
+
+@cache
+def _ones_text(count: int) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b"1," * (count - 1) + b"1]")
+
+
+def predicted_meta(
+    meta: Meta,
+    model: Model,
+    engine: EngineConfig,
+    digest: str,
+    *,
+    replay_sessions: bool,
+    cold_prompts: bool,
+    seed: int | None,
+) -> Meta:
+    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records.
+
+    ``digest``: of the trace that was simulated.
+    """
+    return msgspec.structs.replace(
+        meta,
+        source="sim",
+        model=meta.model or model.model_name,
+        engine=EngineInfo(
+            name="kvtape-sim",
+            version=_version(),
+            block_size=engine.block_size,
+            num_gpu_blocks=engine.num_gpu_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+        ),
+        workload=Workload(
+            pattern="replay-sessions" if replay_sessions else "replay",
+            seed=seed,
+            cold_prompts=cold_prompts or None,
+            source_digest=digest,
+        ),
+        extra={"model_digest": model_digest(model), "fit_digests": model.fit_digests, "settings": asdict(engine)},
+    )
+
+
+def _version() -> str | None:
+    """Return the version of the installed package; None: not installed as a package."""
+    try:
+        return importlib.metadata.version("kvtape")
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -14,19 +14,21 @@ import msgspec
 import numpy as np
 
 from sim.engine.compiled import say_if_not_compiled
-from sim.engine.prediction import FinishOrder, Summary, Tally, predicted_meta
-from sim.engine.streaming import PartialRun
+from sim.engine.results import FinishOrder, predicted_meta
+from sim.engine.streaming import StreamingRun
+from sim.engine.summary import Summary, Tally
 from sim.latency.modelfile import engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts
-from sim.workload.arrivals import NOBODY, Floats
+from sim.workload.arrivals import NOBODY
 from sim.workload.batchplan import BatchPlan
 from sim.workload.chain import Chains
 from sim.workload.workload import linked_records
 from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import new_writer
+from tracefile.records.arrays import FloatArray
 from tracefile.records.batches import Batch, RecordBatch
 
 ROUNDING_MS = 0.001
@@ -114,7 +116,7 @@ def predict_trace(config: RunConfig) -> Summary:
         )
         parts = arrivals_in_parts(reader, engine, config)
         first = next(parts)  # what is wrong with the trace is said before there is an output
-        simulation, tally = PartialRun(engine, model, config.seed), Tally()
+        simulation, tally = StreamingRun(engine, model, config.seed), Tally()
         records = predicted_records(
             chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not config.cold_prompts
         )
@@ -133,14 +135,14 @@ def with_gaps_as_numbers(record: Record) -> Record:
 
 
 def predicted_records(
-    parts: Iterable[Part], simulation: PartialRun, tally: Tally, block_size: int, *, keep_hashes: bool = True
+    parts: Iterable[Part], simulation: StreamingRun, tally: Tally, block_size: int, *, keep_hashes: bool = True
 ) -> Iterator[Record]:
     """Simulate arrivals that come in parts, and give each record as soon as nothing can come before it."""
     order = FinishOrder()
     for part in parts:
-        for endings in simulation.feed(*part):
-            for ending in endings:
-                order.add(ending, block_size, keep_hashes=keep_hashes)
+        for results in simulation.feed(*part):
+            for result in results:
+                order.add(result, block_size, keep_hashes=keep_hashes)
             released = order.release(simulation.certain_until_ms - ROUNDING_MS, simulation.in_flight_ms)
             tally.add(released)
             yield from released
@@ -188,7 +190,7 @@ def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order
     return [RecordBatch(records)], by_session([RecordBatch(records)], path)
 
 
-def _arrivals_ms(batches: Iterable[Batch]) -> Floats:
+def _arrivals_ms(batches: Iterable[Batch]) -> FloatArray:
     return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
 
 

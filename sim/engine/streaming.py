@@ -1,6 +1,6 @@
 """The compiled engine on arrivals that come in parts: memory follows the pool and the requests in flight.
 
-Between two parts what is still in flight moves into a new world, before the new arrivals: the same state, at other
+Between two parts what is still in flight moves into a new state, before the new arrivals: the same state, at other
 places. Keys of what is cached move along, so that evicted blocks are forgotten. Within a part the arenas of tokens and
 the timeline are as long as what is running needs, and emptied when they are full.
 """
@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.engine.compiled import arrival_heap, lay_out
-from sim.engine.results import Ending, endings_in
+from sim.engine.results import RequestResult, results_in
 from sim.kernels import layout
 from sim.kernels.chainpool import KNOWN
-from sim.kernels.layout import ChainPool, Records, World
+from sim.kernels.layout import ChainPool, Records, SimState
 from sim.kernels.loop import FULL, NONE, NOT_CHAINED, run
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
-from sim.workload.arrivals import NOBODY, Arrivals, Floats
-from sim.workload.interning import Int64Array, chain_places
+from sim.workload.arrivals import NOBODY, Arrivals
+from sim.workload.interning import chain_places
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 16
@@ -40,7 +41,7 @@ class _Parent(NamedTuple):
     last_child: int
 
 
-class PartialRun:
+class StreamingRun:
     """A run whose arrivals are handed over part by part.
 
     They come in order of the earliest moment at which they can arrive: for one that waits for another's end, the
@@ -51,7 +52,7 @@ class PartialRun:
         self._config = config
         self._model = model
         self._seed = seed
-        self._world: World | None = None
+        self._state: SimState | None = None
         self._arrivals: Arrivals | None = None
         self._told: npt.NDArray[np.bool_] = np.empty(0, bool)
         self._pending: list[Arrivals] = []
@@ -61,14 +62,14 @@ class PartialRun:
     @property
     def preemptions(self) -> int:
         """So far."""
-        return 0 if self._world is None else int(self._world.clock["preemptions"][0])
+        return 0 if self._state is None else int(self._state.clock["preemptions"][0])
 
     @property
     def engine_steps(self) -> int:
         """Steps so far in which the engine itself computed."""
-        if self._world is None:
+        if self._state is None:
             return 0
-        return self._earlier_steps + _engine_steps(self._world, 0, int(self._world.clock["num_steps"][0]))
+        return self._earlier_steps + _engine_steps(self._state, 0, int(self._state.clock["num_steps"][0]))
 
     @property
     def held(self) -> int:
@@ -76,65 +77,65 @@ class PartialRun:
         return (0 if self._arrivals is None else len(self._arrivals)) + sum(map(len, self._pending))
 
     @property
-    def in_flight_ms(self) -> Floats:
+    def in_flight_ms(self) -> FloatArray:
         """Arrivals of those that have come and not ended."""
-        if self._world is None:
+        if self._state is None:
             return np.empty(0)
-        return np.asarray(self._world.flights["arrival_ms"][_in_flight(self._world)])
+        return np.asarray(self._state.runs["arrival_ms"][_in_flight(self._state)])
 
     @property
     def certain_until_ms(self) -> float:
         """Nothing that was not returned yet ends before, or arrives before unless it is in flight."""
-        world = self._world
-        if world is None:
+        state = self._state
+        if state is None:
             return -np.inf
-        in_flight, now_ms = _in_flight(world), float(world.clock["now_ms"][0])
-        left_ms = (world.flights["arrival_ms"] + world.flights["patience_ms"])[in_flight]
-        coming_ms = world.arrivals["time_ms"][: min(int(world.clock["num_arrivals"][0]), 1)]
+        in_flight, now_ms = _in_flight(state), float(state.clock["now_ms"][0])
+        left_ms = (state.runs["arrival_ms"] + state.runs["abort_after_ms"])[in_flight]
+        coming_ms = state.arrivals["time_ms"][: min(int(state.clock["num_arrivals"][0]), 1)]
         ends_ms = [now_ms] if len(left_ms) else []
-        known_ms = np.concatenate([ends_ms, left_ms[~np.isnan(left_ms)], coming_ms, world.clock["horizon_ms"]])
+        known_ms = np.concatenate([ends_ms, left_ms[~np.isnan(left_ms)], coming_ms, state.clock["horizon_ms"]])
         return float(known_ms.min())
 
-    def feed(self, part: Arrivals, until_ms: float) -> Iterator[list[Ending]]:
+    def feed(self, part: Arrivals, until_ms: float) -> Iterator[list[RequestResult]]:
         """Run until the next part is needed, which has nothing before ``until_ms`` (infinity: there is none); gives
         what has ended since the last time, some at a time."""
         self._pending.append(part)
-        in_flight = 0 if self._world is None else int(_in_flight(self._world).sum())
+        in_flight = 0 if self._state is None else int(_in_flight(self._state).sum())
         if until_ms < np.inf and sum(map(len, self._pending)) < in_flight // 2:
             return  # moving all that is in flight for as few would cost more than they do
-        world = self._next_world(self._pending[0].followed_by(*self._pending[1:]))
+        state = self._next_state(self._pending[0].followed_by(*self._pending[1:]))
         self._pending = []
-        world.clock["horizon_ms"] = until_ms
+        state.clock["horizon_ms"] = until_ms
         stop = FULL
         while stop == FULL:
-            stop = run(world)
+            stop = run(state)
             if stop == NOT_CHAINED:
                 raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-            self._world = world
-            yield self._new_endings(world)
+            self._state = state
+            yield self._new_results(state)
             if stop == FULL:
-                world = self._with_room(world)
+                state = self._with_room(state)
         self._parents = {
             number: parent for number, parent in self._parents.items() if parent.last_child > part.numbers[-1]
         }
 
-    def _new_endings(self, world: World) -> list[Ending]:
+    def _new_results(self, state: SimState) -> list[RequestResult]:
         assert self._arrivals is not None
-        ended = (world.flights["outcome"] != layout.NO_OUTCOME) & ~self._told
+        ended = (state.runs["outcome"] != layout.NO_OUTCOME) & ~self._told
         self._told |= ended
         places = np.flatnonzero(ended)
         awaited = places[self._arrivals.last_children[places] > self._arrivals.numbers[-1:].max(initial=NOBODY)]
         for place in awaited.tolist():
-            flight = world.flights[place]
-            end_ms = float(flight["arrival_ms"] + np.nan_to_num(flight["e2e_ms"]))
-            failed = bool(flight["outcome"] in (layout.UNSERVABLE, layout.PARENT_FAILED))
+            request_run = state.runs[place]
+            end_ms = float(request_run["arrival_ms"] + np.nan_to_num(request_run["e2e_ms"]))
+            failed = bool(request_run["outcome"] in (layout.UNSERVABLE, layout.PARENT_FAILED))
             number, last = int(self._arrivals.numbers[place]), int(self._arrivals.last_children[place])
             self._parents[number] = _Parent(end_ms, failed, last)
-        return list(endings_in(world, self._arrivals, places))
+        return list(results_in(state, self._arrivals, places))
 
-    def _next_world(self, part: Arrivals) -> World:
+    def _next_state(self, part: Arrivals) -> SimState:
         part, failed = self._after_parents(part)
-        old = self._world
+        old = self._state
         if old is None or self._arrivals is None:
             self._arrivals, self._told = part, np.zeros(len(part), bool)
             return lay_out(
@@ -153,31 +154,31 @@ class PartialRun:
         speaking = np.flatnonzero(_has_tokens(old))
         first_step = _first_step_in_use(old, speaking)
         self._earlier_steps += _engine_steps(old, 0, first_step)
-        new.flights["outcome"][len(kept) :][failed] = layout.PARENT_FAILED
+        new.runs["outcome"][len(kept) :][failed] = layout.PARENT_FAILED
         _move_scheduler(old, new, kept)
-        _move_flights(old, new, kept)
+        _move_runs(old, new, kept)
         new = _move_tokens(old, new, speaking, np.searchsorted(kept, speaking), first_step)
         pool = _moved_pool(old.scheduler.pool, new.scheduler.pool)
         self._told = np.append(self._told[kept], np.zeros(len(part), bool))
         self._arrivals = arrivals
         return new._replace(scheduler=new.scheduler._replace(pool=pool))
 
-    def _with_room(self, world: World) -> World:
-        """The same world without what only those needed that have ended, in longer arrays if that is not enough."""
-        places = np.flatnonzero(_has_tokens(world))
-        first_step, num_tokens = _first_step_in_use(world, places), int(world.clock["num_tokens"][0])
-        self._earlier_steps += _engine_steps(world, 0, first_step)
-        is_long = int(world.clock["num_steps"][0]) + 1 >= len(world.timeline.ends_ms)
-        steps = len(world.timeline.ends_ms)
-        steps *= 2 if is_long and int(world.clock["num_steps"][0]) - first_step >= steps // 2 else 1
-        tokens, used = len(world.token_steps), int(_token_room(world, places).sum())
+    def _with_room(self, state: SimState) -> SimState:
+        """The same state without what only those needed that have ended, in longer arrays if that is not enough."""
+        places = np.flatnonzero(_has_tokens(state))
+        first_step, num_tokens = _first_step_in_use(state, places), int(state.clock["num_tokens"][0])
+        self._earlier_steps += _engine_steps(state, 0, first_step)
+        is_long = int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms)
+        steps = len(state.timeline.ends_ms)
+        steps *= 2 if is_long and int(state.clock["num_steps"][0]) - first_step >= steps // 2 else 1
+        tokens, used = len(state.token_steps), int(_token_room(state, places).sum())
         tokens *= 2 if not is_long and (used > tokens // 2 or used == num_tokens) else 1
-        roomy = world._replace(
+        roomy = state._replace(
             token_steps=np.zeros(tokens, np.int32),
             itl_ms=np.zeros(tokens),
-            timeline=layout.Timeline(*(np.empty((steps, *part.shape[1:])) for part in world.timeline)),
+            timeline=layout.Timeline(*(np.empty((steps, *part.shape[1:])) for part in state.timeline)),
         )
-        return _move_tokens(world, roomy, places, places, first_step)
+        return _move_tokens(state, roomy, places, places, first_step)
 
     def _after_parents(self, part: Arrivals) -> tuple[Arrivals, npt.NDArray[np.bool_]]:
         """``part`` with the arrivals of those whose parents have ended; and whose have failed, so that they do too."""
@@ -198,9 +199,9 @@ class PartialRun:
         return replace(part, arrival_ms=arrival_ms, parents=parents), failed
 
 
-def _in_flight(world: World) -> npt.NDArray[np.bool_]:
-    arrived = world.scheduler.requests["state"][:-1] != layout.ABSENT
-    return np.asarray((world.flights["outcome"] == layout.NO_OUTCOME) & arrived)
+def _in_flight(state: SimState) -> npt.NDArray[np.bool_]:
+    arrived = state.scheduler.requests["state"][:-1] != layout.ABSENT
+    return np.asarray((state.runs["outcome"] == layout.NO_OUTCOME) & arrived)
 
 
 def _without_gone(arrivals: Arrivals) -> Arrivals:
@@ -210,42 +211,42 @@ def _without_gone(arrivals: Arrivals) -> Arrivals:
     return replace(arrivals, parents=np.where(there, arrivals.parents, NOBODY))
 
 
-def _places_in_use(world: World) -> Int64Array:
-    """Places that the world still speaks of: in flight, in a composed step, in an event, in the front end's hands."""
-    clock, scheduler = world.clock[0], world.scheduler
-    used = world.flights["outcome"] == layout.NO_OUTCOME
+def _places_in_use(state: SimState) -> IntArray:
+    """Places that the state still speaks of: in flight, in a composed step, in an event, in the front end's hands."""
+    clock, scheduler = state.clock[0], state.scheduler
+    used = state.runs["outcome"] == layout.NO_OUTCOME
     if clock["composed"] != NONE:
         slot = int(clock["composed"])
         used[scheduler.shares["place"][slot, : scheduler.steps["count"][slot]]] = True
-    used[world.events["code"][: clock["num_events"]] % len(used)] = True
-    used[world.jobs[clock["first_job"] : clock["last_job"]]] = True
-    used[world.done["code"][: clock["num_done"]]] = True
+    used[state.events["code"][: clock["num_events"]] % len(used)] = True
+    used[state.jobs[clock["first_job"] : clock["last_job"]]] = True
+    used[state.done["code"][: clock["num_done"]]] = True
     return np.flatnonzero(used)
 
 
-def _first_step_in_use(world: World, places: Int64Array) -> int:
+def _first_step_in_use(state: SimState, places: IntArray) -> int:
     """Steps before it carried no token of those at ``places``, which have some or room for them."""
-    first_tokens = world.flights["first_token"][places][world.flights["num_seen"][places] > 0]
-    return int(world.token_steps[first_tokens].min(initial=int(world.clock["num_steps"][0])))
+    first_tokens = state.runs["first_token"][places][state.runs["num_seen"][places] > 0]
+    return int(state.token_steps[first_tokens].min(initial=int(state.clock["num_steps"][0])))
 
 
-def _engine_steps(world: World, first: int, end: int) -> int:
-    return int(np.count_nonzero(world.timeline.rows[first:end, 0]))
+def _engine_steps(state: SimState, first: int, end: int) -> int:
+    return int(np.count_nonzero(state.timeline.rows[first:end, 0]))
 
 
-def _token_room(world: World, places: Int64Array) -> Int64Array:
+def _token_room(state: SimState, places: IntArray) -> IntArray:
     """Of the arenas of tokens, what those at ``places`` have."""
-    requests = world.scheduler.requests
+    requests = state.scheduler.requests
     return np.asarray(requests["last_token"][places] - requests["prompt_tokens"][places])
 
 
-def _has_tokens(world: World) -> npt.NDArray[np.bool_]:
+def _has_tokens(state: SimState) -> npt.NDArray[np.bool_]:
     """By place: whether it has tokens that somebody will read, or room for them; those of whoever ended are read."""
-    flights = world.flights
-    return np.asarray((flights["first_token"] != NONE) & (flights["outcome"] == layout.NO_OUTCOME))
+    runs = state.runs
+    return np.asarray((runs["first_token"] != NONE) & (runs["outcome"] == layout.NO_OUTCOME))
 
 
-def _move_scheduler(old: World, new: World, kept: Int64Array) -> None:
+def _move_scheduler(old: SimState, new: SimState, kept: IntArray) -> None:
     """Requests, who runs, who waits in which order, and the composed step."""
     before, after, moved_to = old.scheduler, new.scheduler, _moved_to(old, kept)
     requests = before.requests[kept]
@@ -263,7 +264,7 @@ def _move_scheduler(old: World, new: World, kept: Int64Array) -> None:
     _move_queue(before.requests, after.requests, moved_to)
 
 
-def _move_queue(before: Records, after: Records, moved_to: Int64Array) -> None:
+def _move_queue(before: Records, after: Records, moved_to: IntArray) -> None:
     end, last = len(before) - 1, len(after) - 1
     next_waiting = before["next_waiting"].tolist()
     place, line = next_waiting[end], [end]
@@ -288,15 +289,15 @@ def _moved_pool(before: ChainPool, after: ChainPool) -> ChainPool:
     return before._replace(holds=holds, keys=np.append(after.keys, keys))
 
 
-def _move_flights(old: World, new: World, kept: Int64Array) -> None:
+def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:
     """What clients see, what is to come, what the front end has in hand, and the clock."""
-    before, after, moved_to = old.flights[kept], new.flights, _moved_to(old, kept)
-    for name in layout.FLIGHT.names or ():
+    before, after, moved_to = old.runs[kept], new.runs, _moved_to(old, kept)
+    for name in layout.REQUEST_RUN.names or ():
         if name not in _LINKS:
             after[name][: len(kept)] = before[name]
     clock, num_events = old.clock[0], int(old.clock["num_events"][0])
     # The order of codes stays as it was, so a heap stays a heap.
-    is_abort, place = np.divmod(old.events["code"][:num_events], len(old.flights))
+    is_abort, place = np.divmod(old.events["code"][:num_events], len(old.runs))
     new.events["code"][:num_events] = moved_to[place] + is_abort * len(after)
     new.events["time_ms"][:num_events] = old.events["time_ms"][:num_events]
     coming = old.arrivals[: clock["num_arrivals"]]
@@ -314,15 +315,15 @@ def _move_flights(old: World, new: World, kept: Int64Array) -> None:
     new.clock["num_arrivals"], new.clock["first_job"], new.clock["last_job"] = len(outside), 0, len(jobs)
 
 
-def _move_tokens(old: World, new: World, places: Int64Array, new_places: Int64Array, first_step: int) -> World:
+def _move_tokens(old: SimState, new: SimState, places: IntArray, new_places: IntArray, first_step: int) -> SimState:
     """The tokens of those at ``places``, and the steps from ``first_step`` on; into longer arenas if they need it."""
-    before, room = old.flights[places], _token_room(old, places)
+    before, room = old.runs[places], _token_room(old, places)
     if room.sum() > len(new.token_steps):
         new = new._replace(token_steps=np.zeros(2 * room.sum(), np.int32), itl_ms=np.zeros(2 * room.sum()))
     firsts, seen = np.cumsum(room) - room, before["num_seen"]
     steps = old.token_steps[chain_places(before["first_token"], seen)] - first_step
     new.token_steps[chain_places(firsts, seen)] = steps
-    new.flights["first_token"][new_places] = firsts
+    new.runs["first_token"][new_places] = firsts
     num_steps = int(old.clock["num_steps"][0]) - first_step
     for part, source in zip(new.timeline, old.timeline, strict=True):
         part[:num_steps] = source[first_step : first_step + num_steps]
@@ -330,8 +331,8 @@ def _move_tokens(old: World, new: World, places: Int64Array, new_places: Int64Ar
     return new
 
 
-def _moved_to(world: World, kept: Int64Array) -> Int64Array:
+def _moved_to(state: SimState, kept: IntArray) -> IntArray:
     """By old place: the new one."""
-    moved_to = np.full(len(world.flights), -1, np.int64)
+    moved_to = np.full(len(state.runs), -1, np.int64)
     moved_to[kept] = np.arange(len(kept))
     return moved_to

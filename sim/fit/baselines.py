@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.residuals import Requests
 from sim.latency.modelfile import Baseline
+from tracefile.records.arrays import FloatArray
 
 
 def baseline_errors(requests: Requests) -> dict[str, Baseline]:
@@ -19,7 +19,7 @@ def baseline_errors(requests: Requests) -> dict[str, Baseline]:
     }
 
 
-def _baseline(intercept_ms: float, per_token_ms: float, uncached: Floats, seen: Floats) -> Baseline:
+def _baseline(intercept_ms: float, per_token_ms: float, uncached: FloatArray, seen: FloatArray) -> Baseline:
     relative = np.abs(intercept_ms + per_token_ms * uncached - seen) / seen
     slope = f" + {per_token_ms:.4g} ms/token" if per_token_ms else ""
     return Baseline(

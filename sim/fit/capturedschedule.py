@@ -187,7 +187,7 @@ class CapturedSchedule:
             CapturedStep(
                 start_ms,
                 self._now_ms,
-                step_row(step),
+                step_row(step.scheduled),
                 sampling,
                 max(step.scheduled, key=lambda share: share.num_tokens).request.index,
                 opener,

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.observations import Observations
 from sim.fit.residuals import Requests
-from sim.latency.terms import STEP_TERMS
+from sim.latency.terms import DECODES, KV_TOKENS
+from tracefile.records.arrays import FloatArray
 
-_DECODES, _KV_TOKENS = ([term.name for term in STEP_TERMS].index(name) for name in ("per_decode_ms", "per_kv_token_ms"))
 _WIDE = 4
 """Sizes that differ by less are all about one size."""
 _SOME = 5
@@ -50,22 +49,22 @@ def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Cov
     """What the captures hold; outliers do not widen a range."""
     uncached = requests.uncached_tokens
     warm = requests.prompt_tokens[uncached < requests.prompt_tokens / 2]
-    decoding = ~seen.is_prefill & (seen.counts[:, _DECODES] > 0.0)
+    decoding = ~seen.is_prefill & (seen.counts[:, DECODES] > 0.0)
     counts = seen.counts[decoding]
-    depths = counts[:, _KV_TOKENS] / counts[:, _DECODES]
+    depths = counts[:, KV_TOKENS] / counts[:, DECODES]
     return Coverage(
         step_tokens=step_tokens,
         shortest_cold=_quantile(uncached, 0.02),
         longest_cold=_quantile(uncached, 0.98),
         longest_warm=_quantile(warm, 0.98),
-        answers_at_once=_quantile(counts[:, _DECODES] / seen.steps[decoding], 0.98),
+        answers_at_once=_quantile(counts[:, DECODES] / seen.steps[decoding], 0.98),
         shallowest_answer=_quantile(depths, 0.02),
         deepest_answer=_quantile(depths, 0.98),
         idle_arrivals=int(seen.opens.sum()),
     )
 
 
-def _quantile(values: Floats, level: float) -> int:
+def _quantile(values: FloatArray, level: float) -> int:
     return round(float(np.quantile(values, level, method="nearest"))) if len(values) else 0
 
 
@@ -113,7 +112,7 @@ LACKS: Mapping[str, Callable[[Coverage], str | None]] = {
     "per_attention_token2_ms": _no_depth,
     "per_decode_ms": _no_company,
     "per_kv_token_ms": _no_depth_of_answers,
-    "f0_ms": _no_idle_engine,
-    "f1_ms_per_prompt_token": _no_warm_prompts,
+    "frontend_base_ms": _no_idle_engine,
+    "frontend_ms_per_prompt_token": _no_warm_prompts,
     "delivery_ms_per_prompt_token": _no_warm_prompts,
 }

@@ -9,7 +9,6 @@ from typing import Any, TextIO, get_args
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.baselines import baseline_errors
 from sim.fit.capturedschedule import Reconstruction
 from sim.fit.coverage import Coverage, coverage_of
@@ -30,14 +29,14 @@ from sim.fit.variants import (
     prepare_capture,
     schedule_of,
 )
-from sim.latency.clocks import FrontendPlacement
 from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
-from sim.latency.terms import EXTRA_TERMS, TERMS
+from sim.latency.terms import EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.workload import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.progress import counted
+from tracefile.records.arrays import FloatArray
 
 INTERVAL = (0.025, 0.975)
 DRAWS = 64
@@ -250,7 +249,7 @@ def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
     return True
 
 
-def _parameters(fit: Fit, draws: Floats, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
+def _parameters(fit: Fit, draws: FloatArray, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
     why = {one.name: one.why for one in unidentified}
     parameters = {}
     for column in fit.free:

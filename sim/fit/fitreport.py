@@ -53,7 +53,7 @@ def _noise_lines(model: Model) -> list[str]:
     front = noise.frontend_log_ratio
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
-        f"{noise.mood_share:.0%} of a step's luck lasts, {noise.mood_ms / 1e3:.3g} s",
+        f"{noise.autocorrelated_share:.0%} of a step's luck lasts, {noise.correlation_time_ms / 1e3:.3g} s",
         f"front end {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
     ]
 

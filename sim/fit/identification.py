@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.coverage import Coverage, lack
 from sim.fit.observations import Observations
-from sim.latency.terms import TERMS
+from sim.latency.terms import PREFILL_TOKENS, TERMS
 from sim.vllm.config import EngineConfig
+from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
 LEAST_INTERVALS = 20
@@ -23,18 +23,6 @@ _STEPS_DEEP = 5
 """How many steps' tokens the longest prompt of the next capture has, where the engine takes such."""
 _PARALLEL = 16
 
-CAPTURE_FOR = {
-    "t0_ms": "streamed answers of a few tokens and more",
-    "per_prefill_token_ms": "isolated uncached prompts of several sizes up to the step's token budget",
-    "per_attention_token2_ms": "uncached prompts several times longer than the step's token budget",
-    "per_decode_ms": "answers generated alone and several at once",
-    "per_kv_token_ms": "answers generated after short and after very long prompts",
-    "f0_ms": "isolated short prompts",
-    "f1_ms_per_prompt_token": "long prompts sent again, so that most of them is cached",
-    "delivery_ms_per_prompt_token": "long prompts sent again while others are being answered",
-}
-"""What to send (see ``loadgen``) to tell a parameter from the others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unidentified:
@@ -46,7 +34,7 @@ class Unidentified:
     """What to capture to identify it."""
 
 
-def require_enough(uncached_tokens: Floats, gaps: int) -> None:
+def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
     """Raise InputError, saying what to capture, where no fit could mean anything.
 
     ``uncached_tokens``: of each request with a TTFT; ``gaps``: how many were seen.
@@ -66,13 +54,13 @@ def require_enough(uncached_tokens: Floats, gaps: int) -> None:
     if high < 2.0 * max(low, 1.0):
         raise InputError(
             f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens), so that a step's constant "
-            f"cannot be told from its cost per token: capture {CAPTURE_FOR['per_prefill_token_ms']}, as "
+            f"cannot be told from its cost per token: capture {TERMS[PREFILL_TOKENS].capture}, as "
             "loadgen --pattern calibrate sends them"
         )
 
 
 def find_unidentified(
-    seen: Observations, free: list[int], parameters: Floats, draws: Floats, coverage: Coverage
+    seen: Observations, free: list[int], parameters: FloatArray, draws: FloatArray, coverage: Coverage
 ) -> list[Unidentified]:
     """Those of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) are all over the place."""
     found, twins = [], confounded(seen, free)
@@ -83,8 +71,7 @@ def find_unidentified(
         if column in twins:
             why = f"only its sum with {' and '.join(TERMS[other].name for other in twins[column])} shows"
         if why is not None:
-            capture = CAPTURE_FOR.get(name, "a load in which what it counts varies on its own")
-            found.append(Unidentified(name, why if lacking is None else f"{lacking}; {why}", capture))
+            found.append(Unidentified(name, why if lacking is None else f"{lacking}; {why}", TERMS[column].capture))
     return found
 
 
@@ -104,7 +91,7 @@ def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
     return twins
 
 
-def _open(seen: Observations, column: int, parameters: Floats, draws: Floats, *, matters: bool) -> str | None:
+def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatArray, *, matters: bool) -> str | None:
     """In what a parameter is open; null: it is not, or these captures would not show it and it does not ``matter``."""
     counts = seen.counts[:, column]
     if not counts.any():

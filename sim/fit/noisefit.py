@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import norm, rankdata
 
-from sim.engine.timeline import Floats
-from sim.fit.observations import Bools, Ints, Observations
+from sim.fit.observations import Observations
 from sim.latency.noise import LEVELS, Noise
-from sim.latency.terms import STEP_TERMS
+from sim.latency.terms import NUM_STEP_TERMS
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 _PER_KNOT = 25
 _LEAST_OPENINGS = 20
@@ -45,22 +45,22 @@ class Drift:
 class _Steps:
     """Stretches that tell of steps, in order of captures and time."""
 
-    start_ms: Floats
-    capture: Ints
-    step_ms: Floats
+    start_ms: FloatArray
+    capture: IntArray
+    step_ms: FloatArray
     """Predicted, of one step; of several, their mean."""
-    log_ratio: Floats
+    log_ratio: FloatArray
     """log(seen / predicted), without the front end's part."""
-    steps: Ints
-    bin: Ints
+    steps: IntArray
+    bin: IntArray
     """Which knot."""
 
 
-def estimate_noise(seen: Observations, parameters: Floats) -> Noise:
+def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
     """Quantiles of log(seen / predicted) per length of step, how long luck lasts, and the front end's quantiles."""
     seen = _with_late_reads_joined(seen, seen.counts @ parameters)
     predicted_ms = seen.counts @ parameters
-    front_ms = seen.counts[:, len(STEP_TERMS) :] @ parameters[len(STEP_TERMS) :]
+    front_ms = seen.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
     told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
     told &= ~seen.is_prefill | (seen.seen_ms > _FAR * predicted_ms)
     if told.sum() < _PER_KNOT:
@@ -76,19 +76,22 @@ def estimate_noise(seen: Observations, parameters: Floats) -> Noise:
         own.steps,
         np.searchsorted(edges_ms, steps_ms / own.steps, side="right"),
     )
-    share, mood_ms = _mood(found)
-    rows = [_quantiles(_single_logs(found, found.bin == number, share, mood_ms)) for number in range(len(edges_ms) + 1)]
+    share, correlation_time_ms = _mood(found)
+    rows = [
+        _quantiles(_single_logs(found, found.bin == number, share, correlation_time_ms))
+        for number in range(len(edges_ms) + 1)
+    ]
     knots = [round(float(np.median(found.step_ms[found.bin == number])), 4) for number in range(len(rows))]
     return Noise(
         step_ms=tuple(knots),
         step_log_ratio=tuple(rows),
-        mood_share=round(share, 4),
-        mood_ms=round(mood_ms, 1),
+        autocorrelated_share=round(share, 4),
+        correlation_time_ms=round(correlation_time_ms, 1),
         frontend_log_ratio=_front_quantiles(seen, predicted_ms, front_ms, found),
     )
 
 
-def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observations:
+def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
     """``seen`` with every prefill that is far too short joined to the stretch before it, if that one is as much too
     long: its tokens were read late, which says nothing of either step and would say that some take no time."""
     lacking_ms = predicted_ms - seen.seen_ms
@@ -107,7 +110,7 @@ def _with_late_reads_joined(seen: Observations, predicted_ms: Floats) -> Observa
     )
 
 
-def estimate_drift(seen: Observations, parameters: Floats) -> Drift:
+def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
     """From how log(speed) differs between captures. With few of them, how much speed changed within them counts, too:
     as much as three captures more would."""
     speeds, within = [], []
@@ -126,7 +129,7 @@ def estimate_drift(seen: Observations, parameters: Floats) -> Drift:
     return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / len(speeds)))), 6), freedom)
 
 
-def speed(seen: Observations, parameters: Floats, rows: Ints | None = None) -> float:
+def speed(seen: Observations, parameters: FloatArray, rows: IntArray | None = None) -> float:
     """Median log(seen / predicted), of all stretches or of ``rows``: the middle of that of prefills and of decodes."""
     some = np.arange(len(seen.seen_ms)) if rows is None else rows
     log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
@@ -134,7 +137,7 @@ def speed(seen: Observations, parameters: Floats, rows: Ints | None = None) -> f
     return float(np.mean([np.median(log_ratio[group]) for group in (is_prefill, ~is_prefill) if group.any()]))
 
 
-def _edges(step_ms: Floats) -> Floats:
+def _edges(step_ms: FloatArray) -> FloatArray:
     """Between bins that are a factor of two wide, or as much wider as it takes to hold enough."""
     least, most = float(np.log2(step_ms.min())), float(np.log2(step_ms.max()))
     ladder = np.exp2(np.arange(np.floor(least) + 1, np.ceil(most)))
@@ -146,27 +149,30 @@ def _edges(step_ms: Floats) -> Floats:
     return np.array(edges)
 
 
-def _quantiles(log_ratio: Floats) -> tuple[float, ...]:
+def _quantiles(log_ratio: FloatArray) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in np.quantile(log_ratio, LEVELS))
 
 
-def _single_logs(found: _Steps, rows: Bools, share: float, mood_ms: float) -> Floats:
+def _single_logs(found: _Steps, rows: BoolArray, share: float, correlation_time_ms: float) -> FloatArray:
     """log(seen / predicted) of single steps: of those that were seen together, as wide as theirs must have been."""
     log_ratio, steps, step_ms = found.log_ratio[rows], found.steps[rows], found.step_ms[rows]
     several = steps > 1
     if several.any():
         middle = float(np.median(log_ratio[several]))
         narrow = np.array(
-            [_deviation_of_mean(*each, share, mood_ms) for each in zip(steps[several], step_ms[several], strict=True)]
+            [
+                _deviation_of_mean(*each, share, correlation_time_ms)
+                for each in zip(steps[several], step_ms[several], strict=True)
+            ]
         )
         log_ratio[several] = middle + (log_ratio[several] - middle) / narrow
     return log_ratio
 
 
-def _deviation_of_mean(steps: int, step_ms: float, share: float, mood_ms: float) -> float:
+def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_time_ms: float) -> float:
     """Standard deviation of the mean luck of ``steps`` in a row, beside that of one."""
     apart = np.arange(1, steps)
-    together = share * np.exp(-apart * step_ms / mood_ms)
+    together = share * np.exp(-apart * step_ms / correlation_time_ms)
     return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
 
 
@@ -188,14 +194,16 @@ def _mood(found: _Steps) -> tuple[float, float]:
     if len(product) < _PER_KNOT:
         return 0.0, 1.0
     best = (float(np.sum(product**2)), 0.0, 1.0)
-    for mood_ms in _MOODS_MS.tolist():
-        decay = np.exp(-apart / mood_ms)
+    for correlation_time_ms in _MOODS_MS.tolist():
+        decay = np.exp(-apart / correlation_time_ms)
         share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MOST_MOOD))
-        best = min(best, (float(np.sum((product - share * decay) ** 2)), share, mood_ms))
+        best = min(best, (float(np.sum((product - share * decay) ** 2)), share, correlation_time_ms))
     return best[1], best[2]
 
 
-def _front_quantiles(seen: Observations, predicted_ms: Floats, front_ms: Floats, found: _Steps) -> tuple[float, ...]:
+def _front_quantiles(
+    seen: Observations, predicted_ms: FloatArray, front_ms: FloatArray, found: _Steps
+) -> tuple[float, ...]:
     """Of log(seen / predicted) of the front end's time: what remains of short prompts that found the engine idle, as
     wide as it is beyond the luck of their steps."""
     rows = seen.opens & (front_ms >= _LARGE_FRONT * predicted_ms)
@@ -212,7 +220,7 @@ def _front_quantiles(seen: Observations, predicted_ms: Floats, front_ms: Floats,
     return _quantiles(centre + wider * (log_ratio - centre))
 
 
-def _spread(values: Floats) -> float:
+def _spread(values: FloatArray) -> float:
     """Robust standard deviation."""
     low, high = np.quantile(values, [0.1587, 0.8413])
     return float(high - low) / 2.0

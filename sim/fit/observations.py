@@ -14,23 +14,25 @@ from statistics import median
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.engine.timeline import Floats
 from sim.fit.capturedschedule import CapturedStep, Reconstruction
-from sim.fit.reception import Reception, Work
+from sim.fit.reception import Reception
 from sim.fit.seentimes import seen_tokens
-from sim.latency.clocks import FrontendPlacement
-from sim.latency.terms import STEP_TERMS, TERMS
+from sim.latency.terms import (
+    NUM_STEP_TERMS,
+    PREFILL_TOKENS,
+    TERMS,
+    FrontendPlacement,
+    Numbers,
+    count_delivery,
+    count_reception,
+)
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
 _TOGETHER_MS = 1.0
 """Reads closer than this behind a first token's are of one moment."""
-_RECEIVED = slice(len(STEP_TERMS), len(STEP_TERMS) + 2)
-_DELIVERED = len(STEP_TERMS) + 2
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+_NO_COSTS = (0.0,) * len(TERMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +40,24 @@ class Observations:
     """n stretches of time, each from one seen moment to the next. The model's prediction of stretch i is
     ``counts[i] @ parameters``."""
 
-    start_ms: Floats
+    start_ms: FloatArray
     """On the trace's clock; shape (n,)."""
-    seen_ms: Floats
+    seen_ms: FloatArray
     """How long it was; shape (n,)."""
-    counts: Floats
+    counts: FloatArray
     """Terms in the order of ``TERMS``; shape (n, terms)."""
-    is_prefill: Bools
+    is_prefill: BoolArray
     """Prompt tokens were computed in it. Else it is of decodes only."""
-    opens: Bools
+    opens: BoolArray
     """It begins with a request's arrival at an idle engine, and the front end's work on it."""
-    steps: Ints
+    steps: IntArray
     """How many steps it is of; more than one where nobody saw the others end."""
-    session: Ints
+    session: IntArray
     """Of the request that has most tokens in it, numbered over all captures."""
-    capture: Ints
+    capture: IntArray
     """Which capture."""
 
-    def select(self, kept: Bools) -> "Observations":
+    def select(self, kept: BoolArray) -> "Observations":
         """Those where ``kept``."""
         return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
 
@@ -73,7 +75,7 @@ def observe(
     records: Sequence[Record],
     schedule: Reconstruction,
     placement: FrontendPlacement,
-    work: Work = (0.0, 0.0),
+    costs: Numbers = _NO_COSTS,
     held_out: Container[int] = (),
 ) -> Observations:
     """The stretches of one capture; ``records`` are in the order of the schedule's arrivals. ``work``: what a front end
@@ -86,10 +88,10 @@ def observe(
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
     seen = [[] if place in held_out else seen_tokens(record) for place, record in enumerate(records)]
-    front = _FrontEnd(schedule, placement, work)
+    front = _FrontEnd(schedule, placement, costs)
     sessions: dict[str, int] = {}
     rows: list[tuple[float, float, bool, int, int]] = []
-    counts: list[Floats] = []
+    counts: list[FloatArray] = []
     begun_ms: float | None = None
     begun_tokens, held_up_ms = 0, -math.inf
     waiting: list[CapturedStep] = []
@@ -109,11 +111,11 @@ def observe(
             continue
         first_tokens = front.first_tokens(step)
         if begun_ms is not None and end_ms > begun_ms and not any(one.largest in misplaced for one in waiting):
-            largest = records[max(waiting, key=lambda one: one.row[1]).largest]
+            largest = records[max(waiting, key=lambda one: one.row[PREFILL_TOKENS]).largest]
             session = sessions.setdefault(largest.session_id or largest.request_id, len(sessions))
             counts.append(front.counts(waiting, begun_ms, end_ms))
             goes_on = following is not None and following.opener is None
-            counts[-1][_DELIVERED] = front.delays(goes_on=goes_on) * first_tokens - begun_tokens
+            count_delivery(counts[-1], front.delays(goes_on=goes_on) * first_tokens - begun_tokens)
             rows.append((begun_ms, end_ms, waiting[0].opener is not None, len(waiting), session))
         begun_ms = end_ms if any(token for _, token in reads) else None
         begun_tokens = first_tokens
@@ -125,10 +127,10 @@ def observe(
 class _FrontEnd:
     """Adds the front end's terms to the steps'."""
 
-    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, work: Work) -> None:
+    def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Numbers) -> None:
         self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
         shared = placement == "shared_core"
-        self._reception = Reception(self._arrivals, schedule.timeline, work) if shared else None
+        self._reception = Reception(self._arrivals, schedule.timeline, costs) if shared else None
 
     def first_tokens(self, step: CapturedStep) -> int:
         """Prompt tokens of the requests whose first token is one of ``step``'s."""
@@ -140,20 +142,20 @@ class _FrontEnd:
         that the engine had the core."""
         return 2 if self._reception is not None and goes_on else 1
 
-    def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> Floats:
+    def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> FloatArray:
         """What ``steps``, one after another, are made of: of the front end's work, that on the request whose arrival
         opens them; on a shared core, all that was done meanwhile."""
         total = np.zeros(len(TERMS))
-        total[: len(STEP_TERMS)] = np.sum([step.row[: len(STEP_TERMS)] for step in steps], axis=0)
+        total[:NUM_STEP_TERMS] = np.sum([step.row for step in steps], axis=0)
         opener = steps[0].opener
         if self._reception is not None:
-            total[_RECEIVED] = self._reception.between(begun_ms, end_ms)
+            count_reception(total, *self._reception.between(begun_ms, end_ms))
         elif opener is not None:
-            total[_RECEIVED] = 1.0, self._arrivals[opener].prompt_tokens
+            count_reception(total, 1.0, self._arrivals[opener].prompt_tokens)
         return total
 
 
-def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Sequence[Floats]) -> Observations:
+def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Sequence[FloatArray]) -> Observations:
     begun_ms, end_ms, opens, steps, session = (
         (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.zeros(0) for _ in range(5))
     )
@@ -162,7 +164,7 @@ def _assemble(rows: Sequence[tuple[float, float, bool, int, int]], counts: Seque
         start_ms=begun_ms,
         seen_ms=end_ms - begun_ms,
         counts=every,
-        is_prefill=every[:, 1] > 0.0,
+        is_prefill=every[:, PREFILL_TOKENS] > 0.0,
         opens=opens.astype(np.bool_),
         steps=steps.astype(np.int64),
         session=session.astype(np.int64),

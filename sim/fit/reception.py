@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.capturedschedule import CapturedStep
+from sim.latency.terms import Numbers, reception_ms
 from sim.workload.workload import Arrival
+from tracefile.records.arrays import FloatArray
 
-Work = tuple[float, float]
-"""f0 and f1: ms per request, and per token of its prompt."""
 _LEAST_MS = 1e-6
 """Of work on a request: it has to begin before it ends."""
 
@@ -21,20 +20,20 @@ _LEAST_MS = 1e-6
 class Reception:
     """How much of the front end's work was done by any time: in requests and in prompt tokens."""
 
-    def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], work: Work) -> None:
+    def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Numbers) -> None:
         came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.fate == "runs"))
         came_ms, tokens = came.reshape(-1, 2).T
         # A step after a rest begins when the request that ended it has been received, with nothing beside.
         rested_ms = [
-            0.0 if one.opener is None else work[0] + work[1] * arrivals[one.opener].prompt_tokens for one in timeline
+            0.0 if one.opener is None else reception_ms(costs, arrivals[one.opener].prompt_tokens) for one in timeline
         ]
         steps = [(one.start_ms + rest_ms, one.end_ms) for one, rest_ms in zip(timeline, rested_ms, strict=True)]
         self._moments_ms, self._cores_ms = _core_time(steps, float(came_ms.min(initial=np.inf)))
         done_ms = -np.inf
         edges_ms: list[float] = []
-        for arrived_ms, work_ms in zip(self._core_ms(came_ms), work[0] + work[1] * tokens, strict=True):
+        for arrived_ms, prompt_tokens in zip(self._core_ms(came_ms), tokens, strict=True):
             began_ms = max(float(arrived_ms), done_ms)
-            done_ms = began_ms + max(float(work_ms), _LEAST_MS)
+            done_ms = began_ms + max(float(reception_ms(costs, prompt_tokens)), _LEAST_MS)
             edges_ms += [began_ms, done_ms]
         self._edges_ms = np.array(edges_ms)
         self._requests = np.repeat(np.arange(len(came) + 1.0), 2)[1:-1]
@@ -47,11 +46,11 @@ class Reception:
         tokens = np.interp(cores_ms, self._edges_ms, self._tokens)
         return float(requests[1] - requests[0]), float(tokens[1] - tokens[0])
 
-    def _core_ms(self, times_ms: Floats) -> Floats:
+    def _core_ms(self, times_ms: FloatArray) -> FloatArray:
         return np.interp(times_ms, self._moments_ms, self._cores_ms)
 
 
-def _core_time(steps: Sequence[tuple[float, float]], first_ms: float) -> tuple[Floats, Floats]:
+def _core_time(steps: Sequence[tuple[float, float]], first_ms: float) -> tuple[FloatArray, FloatArray]:
     """Moments, and how long the front end could have worked by each: all of the time between steps, half of it in
     them. Between two moments it grows evenly. ``steps``: when each began and ended."""
     moments_ms, cores_ms = [first_ms], [0.0]

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import nnls
 
-from sim.engine.timeline import Floats
 from sim.fit.observations import Observations
+from tracefile.records.arrays import FloatArray
 
 HUBER = 2.5
 """Residuals beyond so many robust standard deviations count linearly. Wide, because a step's misfit is a signal."""
@@ -25,9 +25,9 @@ _RIDGE = 1e-10
 class Solution:
     """Parameters and the weights that they were found with."""
 
-    parameters: Floats
+    parameters: FloatArray
     """In the order of ``TERMS``; 0 for terms that were not asked for; shape (terms,)."""
-    weights: Floats
+    weights: FloatArray
     """Of each squared absolute residual; shape (n,)."""
     prefill_scale: float
     """Robust standard deviation of the relative residuals of stretches with prefill."""
@@ -53,7 +53,9 @@ def solve(seen: Observations, free: list[int]) -> Solution:
     return Solution(parameters, weights, scales[0], scales[1], condition_number(gram))
 
 
-def robust_weights(seen: Observations, predicted_ms: Floats, sizes_ms: Floats) -> tuple[Floats, tuple[float, float]]:
+def robust_weights(
+    seen: Observations, predicted_ms: FloatArray, sizes_ms: FloatArray
+) -> tuple[FloatArray, tuple[float, float]]:
     """Huber weights of squared absolute residuals, and the two groups' scales. ``sizes_ms``: what residuals are
     relative to, ``predicted_ms`` without what the delivery of the token before takes off it."""
     size = np.maximum(sizes_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
@@ -69,13 +71,13 @@ def robust_weights(seen: Observations, predicted_ms: Floats, sizes_ms: Floats) -
     return weights, (scales[0], scales[1])
 
 
-def normal_equations(counts: Floats, seen_ms: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def normal_equations(counts: FloatArray, seen_ms: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
     """``counts``ᵀ W ``counts`` and ``counts``ᵀ W ``seen_ms``; shapes (k, k) and (k,)."""
     weighted = counts * weights[:, None]
     return counts.T @ weighted, weighted.T @ seen_ms
 
 
-def solve_normal(gram: Floats, moment: Floats) -> Floats:
+def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
     """The non-negative least-squares solution from its normal equations; shape (k,). Empty columns get 0."""
     scale = np.sqrt(np.diag(gram))
     live = scale > 0.0
@@ -90,7 +92,7 @@ def solve_normal(gram: Floats, moment: Floats) -> Floats:
     return solution
 
 
-def condition_number(gram: Floats) -> float:
+def condition_number(gram: FloatArray) -> float:
     """Of the column-scaled matrix; infinite if a column is empty."""
     scale = np.sqrt(np.diag(gram))
     if not (scale > 0.0).all():
@@ -98,7 +100,7 @@ def condition_number(gram: Floats) -> float:
     return float(np.linalg.cond(gram / np.outer(scale, scale)))
 
 
-def bootstrap(seen: Observations, weights: Floats, free: list[int], rounds: int, seed: int) -> Floats:
+def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: int, seed: int) -> FloatArray:
     """Parameters from resampled sessions; shape (rounds, terms).
 
     Stretches keep their terms and weights. An interval thus holds the captures' sampling error, not that of the

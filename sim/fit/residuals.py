@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine.timeline import Floats
-from sim.fit.observations import Bools, Ints
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
 _LEAST_CELL = 5
@@ -16,17 +15,17 @@ _LEAST_CELL = 5
 class Requests:
     """The TTFTs of a fit, with what may explain an error; all of shape (n,)."""
 
-    request: Ints
+    request: IntArray
     """Numbered over all captures."""
-    seen_ms: Floats
-    predicted_ms: Floats
-    censored: Bools
-    prompt_tokens: Floats
-    cached_tokens: Floats
-    concurrency: Floats
+    seen_ms: FloatArray
+    predicted_ms: FloatArray
+    censored: BoolArray
+    prompt_tokens: FloatArray
+    cached_tokens: FloatArray
+    concurrency: FloatArray
 
     @property
-    def uncached_tokens(self) -> Floats:
+    def uncached_tokens(self) -> FloatArray:
         """Prompt tokens that had to be computed."""
         return self.prompt_tokens - self.cached_tokens
 
@@ -90,7 +89,7 @@ def cohort_errors(requests: Requests) -> list[Errors]:
     return [errors for errors in found if errors is not None]
 
 
-def _errors(name: str, requests: Requests, rows: Bools) -> Errors | None:
+def _errors(name: str, requests: Requests, rows: BoolArray) -> Errors | None:
     if rows.sum() < _LEAST_CELL:
         return None
     seen, predicted = requests.seen_ms[rows], requests.predicted_ms[rows]

@@ -21,7 +21,7 @@ class SeenTimes:
         self.every_ms = [_every_ms(record) for record in records]
         """Of every token that came; those that came with later ones in a read are laid between their neighbours."""
         self.left_ms = [
-            math.inf if arrival.patience_ms is None else arrival.arrival_ms + arrival.patience_ms
+            math.inf if arrival.abort_after_ms is None else arrival.arrival_ms + arrival.abort_after_ms
             for arrival in arrivals
         ]
         """When the client went away; infinity: it did not."""

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.engine.timeline import Floats
 from sim.fit.capturedschedule import Reconstruction
-from sim.fit.observations import Ints, Observations
+from sim.fit.observations import Observations
 from sim.fit.regression import solve
 from sim.fit.variants import Capture, Fit, columns_of, default_terms, fit_variant, forecast, group_losses
 from sim.latency.terms import EXTRA_TERMS
 from tracefile.commandline.progress import counted
+from tracefile.records.arrays import FloatArray, IntArray
 
 FOLDS = 5
 """Parts of a single capture."""
 LEAST_GAIN = 0.01
 """A term must lower the loss on what was left out by this share of it."""
-TtftLoss = Callable[[int, Floats], float]
+TtftLoss = Callable[[int, FloatArray], float]
 """Of a fold's own run with parameters that were solved without it; NaN: it has none."""
 ROUNDS = 3
 """Of choosing: what a shared core's front end did when follows from the terms, and these from that."""
@@ -48,7 +48,7 @@ def with_chosen_terms(
 ) -> tuple[Fit, list[Trial]]:
     """The same variant with the terms that help it, and the trials of the last round."""
 
-    def ttft_loss(fold: int, parameters: Floats) -> float:
+    def ttft_loss(fold: int, parameters: FloatArray) -> float:
         if len(captures) == 1:  # a part of its sessions does not run by itself
             return float("nan")
         return forecast(captures[fold : fold + 1], parameters, fit.variant).loss
@@ -86,12 +86,12 @@ def _is_better(trial: Trial, than: Trial) -> bool:
     return trial.loss <= (1.0 - LEAST_GAIN) * than.loss and bool((gains > 0.0).sum() * 2 > len(gains))
 
 
-def _folds(seen: Observations) -> Ints:
+def _folds(seen: Observations) -> IntArray:
     """By observation: in which fold it is left out."""
     return seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
 
 
-def _try(seen: Observations, folds: Ints, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:
+def _try(seen: Observations, folds: IntArray, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:
     free = columns_of(default_terms(extra_terms))
     losses = []
     for fold in range(int(folds.max(initial=0)) + 1):

@@ -11,19 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from sim.engine.engine import Engine
-from sim.engine.timeline import Floats
+from sim.engine.compiled import build_state, run_state
 from sim.fit.capturedschedule import Reconstruction, reconstruct
-from sim.fit.factual import factual_pool
+from sim.fit.factual import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
-from sim.fit.reception import Work
 from sim.fit.regression import Solution, solve
 from sim.fit.residuals import Requests, requests_of
-from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
 from sim.latency.modelfile import make_model
-from sim.latency.terms import DEFAULT_TERMS, FRONTEND_TERMS, STEP_TERMS, TERMS
+from sim.latency.terms import DEFAULT_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.workload import Arrival
+from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Record
 
 ROUNDS = 4
@@ -73,7 +71,7 @@ class Fit:
 
     variant: Variant
     terms: tuple[str, ...]
-    parameters: Floats
+    parameters: FloatArray
     """In the order of ``TERMS``."""
     seen: Observations
     solution: Solution
@@ -137,46 +135,39 @@ def _look(
 ) -> tuple[Observations, Solution]:
     """The stretches and their solution. On a shared core, when the front end worked on what depends on how long it
     took, so this is asked as often as it takes for both to agree nearly."""
-    work: Work = (0.0, 0.0)
+    costs: FloatArray = np.zeros(len(TERMS))
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(
             [
-                observe(capture.records, schedule, variant.placement, work, capture.held_out)
+                observe(capture.records, schedule, variant.placement, costs, capture.held_out)
                 for capture, schedule in zip(captures, schedules, strict=True)
             ]
         )
         solution = solve(seen, columns_of(terms))
-        _, frontend = split(solution.parameters, variant.placement)
-        work = (frontend.f0_ms, frontend.f1_ms_per_prompt_token)
+        costs = solution.parameters
     return seen, solution
 
 
-def forecast(captures: Sequence[Capture], parameters: Floats, variant: Variant) -> Requests:
+def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Variant) -> Requests:
     """What a run at the recorded arrivals, without noise, would have predicted."""
-    step, frontend = split(parameters, variant.placement)
-    model = make_model(step, frontend, variant.config)
+    costs = dict(zip((term.name for term in TERMS), parameters.tolist(), strict=True))
+    model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
     for capture in captures:
-        arrivals, pool = capture.arrivals, None
+        arrivals, config = capture.arrivals, variant.config
         if capture.factual:
-            arrivals, pool = factual_pool(arrivals, variant.config.block_size, capture.cached_tokens)
-        simulation = Engine(arrivals, variant.config, model, pool=pool).run()
+            arrivals, config = with_factual_hits(arrivals, config, capture.cached_tokens)
+        runs = run_state(build_state(arrivals, config, model)).runs[-len(capture.arrivals) :]
         predicted_ms += [
-            None if place in capture.held_out else flight.ttft_ms for place, flight in enumerate(simulation.flights)
+            None if place in capture.held_out or np.isnan(ttft_ms) else ttft_ms
+            for place, ttft_ms in enumerate(runs["ttft_ms"].tolist())
         ]
     records = [record for capture in captures for record in capture.records]
     cached = [tokens for capture in captures for tokens in capture.cached_tokens]
     return requests_of(records, cached, predicted_ms)
 
 
-def split(parameters: Floats, placement: FrontendPlacement) -> tuple[StepModel, FrontendModel]:
-    """The two models of a vector in the order of ``TERMS``."""
-    values = {term.name: float(value) for term, value in zip(TERMS, parameters, strict=True)}
-    step = StepModel(**{term.name: values[term.name] for term in STEP_TERMS})
-    return step, FrontendModel(placement=placement, **{term.name: values[term.name] for term in FRONTEND_TERMS})
-
-
-def group_losses(seen: Observations, parameters: Floats) -> tuple[float, float]:
+def group_losses(seen: Observations, parameters: FloatArray) -> tuple[float, float]:
     """Mean over prefills and over decodes of min(|log(seen / predicted)|, 1); NaN for a group of none."""
     predicted_ms = np.maximum(seen.counts @ parameters, 1e-6)
     error = np.minimum(np.abs(np.log(seen.seen_ms / predicted_ms)), 1.0)

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from sim.engine.compiled import FIRST_STEPS, build_world, run_world, with_model
-from sim.engine.timeline import Floats
+from sim.engine.compiled import FIRST_STEPS, build_state, run_state, with_model
 from sim.kernels import layout
-from sim.kernels.layout import World
+from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, Parameter
 from sim.vllm.config import EngineConfig
-from sim.workload.interning import Int64Array, chain_places
+from sim.workload.interning import chain_places
 from sim.workload.workload import Arrival
+from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
 """Share of members inside an interval, equal tails."""
@@ -41,18 +41,18 @@ class Forecast:
     config: EngineConfig
     outcome: npt.NDArray[np.int8]
     """Place in ``layout.OUTCOMES``."""
-    arrival_ms: Floats
+    arrival_ms: FloatArray
     """A child's follows its parent's predicted end; NaN: its parent was never served."""
-    ttft_ms: Floats
-    e2e_ms: Floats
+    ttft_ms: FloatArray
+    e2e_ms: FloatArray
     """Arrival to its end, however it ended."""
-    queue_ms: Floats
+    queue_ms: FloatArray
     """In the scheduler's line before the first step that served it."""
-    output_tokens: Int64Array
-    cached_tokens: Int64Array
+    output_tokens: IntArray
+    cached_tokens: IntArray
     """At the first admission; −1: never admitted."""
-    preemptions: Int64Array
-    gaps_ms: tuple[Floats, ...]
+    preemptions: IntArray
+    gaps_ms: tuple[FloatArray, ...]
     """Per member: gaps between tokens of all requests, at most ``MOST_GAPS``, evenly thinned."""
 
     @property
@@ -61,7 +61,7 @@ class Forecast:
         return len(self.ttft_ms)
 
     @property
-    def tpot_ms(self) -> Floats:
+    def tpot_ms(self) -> FloatArray:
         """Mean gap between a request's tokens; NaN with fewer than two."""
         gaps = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
         return np.asarray((self.e2e_ms - self.ttft_ms) / gaps)
@@ -103,11 +103,11 @@ def forecast(
     """Run ``arrivals`` on every member, as many at once as there are cores. Deterministic: member i's luck depends on
     ``seed`` and i alone. ``seed`` None: no luck, the noise's medians; ``done`` is called after each member."""
     most_steps = sum(arrival.output_tokens for arrival in arrivals)
-    template = build_world(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
+    template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
         luck = None if seed is None else _seed_of(seed, number)
-        return _seen(run_world(with_model(template, arrivals, members[number], luck)))
+        return _seen(run_state(with_model(template, arrivals, members[number], luck)))
 
     seen = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -123,7 +123,7 @@ def forecast(
     return Forecast(arrivals, config, gaps_ms=gaps_ms, **columns)
 
 
-def interval(values: Floats) -> Interval:
+def interval(values: FloatArray) -> Interval:
     """Over the members, whose values may be infinite; NaN ones are left out. Order statistics: between a number and an
     infinity there is nothing to interpolate."""
     kept = values[~np.isnan(values)]
@@ -134,22 +134,22 @@ def interval(values: Floats) -> Interval:
     return Interval(middle, low, high)
 
 
-def _seen(world: World) -> dict[str, npt.NDArray[Any]]:
+def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:
     """One member's part of every array of a ``Forecast``."""
-    flights, requests = world.flights, world.scheduler.requests[:-1]
-    failed = flights["outcome"] == layout.PARENT_FAILED
-    counts = np.maximum(flights["num_seen"] - 1, 0)
-    gaps = chain_places(flights["first_token"] + 1, counts)
+    runs, requests = state.runs, state.scheduler.requests[:-1]
+    failed = runs["outcome"] == layout.PARENT_FAILED
+    counts = np.maximum(runs["num_seen"] - 1, 0)
+    gaps = chain_places(runs["first_token"] + 1, counts)
     return {
-        "outcome": flights["outcome"].astype(np.int8),
-        "arrival_ms": np.where(failed, np.nan, flights["arrival_ms"]),
-        "ttft_ms": flights["ttft_ms"].copy(),
-        "e2e_ms": flights["e2e_ms"].copy(),
-        "queue_ms": flights["admitted_ms"] - flights["entry_ms"],
-        "output_tokens": flights["num_seen"].copy(),
+        "outcome": runs["outcome"].astype(np.int8),
+        "arrival_ms": np.where(failed, np.nan, runs["arrival_ms"]),
+        "ttft_ms": runs["ttft_ms"].copy(),
+        "e2e_ms": runs["e2e_ms"].copy(),
+        "queue_ms": runs["admitted_ms"] - runs["entry_ms"],
+        "output_tokens": runs["num_seen"].copy(),
         "cached_tokens": np.where(requests["state"] == layout.ABSENT, -1, requests["cached_tokens"]),
         "preemptions": requests["preemptions"].copy(),
-        "gaps_ms": world.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
+        "gaps_ms": state.itl_ms[gaps[:: -(-len(gaps) // MOST_GAPS) or 1]],
     }
 
 

@@ -6,19 +6,18 @@ import numpy as np
 
 from sim.forecast.saturation import PointRun
 from sim.latency.modelfile import Model, Parameter
-from sim.latency.terms import STEP_TERMS
+from sim.latency.terms import ATTENTION, DECODES, KV_TOKENS, PREFILL_TOKENS, STEP_TERMS
 from sim.vllm.config import EngineConfig
 
 MATTERS = 0.05
 """Share of the step time from which a parameter that the captures leave open is worth a warning."""
 FARTHER = 1.25
 """How much more of something than the capture had is out of its range."""
-_NAMES = [term.name for term in STEP_TERMS]
 _EXTENTS = {
-    "requests decoding in one step": _NAMES.index("per_decode_ms"),
-    "KV tokens of the decoding requests in one step": _NAMES.index("per_kv_token_ms"),
-    "prompt tokens in one step": _NAMES.index("per_prefill_token_ms"),
-    "attention work in one step (chunk × depth, tokens²)": _NAMES.index("per_attention_token2_ms"),
+    "requests decoding in one step": DECODES,
+    "KV tokens of the decoding requests in one step": KV_TOKENS,
+    "prompt tokens in one step": PREFILL_TOKENS,
+    "attention work in one step (chunk × depth, tokens²)": ATTENTION,
 }
 
 
@@ -42,8 +41,8 @@ def extrapolations(
 
 def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
     """Parameters not identified that may be enough of the step time of ``run``, and more than of what was captured."""
-    for column, name in enumerate(_NAMES):
-        parameter = model.parameters.get(name)
+    for column, term in enumerate(STEP_TERMS):
+        name, parameter = term.name, model.parameters.get(term.name)
         if parameter is None or parameter.identified:
             continue
         share = _most_share(run, column, parameter)

@@ -10,17 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.engine.compiled import build_world, run_world
-from sim.engine.timeline import Floats
-from sim.kernels.layout import World
+from sim.engine.compiled import build_state, run_state
+from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model
-from sim.latency.terms import STEP_TERMS
+from sim.latency.terms import TERMS
 from sim.vllm.config import EngineConfig
 from sim.workload.workload import Arrival
-
-PER_STEP = ("t0_ms", "prefill_step_ms")
-"""Terms that a step costs whatever is in it; the others are the load's."""
-DECODE = ("per_decode_ms", "per_kv_token_ms")
+from tracefile.records.arrays import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +51,18 @@ class Demand:
 class PointRun:
     """A run without noise at the model's own parameters, kept for its steps."""
 
-    world: World
-    counts: Floats
-    """Steps by term: how often each term of ``STEP_TERMS`` was counted; then the front end's two on a shared core."""
-    costs: Floats
+    state: SimState
+    counts: FloatArray
+    """Counts by step and term: a row's terms, in the order of ``TERMS``."""
+    costs: FloatArray
     """ms of each of these terms."""
 
 
 def run_point(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> PointRun:
     """Run ``arrivals`` on the model itself."""
-    world = run_world(build_world(arrivals, config, model))
-    counts = world.timeline.rows[: int(world.clock["num_steps"][0])]
-    costs = [getattr(model.step, term.name) for term in STEP_TERMS]
-    costs += [model.frontend.f0_ms, model.frontend.f1_ms_per_prompt_token][: counts.shape[1] - len(costs)]
-    return PointRun(world, counts, np.array(costs))
+    state = run_state(build_state(arrivals, config, model))
+    counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
+    return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
 
 
 def demand_of(run: PointRun, arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> Demand:
@@ -77,38 +71,35 @@ def demand_of(run: PointRun, arrivals: Sequence[Arrival], config: EngineConfig, 
     span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
     per_s = (1.0 - 1.0 / len(roots_ms)) / span_s if span_s > 0.0 else np.nan
-    work_s = dict(zip(_names(run), run.counts.sum(axis=0) * run.costs / 1e3, strict=True))
-    decode = sum(work_s[name] for name in DECODE)
-    frontend = sum(time for name, time in work_s.items() if name.startswith("frontend"))
-    prefill = sum(time for name, time in work_s.items() if name not in PER_STEP) - decode - frontend
-    growth, at_end = _in_flight(run.world)
+    times_s = run.counts.sum(axis=0) * run.costs / 1e3
+    work_s = {work: float(times_s[_columns(run, work)].sum()) for work in ("prefill", "decode", "reception")}
+    growth, at_end = _in_flight(run.state)
     return Demand(
-        prefill=prefill * per_s,
-        decode=decode * per_s,
-        frontend=frontend * per_s,
+        prefill=work_s["prefill"] * per_s,
+        decode=work_s["decode"] * per_s,
+        frontend=work_s["reception"] * per_s,
         yield_at_most=_yield_at_most(arrivals, config, model),
         in_flight_growth_per_s=growth,
         in_flight_at_end=at_end,
     )
 
 
-def _names(run: PointRun) -> list[str]:
-    names = [term.name for term in STEP_TERMS]
-    return names + ["frontend requests", "frontend tokens"][: len(run.costs) - len(names)]
+def _columns(run: PointRun, *works: str) -> BoolArray:
+    """Mark the columns of the run's terms that belong to one of ``works``."""
+    return np.array([term.work in works for term in TERMS[: len(run.costs)]])
 
 
 def _yield_at_most(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> float:
     """Work done per second of the time until the last request is admitted, when all stand in line at the beginning."""
     run = run_point(_at_once(arrivals), config, model)
-    admitted_ms = run.world.flights["admitted_ms"]
-    ends_ms = run.world.timeline.ends_ms[: len(run.counts)]
+    admitted_ms = run.state.runs["admitted_ms"]
+    ends_ms = run.state.timeline.ends_ms[: len(run.counts)]
     until = int(np.searchsorted(ends_ms, np.nanmax(admitted_ms, initial=-np.inf), side="right"))
     until = until or len(ends_ms)  # all fit into the first step
     if not until:
         return np.nan
-    of_load = np.array([name not in PER_STEP for name in _names(run)])
-    work_ms = float((run.counts[:until] * run.costs)[:, of_load].sum())
-    return work_ms / float(ends_ms[until - 1] - run.world.timeline.starts_ms[0]) if work_ms else 1.0
+    work_ms = float((run.counts[:until] * run.costs)[:, ~_columns(run, "step")].sum())
+    return work_ms / float(ends_ms[until - 1] - run.state.timeline.starts_ms[0]) if work_ms else 1.0
 
 
 def _at_once(arrivals: Sequence[Arrival]) -> list[Arrival]:
@@ -118,19 +109,19 @@ def _at_once(arrivals: Sequence[Arrival]) -> list[Arrival]:
             arrival,
             arrival_ms=0.0,
             parent=None,
-            patience_ms=None,
+            abort_after_ms=None,
             output_tokens=min(arrival.output_tokens, max(arrival.record.output_tokens or 1, 1)),
         )
         for arrival in sorted(arrivals, key=lambda arrival: arrival.arrival_ms)
     ]
 
 
-def _in_flight(world: World) -> tuple[float, int]:
+def _in_flight(state: SimState) -> tuple[float, int]:
     """How fast the number of requests in flight grows while requests come that wait for nobody, and what it gets to."""
-    ran = ~np.isnan(world.flights["e2e_ms"])
-    came_ms = np.sort(world.flights["arrival_ms"][ran])
-    ends_ms = np.sort((world.flights["arrival_ms"] + world.flights["e2e_ms"])[ran])
-    roots_ms = np.sort(world.flights["arrival_ms"][ran & (world.flights["parent"] < 0)])
+    ran = ~np.isnan(state.runs["e2e_ms"])
+    came_ms = np.sort(state.runs["arrival_ms"][ran])
+    ends_ms = np.sort((state.runs["arrival_ms"] + state.runs["e2e_ms"])[ran])
+    roots_ms = np.sort(state.runs["arrival_ms"][ran & (state.runs["parent"] < 0)])
     if len(roots_ms) < 2 or roots_ms[-1] <= roots_ms[0]:
         return np.nan, 0
     before = np.searchsorted(came_ms, roots_ms, side="left") - np.searchsorted(ends_ms, roots_ms, side="right")

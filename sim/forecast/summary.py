@@ -8,20 +8,19 @@ import numpy as np
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from report.pages.whatifresults import LEVELS, Curve, ttft
-from sim.engine.timeline import Floats
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load
 from sim.kernels import layout
 from sim.latency.modelfile import Model
-from sim.workload.interning import Int64Array
 from tracefile import Record
+from tracefile.records.arrays import FloatArray, IntArray
 
 POINTS = 160
 """Of a survival curve."""
 
 
-def cohorts_of(records: Sequence[Record]) -> dict[str, Int64Array]:
+def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
     """Places of all requests, of first turns and of later ones; the last two where the trace knows turns."""
     turns = np.array([record.turn or 0 for record in records])
     found = {
@@ -32,7 +31,7 @@ def cohorts_of(records: Sequence[Record]) -> dict[str, Int64Array]:
     return {name: places for name, places in found.items() if len(places)}
 
 
-def first_token_waits(found: Forecast, member: int, places: Int64Array) -> Waits:
+def first_token_waits(found: Forecast, member: int, places: IntArray) -> Waits:
     """TTFT of a member's requests, each waited for to its end."""
     arrival_ms, ttft_ms, e2e_ms = (part[member, places] for part in (found.arrival_ms, found.ttft_ms, found.e2e_ms))
     came = ~np.isnan(ttft_ms)
@@ -48,17 +47,17 @@ class TtftQuantiles:
     """Of one member's requests."""
 
     waits: Waits
-    values_ms: Floats
+    values_ms: FloatArray
     """By level; infinite where fewer requests than that had their first token by the horizon: in a line that grows the
     rest of the curve depends on how long the run is."""
-    so_far_ms: Floats
+    so_far_ms: FloatArray
     """By level: what is surely exceeded where the value is infinite, the quantile of the waits up to the horizon."""
     until_ms: float
     """Up to where the curve is told."""
 
 
 def ttft_quantiles(
-    found: Forecast, member: int, places: Int64Array, levels: Floats, horizon_ms: float = np.inf
+    found: Forecast, member: int, places: IntArray, levels: FloatArray, horizon_ms: float = np.inf
 ) -> TtftQuantiles:
     """TTFT quantiles that do not depend on what comes after ``horizon_ms``."""
     waits = first_token_waits(found, member, places)
@@ -83,14 +82,14 @@ class ForecastSummary:
     load: Load
     demand: Demand
     run: PointRun
-    values: dict[str, Floats]
+    values: dict[str, FloatArray]
     beyond: dict[str, float]
     """Of values that may be infinite: what they exceed."""
     curves: dict[str, Curve]
 
 
 def summarize(
-    load: Load, found: Forecast, model: Model, cohorts: Mapping[str, Int64Array], *, paced: bool
+    load: Load, found: Forecast, model: Model, cohorts: Mapping[str, IntArray], *, paced: bool
 ) -> ForecastSummary:
     """All that is told of a load's forecast; in a line that grows, only what does not depend on the run's end."""
     point = run_point(load.arrivals, load.engine, model)
@@ -123,7 +122,7 @@ def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
     )
 
 
-def hit_rates(found: Forecast) -> Floats:
+def hit_rates(found: Forecast) -> FloatArray:
     """By member: cached share of the prompt tokens of the requests that were admitted."""
     prompts = np.array([arrival.prompt_tokens for arrival in found.arrivals])
     admitted = found.cached_tokens >= 0
@@ -131,7 +130,7 @@ def hit_rates(found: Forecast) -> Floats:
     return np.asarray(hit / np.maximum(looked_up, 1))
 
 
-def _engine_values(found: Forecast) -> dict[str, Floats]:
+def _engine_values(found: Forecast) -> dict[str, FloatArray]:
     """What is not a TTFT, by member."""
     ends_ms = found.arrival_ms + found.e2e_ms
     seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
@@ -150,6 +149,6 @@ def _engine_values(found: Forecast) -> dict[str, Floats]:
     return values
 
 
-def _order_statistics(values: Floats, levels: Sequence[float]) -> Floats:
+def _order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray:
     known = values[~np.isnan(values)]
     return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)

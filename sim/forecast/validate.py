@@ -17,18 +17,16 @@ from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
 from report.output import print_json, write_page
 from sim.engine.compiled import say_if_not_compiled
-from sim.engine.prediction import predicted_meta
-from sim.engine.timeline import Floats
+from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.vllm.flags import add_engine_flags, engine_overrides
-from sim.workload.interning import Int64Array
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import FloatArray, IntArray
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
@@ -214,7 +212,7 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
     status = np.where(outcome == layout.OK, STATUSES.index("ok"), run.status)
     streamed = run.streamed & ~copied
 
-    def seen(predicted: Floats, recorded: Floats) -> Floats:
+    def seen(predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         return np.asarray(np.where(copied, recorded, predicted))
 
     arrival_ms, e2e_ms = seen(found.arrival_ms[number], run.arrival_ms), seen(found.e2e_ms[number], run.e2e_ms)
@@ -231,7 +229,7 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
     )
 
 
-def _in_flight(arrival_ms: Floats, e2e_ms: Floats) -> Int64Array:
+def _in_flight(arrival_ms: FloatArray, e2e_ms: FloatArray) -> IntArray:
     """Requests in flight at each arrival, that one included; UNKNOWN where it never came."""
     came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
     counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")

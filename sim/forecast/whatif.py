@@ -12,7 +12,6 @@ from report.output import print_json, write_page
 from report.pages.whatifresults import DemandSaid, Measure, Row, Span, WhatIf
 from report.pages.whatifterminal import describe
 from sim.engine.compiled import say_if_not_compiled
-from sim.engine.timeline import Floats
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
 from sim.forecast.extrapolation import extrapolations, open_parameters
 from sim.forecast.saturation import Demand
@@ -21,6 +20,7 @@ from sim.forecast.summary import ForecastSummary, cohorts_of, summarize
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted
+from tracefile.records.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> M
     )
 
 
-def span_of(values: Floats, beyond: float | None) -> Span:
+def span_of(values: FloatArray, beyond: float | None) -> Span:
     """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
     found = interval(values)
     return Span(

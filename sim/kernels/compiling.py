@@ -20,10 +20,10 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-from sim.latency import noise
+from sim.latency import noise, terms
 from tracefile.hashing import splitmix64
 
-SHARED = (noise.__file__, splitmix64.__file__)
+SHARED = (noise.__file__, terms.__file__, splitmix64.__file__)
 """Sources outside this folder that are compiled too."""
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.compiling import sources_digest
+from tracefile.records.arrays import FloatArray
 
 Records = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint64]
 
 SOURCES = f"sources_{sources_digest()}"
@@ -61,9 +61,9 @@ REQUEST = record(
 )
 """``first_key``: where the keys of its chain that the trace knows begin, ``known_keys`` of them; the others are its own
 by its ``serial`` number. ``tail``: the copy that its last hold begins with, or one deeper."""
-FLIGHT = record(
+REQUEST_RUN = record(
     "outcome as_recorded parent first_child next_child first_token num_seen",
-    times="arrival_ms entry_ms admitted_ms think_ms patience_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
+    times="arrival_ms entry_ms admitted_ms think_ms abort_after_ms recorded_e2e_ms ttft_ms e2e_ms left_ms",
 )
 """``first_token``: where its part of the arenas of tokens begins, once it has one; ``left_ms``: of its work on a shared
 core."""
@@ -75,17 +75,12 @@ SCHEDULE = record("num_running num_waiting is_quiet")
 CLOCK = record(
     "composed num_tokens num_arrivals num_events first_job last_job num_done num_steps preemptions "
     f"steps_drawn {SOURCES}",
-    times="now_ms frontend_free_ms horizon_ms mood mood_at_ms slowest_factor seen_ms carried_ms",
+    times="now_ms frontend_free_ms horizon_ms slow slow_at_ms slowest_factor seen_ms carried_ms",
 )
-"""``horizon_ms``: arrivals that are not there yet come then or later; infinity: there are no more. ``num_tokens``: how
-much of the arenas of tokens is given away; ``mood``: the last drawn; ``slowest_factor``: of any step's noise;
-``seen_ms``: when the last step's tokens were seen; ``carried_ms``: what is left of a delivery, beside the next step."""
-COSTS = record(
-    "",
-    times="t0_ms per_prefill_token_ms per_attention_token2_ms per_decode_ms per_kv_token_ms per_prefill_chunk_ms "
-    "per_prefill_depth_ms per_chunk_square_ms prefill_step_ms f0_ms f1_ms_per_prompt_token "
-    "delivery_ms_per_prompt_token",
-)
+"""``horizon_ms``: unknown arrivals come then or later; infinity: there are none. ``num_tokens``: reserved part of the
+arenas of tokens. ``slow``: last autocorrelated normal, drawn at ``slow_at_ms``. ``slowest_factor``: upper bound of a
+step's noise. ``seen_ms``: time at which clients see the last step's tokens. ``carried_ms``: rest of a delivery, done
+beside the next step."""
 
 
 class Pool(NamedTuple):
@@ -144,41 +139,41 @@ class Scheduler(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What the noise is made of (``sim.latency.noise``)."""
+    """Tables and keys of the noise (``sim.latency.noise``)."""
 
     step_key: npt.NDArray[np.uint64]
-    """A single one: of the stream of the steps' draws; none: medians."""
-    step_knots: Floats
-    """log(ms) that the next's rows are of."""
-    step_table: Floats
-    """log of a step's factor, by knot and normal; no rows: every factor is 1."""
-    normals: Floats
-    mood: Floats
-    """Weight of the mood, weight of what a step has alone, how long the mood lasts in ms."""
-    frontend: Floats
-    """By place: factor on the front end's time."""
+    """Key of the stream of the steps' draws, alone; empty: medians."""
+    step_knots: FloatArray
+    """log(ms) of the rows of ``step_table``."""
+    step_table: FloatArray
+    """log(factor of a step) by knot and normal; no rows: every factor is 1."""
+    normals: FloatArray
+    weights: FloatArray
+    """Weight of the autocorrelated part of a step's factor, weight of the independent part, correlation time in ms."""
+    frontend: FloatArray
+    """By place: factor on the API server's time."""
 
 
 class Timeline(NamedTuple):
     """Steps, as far as the clock's ``num_steps``."""
 
-    starts_ms: Floats
-    ends_ms: Floats
-    rows: Floats
-    seen_ms: Floats
+    starts_ms: FloatArray
+    ends_ms: FloatArray
+    rows: FloatArray
+    seen_ms: FloatArray
     """When clients see a step's tokens."""
 
 
-class World(NamedTuple):
+class SimState(NamedTuple):
     """Everything there is in a run."""
 
     scheduler: Scheduler
-    costs: Records
-    """One of COSTS."""
+    costs: FloatArray
+    """By the terms of ``sim.latency.terms.TERMS``."""
     clock: Records
     """One of CLOCK."""
-    flights: Records
-    """FLIGHT by place."""
+    runs: Records
+    """REQUEST_RUN by place."""
     arrivals: Records
     """A heap of EVENT, by time and place."""
     events: Records
@@ -191,5 +186,5 @@ class World(NamedTuple):
     timeline: Timeline
     token_steps: Ints
     """Tokens of requests that have any, from ``first_token`` on: the step at whose end each appeared."""
-    itl_ms: Floats
+    itl_ms: FloatArray
     """Beside them: the gap before each token but the first."""

@@ -1,4 +1,4 @@
-"""The step loop, as in ``sim.engine.engine.Engine``: deliver, compose, run, skip what would be the same again."""
+"""Step loop of the engine: deliver events, compose a step, run it, repeat it while it would be the same again."""
 
 import math
 
@@ -6,164 +6,171 @@ import numpy as np
 
 from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.flights import deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.frontend import run_alone, run_beside
-from sim.kernels.layout import FINISHED, OK, SHARED_CORE, Floats, World
+from sim.kernels.layout import FINISHED, OK, SHARED_CORE, SimState
 from sim.kernels.noise import step_factor
+from sim.kernels.requestruns import deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.scheduler import finish_step, schedule
+from sim.latency import terms
+from tracefile.records.arrays import FloatArray
 
 NONE = -1
-NUM_STEP_TERMS = 9
 DONE, FULL, MORE, NOT_CHAINED = range(4)
-"""Why a run stopped: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
-arrivals are wanted; a hash occurs at two depths."""
+"""Reasons to stop: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
+arrivals are needed; a hash occurs at two depths."""
 _ROUNDING = 1.0 + 1e-9
+_begin_row = kernel(terms.begin_row)
+_count_chunk = kernel(terms.count_chunk)
+_count_decodes = kernel(terms.count_decodes)
+_is_decode = kernel(terms.is_decode)
+_row_ms = kernel(terms.row_ms)
+_delivery_ms = kernel(terms.delivery_ms)
 
 
 @entry
-def run(world: World) -> int:
+def run(state: SimState) -> int:
     """Run until there is a reason to stop; after FULL and MORE, call again with what is wanted."""
-    clock, ahead = world.clock[0], world.scheduler.settings[0].composes_ahead
-    while clock.num_steps + 1 < len(world.timeline.ends_ms):
-        deliver_events(world)
+    clock, ahead = state.clock[0], state.scheduler.settings[0].composes_ahead
+    while clock.num_steps + 1 < len(state.timeline.ends_ms):
+        deliver_events(state)
         if clock.now_ms >= clock.horizon_ms:
             return MORE
         slot = max(clock.composed, 0)
         if clock.composed == NONE:
-            if not _compose_first(world, slot):
-                if not _idle(world):
+            if not _compose_first(state, slot):
+                if not _idle(state):
                     return DONE if clock.horizon_ms == np.inf else MORE
                 continue
             clock.composed = slot
-        if _may_outlast_horizon(world, slot):
+        if _may_outlast_horizon(state, slot):
             return MORE
-        if not _give_room(world, slot):
+        if not _give_room(state, slot):
             return FULL
         clock.composed = NONE
-        if ahead and _compose(world, 1 - slot):
+        if ahead and _compose(state, 1 - slot):
             clock.composed = 1 - slot
-        if world.scheduler.pool.counts[0].not_chained:
+        if state.scheduler.pool.counts[0].not_chained:
             return NOT_CHAINED
-        _run_step(world, slot)
+        _run_step(state, slot)
         if ahead:
             if clock.composed != NONE:
-                _skip_decodes(world, clock.composed)
+                _skip_decodes(state, clock.composed)
         else:
-            _skip_decodes(world, slot)
+            _skip_decodes(state, slot)
     return FULL
 
 
 @kernel
-def _compose_first(world: World, slot: int) -> bool:
-    """Compose a step while none runs; if all of one's shares went to make room, the engine composes again at once."""
+def _compose_first(state: SimState, slot: int) -> bool:
+    """Compose a step while none runs, and again at once if preemptions took all of its shares."""
     preemptions = -1
-    while preemptions != world.clock[0].preemptions:
-        preemptions = world.clock[0].preemptions
-        if _compose(world, slot):
+    while preemptions != state.clock[0].preemptions:
+        preemptions = state.clock[0].preemptions
+        if _compose(state, slot):
             return True
     return False
 
 
 @kernel
-def _compose(world: World, slot: int) -> bool:
+def _compose(state: SimState, slot: int) -> bool:
     """Compose the next step; False if there is nothing to compute."""
-    scheduler = world.scheduler
+    scheduler = state.scheduler
     if scheduler.state[0].num_running + scheduler.state[0].num_waiting == 0:
         return False
     schedule(scheduler, slot)
-    step, now_ms = scheduler.steps[slot], world.clock[0].now_ms
-    world.clock[0].preemptions += step.preempted
+    step, now_ms = scheduler.steps[slot], state.clock[0].now_ms
+    state.clock[0].preemptions += step.preempted
     for number in range(step.count - step.admitted, step.count):
-        flight = world.flights[scheduler.shares[slot, number].place]
-        if math.isnan(flight.admitted_ms):
-            flight.admitted_ms = now_ms
+        request_run = state.runs[scheduler.shares[slot, number].place]
+        if math.isnan(request_run.admitted_ms):
+            request_run.admitted_ms = now_ms
     return bool(step.count > 0)
 
 
 @kernel
-def _may_outlast_horizon(world: World, slot: int) -> bool:
-    """Whether arrivals may come in the step's time that are not there yet, and matter: those on its own core do."""
-    if world.scheduler.settings[0].placement != SHARED_CORE or world.clock[0].horizon_ms == np.inf:
+def _may_outlast_horizon(state: SimState, slot: int) -> bool:
+    """Return whether unknown arrivals may come during the step; they matter on a shared core only."""
+    if state.scheduler.settings[0].placement != SHARED_CORE or state.clock[0].horizon_ms == np.inf:
         return False
-    _count(world, slot)
-    return bool(_latest_end_ms(world) >= world.clock[0].horizon_ms)
+    _count(state, slot)
+    return bool(_latest_end_ms(state) >= state.clock[0].horizon_ms)
 
 
 @kernel
-def _latest_end_ms(world: World) -> float:
-    """Of the step in the timeline's next row on a shared core: beside the front end it takes twice as long."""
-    clock = world.clock[0]
-    step_ms = clock.slowest_factor * _step_ms(world) + clock.carried_ms
+def _latest_end_ms(state: SimState) -> float:
+    """Latest end of the step in the timeline's next row on a shared core, where the API server may double its time."""
+    clock = state.clock[0]
+    step_ms = clock.slowest_factor * _row_ms(state.costs, state.timeline.rows[clock.num_steps]) + clock.carried_ms
     return float((clock.now_ms + 2.0 * step_ms) * _ROUNDING)
 
 
 @kernel
-def _give_room(world: World, slot: int) -> bool:
-    """Give whoever gets a first token in the step a part of the arenas of tokens; False if there is too little."""
-    clock, scheduler, end = world.clock[0], world.scheduler, len(world.token_steps)
+def _give_room(state: SimState, slot: int) -> bool:
+    """Reserve a part of the arenas of tokens for each request with its first token in the step; False if full."""
+    clock, scheduler, end = state.clock[0], state.scheduler, len(state.token_steps)
     for number in range(scheduler.steps[slot].count):
         share = scheduler.shares[slot, number]
-        flight, request = world.flights[share.place], scheduler.requests[share.place]
-        if share.samples and flight.first_token == NONE:
+        request_run, request = state.runs[share.place], scheduler.requests[share.place]
+        if share.samples and request_run.first_token == NONE:
             most = request.last_token - request.prompt_tokens
             if clock.num_tokens + most > end:
                 return False
-            flight.first_token = clock.num_tokens
+            request_run.first_token = clock.num_tokens
             clock.num_tokens += most
     return True
 
 
 @kernel
-def _run_step(world: World, slot: int) -> None:
+def _run_step(state: SimState, slot: int) -> None:
     """Move the clock over a step; its tokens appear at its end."""
-    scheduler = world.scheduler
-    _count(world, slot)
-    _advance(world)
-    last, shares = world.clock[0].num_steps - 1, scheduler.shares[slot]
+    scheduler = state.scheduler
+    _count(state, slot)
+    _advance(state)
+    last, shares = state.clock[0].num_steps - 1, scheduler.shares[slot]
     beginning = 0
     for number in range(scheduler.steps[slot].count):
         place = shares[number].place
         if shares[number].samples and scheduler.requests[place].state != FINISHED:
-            flight = world.flights[place]
-            if flight.num_seen == 0:
+            request_run = state.runs[place]
+            if request_run.num_seen == 0:
                 beginning += scheduler.requests[place].prompt_tokens
-            world.token_steps[flight.first_token + flight.num_seen] = last
-            flight.num_seen += 1
+            state.token_steps[request_run.first_token + request_run.num_seen] = last
+            request_run.num_seen += 1
     finished = finish_step(scheduler, slot)
     if beginning:
-        _deliver(world, beginning)
+        _deliver(state, beginning)
     for number in range(finished):
-        end(world, scheduler.finished[number], OK)
+        end(state, scheduler.finished[number], OK)
 
 
 @kernel
-def _deliver(world: World, prompt_tokens: int) -> None:
-    """The last step has first tokens of prompts of so many together: all of its tokens are seen as much later. On a
-    shared core the engine, if it goes on, takes half of it meanwhile."""
-    clock, state = world.clock[0], world.scheduler.state[0]
-    work_ms = world.costs[0].delivery_ms_per_prompt_token * prompt_tokens
-    goes_on = clock.composed != NONE or state.num_running + state.num_waiting > 0
-    shared = goes_on and world.scheduler.settings[0].placement == SHARED_CORE
+def _deliver(state: SimState, prompt_tokens: int) -> None:
+    """Delay the tokens of the last step, which holds first tokens of prompts of ``prompt_tokens`` together. On a shared
+    core the engine, if it has work, takes half of the core meanwhile."""
+    clock, queues = state.clock[0], state.scheduler.state[0]
+    work_ms = _delivery_ms(state.costs, prompt_tokens)
+    goes_on = clock.composed != NONE or queues.num_running + queues.num_waiting > 0
+    shared = goes_on and state.scheduler.settings[0].placement == SHARED_CORE
     clock.carried_ms = work_ms if shared else 0.0
     clock.seen_ms = max(clock.seen_ms, clock.now_ms + work_ms + clock.carried_ms)
-    world.timeline.seen_ms[clock.num_steps - 1] = clock.seen_ms
+    state.timeline.seen_ms[clock.num_steps - 1] = clock.seen_ms
 
 
 @kernel
-def _idle(world: World) -> bool:
-    """Let the clock go on without the engine, to whatever happens next; False if nothing does before the horizon."""
-    clock = world.clock[0]
+def _idle(state: SimState) -> bool:
+    """Move the clock, while the engine is idle, to the next event; False if there is none before the horizon."""
+    clock = state.clock[0]
     if clock.first_job < clock.last_job:
-        start_ms, row = clock.now_ms, world.timeline.rows[clock.num_steps]
-        left_ms = world.flights[world.jobs[clock.first_job]].left_ms
-        if min(start_ms + left_ms, next_ms(world)) >= clock.horizon_ms:
+        start_ms, row = clock.now_ms, state.timeline.rows[clock.num_steps]
+        left_ms = state.runs[state.jobs[clock.first_job]].left_ms
+        if min(start_ms + left_ms, next_ms(state)) >= clock.horizon_ms:
             return False
         row[:] = 0.0
-        row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = run_alone(world, next_ms(world))
-        _append(world, start_ms)
-        hand_over(world)
+        run_alone(state, next_ms(state), row)
+        _append(state, start_ms)
+        hand_over(state)
         return True
-    coming_ms = next_ms(world)
+    coming_ms = next_ms(state)
     if coming_ms >= clock.horizon_ms:
         return False
     clock.now_ms = max(clock.now_ms, coming_ms)
@@ -171,102 +178,71 @@ def _idle(world: World) -> bool:
 
 
 @kernel
-def _count(world: World, slot: int) -> None:
-    """Count a step in every term, as ``sim.latency.terms.step_row`` does, in the timeline's next row."""
-    scheduler = world.scheduler
+def _count(state: SimState, slot: int) -> None:
+    """Count a composed step in every term, in the timeline's next row (``sim.latency.terms.step_row``)."""
+    scheduler = state.scheduler
     requests, shares = scheduler.requests, scheduler.shares[slot]
-    chunks, tokens, depths, decodes, kv_tokens = 0, 0, 0, 0, 0
-    attention, square = 0.0, 0.0
+    row, decodes, kv_tokens = state.timeline.rows[state.clock[0].num_steps], 0, 0
+    _begin_row(row)
     for number in range(scheduler.steps[slot].count):
         share = shares[number]
-        if share.num_tokens == 1 and share.depth >= requests[share.place].prompt_tokens:
+        if _is_decode(share.num_tokens, share.depth, requests[share.place].prompt_tokens):
             decodes += 1
             kv_tokens += share.depth
-            continue
-        half_square = share.num_tokens * share.num_tokens / 2
-        chunks += 1
-        tokens += share.num_tokens
-        depths += share.depth
-        square += half_square
-        attention += share.num_tokens * share.depth + half_square
-    row = world.timeline.rows[world.clock[0].num_steps]
-    row[0], row[1], row[2], row[3], row[4] = 1.0, tokens, attention, decodes, kv_tokens
-    row[5], row[6], row[7], row[8] = chunks, depths, square, 1.0 if chunks else 0.0
+        else:
+            _count_chunk(row, share.num_tokens, share.depth)
+    _count_decodes(row, decodes, kv_tokens)
 
 
 @kernel
-def _advance(world: World) -> None:
-    """Move the clock over the step in the timeline's next row, and the front end with it on a shared core."""
-    clock, row = world.clock[0], world.timeline.rows[world.clock[0].num_steps]
-    start_ms, step_ms = clock.now_ms, _step_ms(world)
-    step_ms = step_ms * step_factor(world, start_ms, step_ms) + clock.carried_ms
+def _advance(state: SimState) -> None:
+    """Move the clock over the step in the timeline's next row, and the API server with it on a shared core."""
+    clock, row = state.clock[0], state.timeline.rows[state.clock[0].num_steps]
+    start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
+    step_ms = step_ms * step_factor(state, start_ms, step_ms) + clock.carried_ms
     clock.carried_ms = 0.0
-    if world.scheduler.settings[0].placement == SHARED_CORE:
-        row[NUM_STEP_TERMS], row[NUM_STEP_TERMS + 1] = _share_core(world, step_ms)
+    if state.scheduler.settings[0].placement == SHARED_CORE:
+        _share_core(state, step_ms, row)
     else:
         clock.now_ms = start_ms + step_ms
-    _append(world, start_ms)
+    _append(state, start_ms)
 
 
 @kernel
-def _step_ms(world: World) -> float:
-    """How long the engine computes at the step in the timeline's next row, but for its noise."""
-    costs, row = world.costs[0], world.timeline.rows[world.clock[0].num_steps]
-    step_ms = (
-        costs.t0_ms
-        + costs.per_prefill_token_ms * row[1]
-        + costs.per_attention_token2_ms * row[2]
-        + costs.per_decode_ms * row[3]
-        + costs.per_kv_token_ms * row[4]
-    )
-    if row[5] > 0.0:
-        step_ms += (
-            costs.per_prefill_chunk_ms * row[5]
-            + costs.per_prefill_depth_ms * row[6]
-            + costs.per_chunk_square_ms * row[7]
-            + costs.prefill_step_ms
-        )
-    return float(step_ms)
-
-
-@kernel
-def _share_core(world: World, left_ms: float) -> tuple[float, float]:
-    """Run ``left_ms`` of the engine's work beside the front end's; what the latter did."""
-    clock, requests, tokens = world.clock[0], 0.0, 0.0
+def _share_core(state: SimState, left_ms: float, row: FloatArray) -> None:
+    """Run ``left_ms`` of the engine's work beside the API server's work, which ``row`` counts."""
+    clock = state.clock[0]
     while left_ms > 0.0:
-        receive(world)
+        receive(state)
         until_ms = np.inf
         if clock.num_arrivals:
-            until_ms = world.arrivals[0].time_ms
-        left_ms, more_requests, more_tokens = run_beside(world, left_ms, until_ms)
-        requests += more_requests
-        tokens += more_tokens
-    hand_over(world)
-    return requests, tokens
+            until_ms = state.arrivals[0].time_ms
+        left_ms = run_beside(state, left_ms, until_ms, row)
+    hand_over(state)
 
 
 @kernel
-def _append(world: World, start_ms: float) -> None:
-    clock = world.clock[0]
-    world.timeline.starts_ms[clock.num_steps] = start_ms
-    world.timeline.ends_ms[clock.num_steps] = clock.now_ms
+def _append(state: SimState, start_ms: float) -> None:
+    clock = state.clock[0]
+    state.timeline.starts_ms[clock.num_steps] = start_ms
+    state.timeline.ends_ms[clock.num_steps] = clock.now_ms
     clock.seen_ms = max(clock.seen_ms, clock.now_ms)
-    world.timeline.seen_ms[clock.num_steps] = clock.seen_ms
+    state.timeline.seen_ms[clock.num_steps] = clock.seen_ms
     clock.num_steps += 1
 
 
 @kernel
-def _skip_decodes(world: World, slot: int) -> None:
-    """Run, without the scheduler, the steps that would be the one in ``slot`` again: only decodes, none of which ends,
-    and nothing happens outside. Whoever could not be admitted in it cannot be now, as nothing has been freed or queued
-    since, or cached that it could hit. Composing ahead, it is the step yet to run; else the one that ran.
+def _skip_decodes(state: SimState, slot: int) -> None:
+    """Run, without the scheduler, the steps that would repeat the step in ``slot``: decodes only, none of which ends,
+    and no event. A request that was not admitted in it cannot be admitted now: nothing has been freed or queued since,
+    or cached that it could hit. Composing ahead, ``slot`` is the step yet to run; else the step that ran.
     """
-    scheduler, clock = world.scheduler, world.clock[0]
+    scheduler, clock = state.scheduler, state.clock[0]
     step, count = scheduler.steps[slot], scheduler.state[0].num_running
     same = step.preempted == 0 and step.admitted == 0 and step.count == count and step.total_tokens == count
     if count == 0 or not same or not scheduler.state[0].is_quiet:
         return
-    most = min(_most_decodes(world), len(world.timeline.ends_ms) - clock.num_steps)
+    most = min(_most_decodes(state), len(state.timeline.ends_ms) - clock.num_steps)
     if most <= 0:
         return
     requests, running, first = scheduler.requests, scheduler.running, clock.num_steps
@@ -274,66 +250,68 @@ def _skip_decodes(world: World, slot: int) -> None:
     for position in range(count):
         request = requests[running[position]]
         kv_tokens += request.num_computed - request.placeholders
-    skipped = _decode(world, count, kv_tokens, most)
+    skipped = _decode(state, count, kv_tokens, most)
     for position in range(count):
         place = running[position]
-        request, flight = requests[place], world.flights[place]
-        token = flight.first_token + flight.num_seen
+        request, request_run = requests[place], state.runs[place]
+        token = request_run.first_token + request_run.num_seen
         for step_number in range(skipped):
-            world.token_steps[token + step_number] = first + step_number
-        flight.num_seen += skipped
+            state.token_steps[token + step_number] = first + step_number
+        request_run.num_seen += skipped
         request.num_tokens += skipped
         request.num_computed += skipped
         scheduler.shares[slot, position].depth += skipped
 
 
 @kernel
-def _decode(world: World, decodes: int, kv_tokens: int, most: int) -> int:
-    """Run up to ``most`` steps of decodes, from one in which blocks fill up to the next; how many."""
-    scheduler, clock = world.scheduler, world.clock[0]
+def _decode(state: SimState, decodes: int, kv_tokens: int, most: int) -> int:
+    """Run up to ``most`` steps of decodes, from one block boundary to the next; return their number."""
+    scheduler, clock = state.scheduler, state.clock[0]
     first, done, until = clock.num_steps, 0, 0
     note_due(scheduler)
     while done < most and done == until:
         if is_due(scheduler, done):
-            if not _is_undisturbed(world, decodes, kv_tokens + decodes * done) or not can_cross(scheduler, done):
+            if not _is_undisturbed(state, decodes, kv_tokens + decodes * done) or not can_cross(scheduler, done):
                 break
             cross(scheduler, done)
         until += 1
         while until < most and not is_due(scheduler, until):
             until += 1
         if scheduler.settings[0].placement == SHARED_CORE:
-            _repeat_sharing(world, decodes, kv_tokens + decodes * done, first + until)
+            _repeat_sharing(state, decodes, kv_tokens + decodes * done, first + until)
         else:
-            wake_ms = min(next_ms(world), clock.horizon_ms)
-            _repeat(world, decodes, kv_tokens + decodes * done, first + until, wake_ms)
+            wake_ms = min(next_ms(state), clock.horizon_ms)
+            _repeat(state, decodes, kv_tokens + decodes * done, first + until, wake_ms)
         done = clock.num_steps - first
     forget_due(scheduler)
     return int(done)
 
 
 @kernel
-def _is_undisturbed(world: World, decodes: int, kv_tokens: int) -> bool:
-    """Whether the engine need not look outside before its next step; on a shared core an arrival that is there is no
-    reason."""
-    clock = world.clock[0]
-    if world.scheduler.settings[0].placement == SHARED_CORE:
-        _set_decode_row(world.timeline.rows[clock.num_steps], decodes, kv_tokens)
-        is_near = clock.horizon_ms < np.inf and _latest_end_ms(world) >= clock.horizon_ms
-        return not is_near and bool(clock.num_events == 0 or clock.now_ms < world.events[0].time_ms)
-    return bool(clock.now_ms < min(next_ms(world), clock.horizon_ms))
+def _is_undisturbed(state: SimState, decodes: int, kv_tokens: int) -> bool:
+    """Return whether no event has to be delivered before the next step. On a shared core an arrival does not count."""
+    clock = state.clock[0]
+    if state.scheduler.settings[0].placement == SHARED_CORE:
+        row = state.timeline.rows[clock.num_steps]
+        _begin_row(row)
+        _count_decodes(row, decodes, kv_tokens)
+        is_near = clock.horizon_ms < np.inf and _latest_end_ms(state) >= clock.horizon_ms
+        return not is_near and bool(clock.num_events == 0 or clock.now_ms < state.events[0].time_ms)
+    return bool(clock.now_ms < min(next_ms(state), clock.horizon_ms))
 
 
 @kernel
-def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: float) -> None:
-    """Steps in which ``decodes`` requests decode on ``kv_tokens`` and more, to ``end_step`` or until ``wake_ms``."""
-    costs, timeline, clock = world.costs, world.timeline, world.clock[0]
+def _repeat(state: SimState, decodes: int, kv_tokens: int, end_step: int, wake_ms: float) -> None:
+    """Run steps in which ``decodes`` requests decode, first on ``kv_tokens``, to ``end_step`` or until ``wake_ms``."""
+    timeline, clock = state.timeline, state.clock[0]
     number, now_ms, seen_ms = clock.num_steps, clock.now_ms, clock.seen_ms
-    others_ms = costs[0].t0_ms + costs[0].per_decode_ms * decodes
     while number < end_step and now_ms < wake_ms:
-        _set_decode_row(timeline.rows[number], decodes, kv_tokens)
+        row = timeline.rows[number]
+        _begin_row(row)
+        _count_decodes(row, decodes, kv_tokens)
         timeline.starts_ms[number] = now_ms
-        step_ms = others_ms + costs[0].per_kv_token_ms * kv_tokens
-        now_ms = now_ms + step_ms * step_factor(world, now_ms, step_ms)
+        step_ms = _row_ms(state.costs, row)
+        now_ms = now_ms + step_ms * step_factor(state, now_ms, step_ms)
         timeline.ends_ms[number] = now_ms
         seen_ms = max(seen_ms, now_ms)
         timeline.seen_ms[number] = seen_ms
@@ -345,24 +323,18 @@ def _repeat(world: World, decodes: int, kv_tokens: int, end_step: int, wake_ms: 
 
 
 @kernel
-def _repeat_sharing(world: World, decodes: int, kv_tokens: int, end_step: int) -> None:
-    """The same on a shared core: an arrival alone does not end it, what the front end hands over does."""
-    clock = world.clock[0]
-    while clock.num_steps < end_step and _is_undisturbed(world, decodes, kv_tokens):
-        _advance(world)
+def _repeat_sharing(state: SimState, decodes: int, kv_tokens: int, end_step: int) -> None:
+    """Run the same steps on a shared core, to ``end_step`` or until the API server hands a request over."""
+    clock = state.clock[0]
+    while clock.num_steps < end_step and _is_undisturbed(state, decodes, kv_tokens):
+        _advance(state)
         kv_tokens += decodes
 
 
 @kernel
-def _set_decode_row(row: Floats, decodes: int, kv_tokens: int) -> None:
-    row[0], row[1], row[2], row[3], row[4] = 1.0, 0.0, 0.0, decodes, kv_tokens
-    row[5], row[6], row[7], row[8] = 0.0, 0.0, 0.0, 0.0
-
-
-@kernel
-def _most_decodes(world: World) -> int:
-    """Steps in which all running requests only decode, and none ends."""
-    scheduler = world.scheduler
+def _most_decodes(state: SimState) -> int:
+    """Number of steps in which all running requests only decode, and none ends."""
+    scheduler = state.scheduler
     ahead, most = scheduler.settings[0].composes_ahead, 2**62
     for position in range(scheduler.state[0].num_running):
         request = scheduler.requests[scheduler.running[position]]

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.compiling import entry, kernel
-from sim.kernels.layout import Floats, Places
+from sim.kernels.layout import Places
+from tracefile.records.arrays import FloatArray
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -14,7 +15,7 @@ _ZERO, _POINT, _COMMA, _OPEN, _CLOSE = (np.uint8(ord(letter)) for letter in "0.,
 
 
 @entry
-def write_arrays(values: Floats, firsts: Places, counts: Places, into: Bytes, ends: Places) -> None:
+def write_arrays(values: FloatArray, firsts: Places, counts: Places, into: Bytes, ends: Places) -> None:
     """Write JSON arrays of ``values`` of 0 and more to four decimals, number i of ``counts[i]`` from ``firsts[i]`` on;
     ``ends``: where each ends in ``into``. Digits are those of the shortest number that is the same, as ever in JSON."""
     end = 0

@@ -1,4 +1,4 @@
-"""model.json: what a fit learnt of an engine, how sure it is, and what it learnt it from."""
+"""model.json: an engine's parameters, their uncertainty, and the captures that they were fitted on."""
 
 import hashlib
 import os
@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
 from sim.latency.noise import Noise
-from sim.latency.terms import FRONTEND_TERMS, STEP_TERMS, TERMS
+from sim.latency.terms import TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
 
-MODEL_SCHEMA: Literal["kvtape-model/1"] = "kvtape-model/1"
+MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One parameter's value and how well the captures pin it down."""
+    """Value of one parameter, and its uncertainty."""
 
     value: float
     unit: str
@@ -32,11 +29,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     identified: bool = True
     """False: the captures hold nothing that depends on it enough; the value is a placeholder."""
     note: str | None = None
-    """Why it is not identified, or where the value is from."""
+    """Reason why it is not identified, or source of the value."""
 
 
 class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace the model was fitted on; it must never be the trace that judges the model."""
+    """A trace that the model was fitted on; such a trace must never validate the model."""
 
     digest: str
     """``trace_digest``: SHA-256 over the record lines."""
@@ -46,7 +43,7 @@ class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """A simpler predictor of TTFT and its errors on the same data. The yardstick: worse than this is worthless."""
+    """A simpler predictor of TTFT and its errors on the same data, which a useful model has to beat."""
 
     formula: str
     intercept_ms: float | None = None
@@ -60,28 +57,27 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted engine. Times in ms, tokens counted, errors as fractions of the observed value."""
 
-    schema: Literal["kvtape-model/1"] = MODEL_SCHEMA
+    schema: Literal["kvtape-model/2"] = MODEL_SCHEMA
     parameters: dict[str, Parameter]
-    """By the names of ``features.TERMS``; an absent one is 0."""
+    """By the names of ``sim.latency.terms.TERMS``; an absent one is 0."""
     engine: EngineConfig
-    """Settings under which it was fitted; ``sim run`` takes them unless told otherwise."""
+    """Settings under which it was fitted: the defaults of ``sim run``."""
     frontend_placement: FrontendPlacement = "parallel"
     noise: Noise = msgspec.field(default_factory=Noise)
     draws: list[list[float]] = []
-    """Joint draws of the parameters: a row per draw, in the order of ``parameters``. From the bootstrap by session, so
-    that they say together how sure the fit is. Empty: a point, nothing is known of its uncertainty."""
+    """Joint draws of the parameters from the bootstrap by session: a row per draw, in the order of ``parameters``.
+    Empty: the uncertainty is unknown."""
     drift_log_sd: float = 0.0
-    """Standard deviation of log(speed) of a capture to come, beyond what the parameters explain: how much faster or
-    slower the engine may be on another day."""
+    """Standard deviation of log(speed) between captures, beyond what the parameters explain: the engine's speed on
+    another day."""
     drift_freedom: int = 0
-    """Degrees of freedom that it is known with: few captures tell little of it, and Student's t of that. 0: it is known
-    exactly."""
+    """Degrees of freedom of that estimate, for Student's t. 0: it is known exactly."""
     model_name: str | None = None
     """The served model's name, from the traces. Null: they do not say."""
     fitted_on: list[FitTrace] = []
     """Empty: not fitted, but written down."""
     diagnostics: dict[str, Any] = {}
-    """How the fit went: see docs/model.md."""
+    """Diagnostics of the fit: see docs/model.md."""
     baselines: dict[str, Baseline] = {}
 
     def __post_init__(self) -> None:
@@ -102,28 +98,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"drift_freedom: {self.drift_freedom}; expected 0 or more")
 
     @property
-    def step(self) -> StepModel:
-        """The step times."""
-        return StepModel(**{term.name: self._value(term.name) for term in STEP_TERMS})
-
-    @property
-    def frontend(self) -> FrontendModel:
-        """The front end's times."""
-        values = {term.name: self._value(term.name) for term in FRONTEND_TERMS}
-        return FrontendModel(placement=self.frontend_placement, **values)
-
-    def vector(self) -> npt.NDArray[np.float64]:
-        """The parameters in the order of ``features.TERMS``."""
-        return np.array([self._value(term.name) for term in TERMS])
+    def costs(self) -> tuple[float, ...]:
+        """Values of the parameters in the order of ``TERMS``."""
+        values = {name: parameter.value for name, parameter in self.parameters.items()}
+        return tuple(values.get(term.name, 0.0) for term in TERMS)
 
     @property
     def fit_digests(self) -> list[str]:
         """Digests of the traces it was fitted on."""
         return [trace.digest for trace in self.fitted_on]
-
-    def _value(self, name: str) -> float:
-        parameter = self.parameters.get(name)
-        return 0.0 if parameter is None else parameter.value
 
     def refuse_fit_traces(self, digest: str, path: str | os.PathLike[str]) -> None:
         """Raise InputError if the trace of this digest is one the model was fitted on."""
@@ -136,45 +119,56 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with those of ``overrides`` that are not None."""
+    """Return ``config`` with every override that is not None."""
     return replace(config, **{name: value for name, value in overrides.items() if value is not None})
 
 
-def make_model(step: StepModel, frontend: FrontendModel, engine: EngineConfig, noise: Noise | None = None) -> Model:
-    """A model that was written down, not fitted."""
-    values = [getattr(step, term.name) for term in STEP_TERMS] + [getattr(frontend, t.name) for t in FRONTEND_TERMS]
+def make_model(
+    costs: Mapping[str, float],
+    engine: EngineConfig,
+    noise: Noise | None = None,
+    placement: FrontendPlacement = "parallel",
+) -> Model:
+    """A model of given parameters, not fitted; ``costs``: by the names of ``TERMS``."""
+    units = {term.name: term.unit for term in TERMS}
     return Model(
         parameters={
-            term.name: Parameter(value=value, unit=term.unit, note="given, not fitted")
-            for term, value in zip(TERMS, values, strict=True)
+            name: Parameter(value=value, unit=units[name], note="given, not fitted")
+            for name, value in costs.items()
             if value != 0.0
         },
         engine=engine,
-        frontend_placement=frontend.placement,
+        frontend_placement=placement,
         noise=noise or Noise(),
     )
 
 
 def default_model() -> Model:
     """A small CPU engine: the parameters once fitted on vLLM serving a 128 × 2 model on one core."""
-    return make_model(
-        StepModel(
-            t0_ms=4.3,
-            per_prefill_token_ms=0.013,
-            per_attention_token2_ms=1.1e-5,
-            per_decode_ms=0.99,
-            per_kv_token_ms=3e-5,
-        ),
-        FrontendModel(f0_ms=7.0, f1_ms_per_prompt_token=0.0022),
-        EngineConfig(
-            num_gpu_blocks=4096,
-            block_size=32,
-            max_num_seqs=32,
-            max_num_batched_tokens=2048,
-            max_model_len=16384,
-            async_scheduling=False,
-        ),
+    costs = {
+        "t0_ms": 4.3,
+        "per_prefill_token_ms": 0.013,
+        "per_attention_token2_ms": 1.1e-5,
+        "per_decode_ms": 0.99,
+        "per_kv_token_ms": 3e-5,
+        "frontend_base_ms": 7.0,
+        "frontend_ms_per_prompt_token": 0.0022,
+    }
+    engine = EngineConfig(
+        num_gpu_blocks=4096,
+        block_size=32,
+        max_num_seqs=32,
+        max_num_batched_tokens=2048,
+        max_model_len=16384,
+        async_scheduling=False,
     )
+    return make_model(costs, engine)
+
+
+class _Header(msgspec.Struct):
+    """Part of a model.json that tells its version."""
+
+    schema: str = MODEL_SCHEMA
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -184,6 +178,11 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     except OSError as error:
         raise InputError(f"{os.fspath(path)}: {error.strerror}; expected a model.json") from None
     try:
+        schema = msgspec.json.decode(data, type=_Header).schema
+        if schema != MODEL_SCHEMA:
+            raise InputError(
+                f"schema: {schema}; expected {MODEL_SCHEMA}: parameters were renamed, so run sim fit again"
+            )
         return msgspec.json.decode(data, type=Model)
     except msgspec.ValidationError as error:
         raise InputError(f"{os.fspath(path)}: {error}") from None

@@ -1,14 +1,14 @@
-"""What the step model does not explain, as the fit found it: factors on steps and on the front end, drawn by counter.
+"""Noise that the step model leaves: random factors on steps and on the API server's work, drawn by counter.
 
-A step's duration is its predicted one times a factor whose distribution depends on how long the step is: a hiccup of a
-few milliseconds is much to a step of twelve and nothing to one of four hundred. Whoever shares a step shares its luck;
-who waits behind it waits as much longer. So TTFT and gaps are joint by construction, and queues draw nothing of their
-own. Part of a step's luck is the machine's mood, which lasts: its correlation with what it was t ms ago is
-exp(−t / ``mood_ms``). A request draws once, a factor on the front end's time for it.
+A step's duration is its predicted duration times a factor. The distribution of the factor depends on the length of the
+step: a delay of a few milliseconds is large for a step of 12 ms and small for one of 400 ms. All requests in a step
+share its factor, so TTFT and ITL are drawn jointly, and queues need no draws of their own. Part of a step's factor is
+autocorrelated: its correlation with the value t ms before is exp(−t / ``correlation_time_ms``). A request draws one
+factor, for the API server's work on it.
 
-A draw depends on the seed and on the step's number, or the request's id, and on nothing else. Normals and logs are read
-off tables, between whose entries they are interpolated; what remains is compiled from the same lines that Python runs,
-so that both engines give the same bits.
+A draw depends on the seed and on the step's number, or on the request's id, and on nothing else. Normals and logs are
+interpolated in tables. The rest is compiled from the same source that Python runs, so that both engines give the same
+bits.
 """
 
 import math
@@ -19,25 +19,24 @@ from statistics import NormalDist
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64
+from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
-Floats = npt.NDArray[np.float64]
-Numbers = Sequence[float] | Floats
+Numbers = Sequence[float] | FloatArray
 
 LEVELS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-"""Probabilities at which quantiles are kept. Beyond the outermost the noise is flat: no tail is made up."""
+"""Probabilities at which quantiles are kept. Beyond the outermost ones the quantile is constant: no tail is assumed."""
 
 NORMALS = 1 << 12
-"""Intervals of the table of normals, which ends at probabilities of a quarter of one."""
+"""Intervals of the table of normals, which ends at probabilities of a quarter of an interval."""
 WIDEST, PER_NORMAL = 5, 128
-"""The table of steps' logs goes from minus to plus so many standard deviations, with so many intervals to each."""
+"""Range of the table of steps' logs, in standard deviations to each side, and its intervals per standard deviation."""
 _LAST_PLACE = 2 * WIDEST * PER_NORMAL - 0.001
 _STEPS = b"\0steps"
-"""What the steps' stream is named by, where a request's is by its id."""
+"""Name of the steps' stream of draws; a request's stream is named by its id."""
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,12 +48,12 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Predicted durations of a step, ascending, ms: the rows of ``step_log_ratio``, interpolated in their log."""
     step_log_ratio: tuple[tuple[float, ...], ...] = ((0.0,) * len(LEVELS),)
     """Per row and level: log(observed duration of a step / predicted)."""
-    mood_share: float = 0.0
-    """Share of the variance of a step's luck that lasts, 0 to 1."""
-    mood_ms: float = 1.0
-    """How long it lasts: the time in which its correlation falls to 1/e."""
+    autocorrelated_share: float = 0.0
+    """Share of the variance of a step's factor that is autocorrelated, 0 to 1."""
+    correlation_time_ms: float = 1.0
+    """Time in which that correlation falls to 1/e, ms."""
     frontend_log_ratio: tuple[float, ...] = (0.0,) * len(LEVELS)
-    """Per level: log(observed time in the front end / predicted)."""
+    """Per level: log(observed time in the API server / predicted)."""
 
     def __post_init__(self) -> None:
         width = len(self.levels)
@@ -66,14 +65,17 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InputError("noise: levels and step_ms must ascend")
         if not self.step_ms[0] > 0.0:
             raise InputError(f"noise: step_ms: {self.step_ms[0]}; expected more than 0")
-        if not (0.0 <= self.mood_share <= 1.0 and self.mood_ms > 0.0):
-            raise InputError(f"noise: mood of share {self.mood_share} and {self.mood_ms} ms; expected 0 to 1, and > 0")
+        if not (0.0 <= self.autocorrelated_share <= 1.0 and self.correlation_time_ms > 0.0):
+            raise InputError(
+                f"noise: autocorrelated_share {self.autocorrelated_share}, correlation_time_ms "
+                f"{self.correlation_time_ms}; expected 0 to 1, and more than 0"
+            )
 
-    def step_knots(self) -> Floats:
+    def step_knots(self) -> FloatArray:
         """log(ms) of the steps' rows."""
         return np.asarray(np.log(np.asarray(self.step_ms)))
 
-    def step_table(self) -> Floats:
+    def step_table(self) -> FloatArray:
         """log(observed / predicted) per knot at normals from −``WIDEST`` to ``WIDEST``; no rows: every factor is 1."""
         if not any(any(row) for row in self.step_log_ratio):
             return np.empty((0, 0))
@@ -81,8 +83,8 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         u = [_NORMAL.cdf(z) for z in at.tolist()]
         return np.stack([np.interp(u, self.levels, row) for row in self.step_log_ratio])
 
-    def frontend_factors(self, seed: int | None, request_ids: Sequence[str]) -> Floats:
-        """What to multiply the front end's time with, per request; ``seed`` None: the median. Shape (n,)."""
+    def frontend_factors(self, seed: int | None, request_ids: Sequence[str]) -> FloatArray:
+        """Factors on the API server's time per request, shape (n,); ``seed`` None: the median."""
         if seed is None or not any(self.frontend_log_ratio):
             return np.full(len(request_ids), self._frontend_factor(0.5))
         return np.array([self._frontend_factor(uniform(stream(seed, name.encode()), 0)) for name in request_ids])
@@ -91,22 +93,32 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return math.exp(float(np.interp(u, self.levels, self.frontend_log_ratio)))
 
 
-class StepLuck:
-    """The factors of one run's steps, drawn one after another. ``seed`` None: medians, no draws."""
+class StepNoise:
+    """Factors of one run's steps, drawn one after another. ``seed`` None: medians, no draws."""
 
-    __slots__ = ("_key", "_knots", "_mood", "_mood_at_ms", "_mood_ms", "_normals", "_number", "_table", "_weights")
+    __slots__ = (
+        "_correlation_ms",
+        "_key",
+        "_knots",
+        "_normals",
+        "_number",
+        "_slow",
+        "_slow_at_ms",
+        "_table",
+        "_weights",
+    )
 
     def __init__(self, noise: Noise, seed: int | None) -> None:
         self._knots: list[float] = noise.step_knots().tolist()
         self._table: list[list[float]] = noise.step_table().tolist()
         self._key = None if seed is None else stream(seed, _STEPS)
         self._weights = weights(noise)
-        self._mood_ms = noise.mood_ms
+        self._correlation_ms = noise.correlation_time_ms
         self._normals: list[float] = normals_table().tolist()
-        self._number, self._mood, self._mood_at_ms = 0, 0.0, -math.inf
+        self._number, self._slow, self._slow_at_ms = 0, 0.0, -math.inf
 
     def factor(self, start_ms: float, step_ms: float) -> float:
-        """Observed / predicted of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
+        """Factor of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
         if not self._table:
             return 1.0
         return math.exp(step_log(self._knots, self._table, self._normal(start_ms), step_ms))
@@ -116,15 +128,15 @@ class StepLuck:
             return 0.0
         own = at(self._normals, uniform(self._key, 2 * self._number) * NORMALS)
         fresh = at(self._normals, uniform(self._key, 2 * self._number + 1) * NORMALS)
-        kept = math.exp(-(start_ms - self._mood_at_ms) / self._mood_ms)
-        self._mood = kept * self._mood + math.sqrt(1.0 - kept * kept) * fresh
-        self._mood_at_ms = start_ms
+        kept = math.exp(-(start_ms - self._slow_at_ms) / self._correlation_ms)
+        self._slow = kept * self._slow + math.sqrt(1.0 - kept * kept) * fresh
+        self._slow_at_ms = start_ms
         self._number += 1
-        return self._weights[0] * self._mood + self._weights[1] * own
+        return self._weights[0] * self._slow + self._weights[1] * own
 
 
-def step_log(knots: Numbers, table: Sequence[Sequence[float]] | Floats, normal: float, step_ms: float) -> float:
-    """log(observed / predicted) of a step of ``step_ms`` at a ``normal``. Compiled too, so plain."""
+def step_log(knots: Numbers, table: Sequence[Sequence[float]] | FloatArray, normal: float, step_ms: float) -> float:
+    """log(observed / predicted) of a step of ``step_ms`` at a ``normal``; compiled too, so plain."""
     place = min(max((normal + WIDEST) * PER_NORMAL, 0.0), _LAST_PLACE)
     below = int(place)
     share = place - below
@@ -143,12 +155,12 @@ def step_log(knots: Numbers, table: Sequence[Sequence[float]] | Floats, normal: 
 
 
 def weights(noise: Noise) -> tuple[float, float]:
-    """Of the mood, and of what a step has alone."""
-    return math.sqrt(noise.mood_share), math.sqrt(1.0 - noise.mood_share)
+    """Weights of the autocorrelated part of a step's factor and of the independent part."""
+    return math.sqrt(noise.autocorrelated_share), math.sqrt(1.0 - noise.autocorrelated_share)
 
 
 def at(table: Numbers, place: float) -> float:
-    """``table`` at ``place`` from 0 to below its last entry's, linearly between entries. Compiled too, so plain."""
+    """Interpolate ``table`` at ``place``, from 0 to below its last entry's; compiled too, so plain."""
     below = int(place)
     low = table[below]
     return float(low + (place - below) * (table[below + 1] - low))
@@ -165,7 +177,7 @@ def steps_stream(seed: int) -> int:
 
 
 def uniform(key: int, counter: int) -> float:
-    """A number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
+    """Draw a number from 0 to below 1: splitmix64 of the counter in the stream ``key``."""
     return (mix64(key + (counter + 1) * GOLDEN) >> 11) * 2.0**-53
 
 
@@ -173,7 +185,7 @@ _NORMAL = NormalDist()
 
 
 @cache
-def normals_table() -> Floats:
+def normals_table() -> FloatArray:
     """Standard normals at probabilities 0 to 1 in ``NORMALS`` steps, the outermost at a quarter of a step."""
     least = 0.25 / NORMALS
     return np.array([_NORMAL.inv_cdf(min(max(i / NORMALS, least), 1.0 - least)) for i in range(NORMALS + 1)])

@@ -1,70 +1,220 @@
-"""What a step's duration is linear in: the terms, as data, and how a step is counted in them.
+"""Terms of the latency model: the duration of a scheduler step and of the API server's work is linear in them.
 
-A step is a row with one number per term; its duration is the row times the model's parameters. The five terms of the
-default model come first. The others are for engines whose steps those five do not describe: a fit takes them in when
-they help or it is told to, and a model without them costs nothing. So it is with the front end's.
+    step_ms          = sum over the terms of a step of cost × count
+    entry            = arrival + frontend_base_ms + frontend_ms_per_prompt_token × prompt tokens
+    first token seen = its step's end + delivery_ms_per_prompt_token × prompt tokens
+
+A row holds one count per term, in the order of ``TERMS``. Parameters in model.json, flags of ``sim serve``, columns of
+the fit and arrays of the compiled engine follow from ``TERMS``. A new term is a ``Term`` here and a line in the
+function that counts it. Those functions are plain, because the compiled engine compiles the same source: they take
+lists and arrays, and call nothing. docs/model.md explains each term.
 """
 
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from sim.vllm.scheduler import Step
+from sim.vllm.request import Request
+from tracefile.records.arrays import FloatArray
 
-StepRow = tuple[float, ...]
-"""One step's count of every term, in the order of ``STEP_TERMS``."""
+Numbers = Sequence[float] | FloatArray
+Row = MutableSequence[float] | FloatArray
+StepRow = Sequence[float]
+"""Counts of one step: the terms of a step, then on a shared core those of receiving requests."""
+
+FrontendPlacement = Literal["parallel", "serial", "shared_core"]
+"""``parallel``: the API server works on every request at once. ``serial``: on one request at a time, as one event loop
+does. ``shared_core``: serial, and on the engine's core, so that each takes twice as long while the other has work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One thing that costs time: a column of the regression, a parameter of the model."""
+    """One cost: a parameter of the model, a column of the regression."""
 
     name: str
-    """The parameter's name in model.json."""
+    """Name in model.json; its unit is ``unit``."""
     unit: str
-    """The parameter's unit."""
     counts: str
-    """What the row counts."""
+    """Quantity that is counted, for people."""
+    work: Literal["step", "prefill", "decode", "reception", "delivery"]
+    """Part of the work that it belongs to. ``step``: a step's own, whatever is in it."""
+    default: bool = False
+    """Part of every fit. Other terms enter when they improve a fit, or on request."""
+    capture: str = "a load in which its count varies on its own"
+    """Load that separates this term from the others (see ``loadgen``)."""
 
 
 STEP_TERMS = (
-    Term("t0_ms", "ms/step", "steps"),
-    Term("per_prefill_token_ms", "ms/token", "prompt tokens computed"),
-    Term("per_attention_token2_ms", "ms/token²", "sum over chunks of chunk × (depth + chunk / 2)"),
-    Term("per_decode_ms", "ms/request", "decoding requests"),
-    Term("per_kv_token_ms", "ms/token", "KV tokens of the decoding requests"),
-    Term("per_prefill_chunk_ms", "ms/chunk", "prefill chunks"),
-    Term("per_prefill_depth_ms", "ms/token", "KV tokens before the prefill chunks"),
-    Term("per_chunk_square_ms", "ms/token²", "sum over chunks of chunk² / 2"),
-    Term("prefill_step_ms", "ms/step", "steps with a prefill chunk in them"),
+    Term("t0_ms", "ms/step", "steps", "step", default=True, capture="streamed outputs of a few tokens and more"),
+    Term(
+        "per_prefill_token_ms",
+        "ms/token",
+        "prompt tokens computed",
+        "prefill",
+        default=True,
+        capture="isolated uncached prompts of several sizes up to the step's token budget",
+    ),
+    Term(
+        "per_attention_token2_ms",
+        "ms/token²",
+        "sum over chunks of chunk × (depth + chunk / 2)",
+        "prefill",
+        default=True,
+        capture="uncached prompts several times longer than the step's token budget",
+    ),
+    Term(
+        "per_decode_ms",
+        "ms/request",
+        "decoding requests",
+        "decode",
+        default=True,
+        capture="outputs generated alone and several at once",
+    ),
+    Term(
+        "per_kv_token_ms",
+        "ms/token",
+        "KV tokens of the decoding requests",
+        "decode",
+        default=True,
+        capture="outputs generated after short and after very long prompts",
+    ),
+    Term("per_prefill_chunk_ms", "ms/chunk", "prefill chunks", "prefill"),
+    Term("per_prefill_depth_ms", "ms/token", "KV tokens before the prefill chunks", "prefill"),
+    Term("per_chunk_square_ms", "ms/token²", "sum over chunks of chunk² / 2", "prefill"),
+    Term("prefill_step_ms", "ms/step", "steps with a prefill chunk in them", "step"),
 )
-FRONTEND_TERMS = (
-    Term("f0_ms", "ms/request", "requests"),
-    Term("f1_ms_per_prompt_token", "ms/token", "prompt tokens received"),
-    Term("delivery_ms_per_prompt_token", "ms/token", "prompt tokens of the requests whose first token is sent"),
+RECEPTION_TERMS = (
+    Term("frontend_base_ms", "ms/request", "requests", "reception", default=True, capture="isolated short prompts"),
+    Term(
+        "frontend_ms_per_prompt_token",
+        "ms/token",
+        "prompt tokens received",
+        "reception",
+        default=True,
+        capture="long prompts sent again, so that most of them is cached",
+    ),
 )
-TERMS = (*STEP_TERMS, *FRONTEND_TERMS)
-DEFAULT_TERMS = tuple(term.name for term in (*STEP_TERMS[:5], *FRONTEND_TERMS[:2]))
-EXTRA_STEP_TERMS = tuple(term.name for term in STEP_TERMS[5:])
-EXTRA_TERMS = tuple(term.name for term in TERMS if term.name not in DEFAULT_TERMS)
+DELIVERY_TERMS = (
+    Term(
+        "delivery_ms_per_prompt_token",
+        "ms/token",
+        "prompt tokens of the requests whose first token is sent",
+        "delivery",
+        capture="long prompts sent again while others are decoding",
+    ),
+)
+TERMS = (*STEP_TERMS, *RECEPTION_TERMS, *DELIVERY_TERMS)
+NUM_STEP_TERMS = len(STEP_TERMS)
+NUM_ROW_TERMS = NUM_STEP_TERMS + len(RECEPTION_TERMS)
+"""Terms of a row on a shared core."""
+DEFAULT_TERMS = tuple(term.name for term in TERMS if term.default)
+EXTRA_TERMS = tuple(term.name for term in TERMS if not term.default)
 
 
-def step_row(step: Step) -> StepRow:
-    """Count ``step`` in every term. One token beyond the prompt is a decode; any other share is a prefill chunk."""
-    chunks = tokens = depths = requests = kv_tokens = 0
-    attention = square = 0.0
-    for request, num_tokens, depth, _ in step.scheduled:
-        if num_tokens == 1 and depth >= request.prompt_tokens:
-            requests += 1
+def column(name: str) -> int:
+    """Return the place of a term in ``TERMS`` and in every row."""
+    return [term.name for term in TERMS].index(name)
+
+
+STEPS = column("t0_ms")
+PREFILL_TOKENS = column("per_prefill_token_ms")
+ATTENTION = column("per_attention_token2_ms")
+DECODES = column("per_decode_ms")
+KV_TOKENS = column("per_kv_token_ms")
+CHUNKS = column("per_prefill_chunk_ms")
+DEPTHS = column("per_prefill_depth_ms")
+SQUARES = column("per_chunk_square_ms")
+PREFILL_STEPS = column("prefill_step_ms")
+RECEIVED = column("frontend_base_ms")
+RECEIVED_TOKENS = column("frontend_ms_per_prompt_token")
+DELIVERED_TOKENS = column("delivery_ms_per_prompt_token")
+
+
+def begin_row(row: Row) -> None:
+    """Count a step with nothing in it yet."""
+    for place in range(len(row)):
+        row[place] = 0.0
+    row[STEPS] = 1.0
+
+
+def count_chunk(row: Row, tokens: int, depth: int) -> None:
+    """Count a prefill chunk of ``tokens`` whose request has KV of ``depth`` tokens before it."""
+    half_square = tokens * tokens / 2
+    row[PREFILL_TOKENS] += tokens
+    row[ATTENTION] += tokens * depth + half_square
+    row[CHUNKS] += 1.0
+    row[DEPTHS] += depth
+    row[SQUARES] += half_square
+    row[PREFILL_STEPS] = 1.0
+
+
+def count_decodes(row: Row, requests: int, kv_tokens: int) -> None:
+    """Count ``requests`` that each compute one token, on ``kv_tokens`` of KV together."""
+    row[DECODES] += requests
+    row[KV_TOKENS] += kv_tokens
+
+
+def count_reception(row: Row, requests: float, prompt_tokens: float) -> None:
+    """Count the API server's work on ``requests`` that arrive, with ``prompt_tokens`` together; parts in fractions."""
+    row[RECEIVED] += requests
+    row[RECEIVED_TOKENS] += prompt_tokens
+
+
+def count_delivery(row: Row, prompt_tokens: float) -> None:
+    """Count the API server's work on first tokens that it sends, of requests with ``prompt_tokens`` together."""
+    row[DELIVERED_TOKENS] += prompt_tokens
+
+
+def row_ms(costs: Numbers, row: Numbers) -> float:
+    """Duration of a step counted in ``row``: the cost of its terms, summed in their order."""
+    duration_ms = 0.0
+    for place in range(NUM_STEP_TERMS):
+        duration_ms += costs[place] * row[place]
+    return duration_ms
+
+
+def reception_ms(costs: Numbers, prompt_tokens: int) -> float:
+    """Time that the API server takes to receive a request, before the scheduler gets it."""
+    return costs[RECEIVED] + costs[RECEIVED_TOKENS] * prompt_tokens
+
+
+def delivery_ms(costs: Numbers, prompt_tokens: int) -> float:
+    """Time from the step's end of first tokens to when clients see them, for requests of ``prompt_tokens`` together."""
+    return costs[DELIVERED_TOKENS] * prompt_tokens
+
+
+def is_decode(tokens: int, depth: int, prompt_tokens: int) -> bool:
+    """Return whether a share of a step is a decode: one token beyond the prompt. Any other is a prefill chunk."""
+    return tokens == 1 and depth >= prompt_tokens
+
+
+def step_row(scheduled: Iterable[tuple[Request, int, int, bool]]) -> list[float]:
+    """Count a step of these shares: request, tokens, depth, whether it samples (``sim.vllm.scheduler.Scheduled``)."""
+    row = [0.0] * NUM_STEP_TERMS
+    begin_row(row)
+    decodes = kv_tokens = 0
+    for request, tokens, depth, _ in scheduled:
+        if is_decode(tokens, depth, request.prompt_tokens):
+            decodes += 1
             kv_tokens += depth
         else:
-            half_square = num_tokens * num_tokens / 2
-            chunks += 1
-            tokens += num_tokens
-            depths += depth
-            square += half_square
-            attention += num_tokens * depth + half_square
-    return (1.0, tokens, attention, requests, kv_tokens, chunks, depths, square, 1.0 if chunks else 0.0)
+            count_chunk(row, tokens, depth)
+    count_decodes(row, decodes, kv_tokens)
+    return row
 
 
-def decode_row(requests: int, kv_tokens: int) -> StepRow:
-    """The row of a step in which ``requests`` decode on ``kv_tokens`` and nobody prefills."""
-    return (1.0, 0, 0.0, requests, kv_tokens, 0, 0, 0.0, 0.0)
+class FrontendClock:
+    """Times at which requests leave an API server on a core of its own, in virtual and in real time alike."""
+
+    __slots__ = ("_free_ms", "_is_serial")
+
+    def __init__(self, placement: FrontendPlacement) -> None:
+        self._is_serial = placement != "parallel"
+        self._free_ms = float("-inf")
+
+    def entry_ms(self, arrival_ms: float, work_ms: float) -> float:
+        """Return the time at which a request that takes ``work_ms`` reaches the scheduler."""
+        if not self._is_serial:
+            return arrival_ms + work_ms
+        self._free_ms = max(arrival_ms, self._free_ms) + work_ms
+        return self._free_ms

@@ -13,26 +13,25 @@ from sim.workload.chain import Chains, hashed_records
 from sim.workload.groups import Grouping, Groups, namer_of
 from sim.workload.interning import chain_places, intern_chains, lay_out_chains
 from tracefile.files.reading import open_trace
+from tracefile.records.arrays import IntArray
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Record
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
     """Requests one after another, each with its full prompt blocks, root to leaf."""
 
-    blocks: Int64Array
+    blocks: IntArray
     """Dense numbers 0 … distinct − 1; a block whose hash is not known has one of its own."""
-    starts: Int64Array
+    starts: IntArray
     """Where each request's blocks start in ``blocks``; one more entry than requests."""
-    limits: Int64Array
+    limits: IntArray
     """How many leading blocks each request may hit."""
     distinct: int
     block_size: int
-    prompt_tokens: Int64Array
+    prompt_tokens: IntArray
     arrival_ms: npt.NDArray[np.float64]
     """NaN: not recorded."""
     groups: Groups | None = None
@@ -43,7 +42,7 @@ class Accesses:
         return int(self.prompt_tokens.sum())
 
     @property
-    def request_of(self) -> Int64Array:
+    def request_of(self) -> IntArray:
         """Beside ``blocks``: whose each is."""
         return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
 
@@ -95,8 +94,8 @@ class _Columns:
     chains: Chains
     names: list[str] = field(default_factory=list)
     arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
-    prompt_tokens: list[Int64Array] = field(default_factory=list)
-    known: list[Int64Array] = field(default_factory=list)
+    prompt_tokens: list[IntArray] = field(default_factory=list)
+    known: list[IntArray] = field(default_factory=list)
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     """Known keys, request after request."""
 
@@ -111,13 +110,13 @@ class _Columns:
         words = batch.words("request_id")
         self.names += [words[place] or "" for place in asked.tolist()]
 
-    def by_arrival(self, trace: Path) -> Int64Array:
+    def by_arrival(self, trace: Path) -> IntArray:
         """Places in the order of arrivals. Raises InputError naming one without a time."""
         arrival_ms = np.concatenate(self.arrival_ms)
         require_times(trace, self.names, arrival_ms)
         return np.argsort(arrival_ms, kind="stable")
 
-    def accesses(self, order: Int64Array | None = None) -> Accesses:
+    def accesses(self, order: IntArray | None = None) -> Accesses:
         known, tokens = np.concatenate(self.known), np.concatenate(self.prompt_tokens)
         hashes, arrival_ms = np.concatenate(self.hashes), np.concatenate(self.arrival_ms)
         if order is not None:

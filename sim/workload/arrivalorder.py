@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.workload.arrivals import NOBODY, Arrivals, Floats, require_times
-from sim.workload.interning import Int64Array
+from sim.workload.arrivals import NOBODY, Arrivals, require_times
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import Batch
 
 PART = 1 << 15
@@ -23,14 +23,14 @@ PART = 1 << 15
 class Order(NamedTuple):
     """Who comes when, by place in the file; numbers are places in the new order."""
 
-    numbers: Int64Array
-    due_ms: Floats
+    numbers: IntArray
+    due_ms: FloatArray
     """By number, never falling: no earlier can it arrive."""
-    parents: Int64Array
+    parents: IntArray
     """Number of the request whose end it waits for; NOBODY: none."""
-    last_children: Int64Array
+    last_children: IntArray
     """Number of the last that waits for its end; NOBODY: nobody does."""
-    think_ms: Floats
+    think_ms: FloatArray
     """From its parent's end to its arrival; NaN: it waits for none."""
 
 
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     """No other arrives before; infinity: there are no others."""
 
 
-def by_arrival(times_ms: Floats) -> Order:
+def by_arrival(times_ms: FloatArray) -> Order:
     """Nobody waits for anybody; those of one time come as the file has them."""
     nobody = np.full(len(times_ms), NOBODY)
     return _ordered(times_ms, np.zeros(len(times_ms), np.int64), nobody, np.full(len(times_ms), np.nan))
@@ -53,7 +53,7 @@ def by_session(batches: Iterable[Batch], path: Path) -> Order:
     times since. One that came before its parent's end did not wait for it."""
     ids: list[str | None] = []
     parent_ids: list[str | None] = []
-    times: list[tuple[Floats, Floats, Floats]] = [(np.empty(0), np.empty(0), np.empty(0))]
+    times: list[tuple[FloatArray, FloatArray, FloatArray]] = [(np.empty(0), np.empty(0), np.empty(0))]
     for batch in batches:
         ids += batch.words("request_id")
         parent_ids += batch.words("parent_id")
@@ -68,7 +68,7 @@ def by_session(batches: Iterable[Batch], path: Path) -> Order:
     return _ordered(*_due(arrival_ms, parents, think_ms), parents, think_ms)
 
 
-def _due(arrival_ms: Floats, parents: Int64Array, think_ms: Floats) -> tuple[Floats, Int64Array]:
+def _due(arrival_ms: FloatArray, parents: IntArray, think_ms: FloatArray) -> tuple[FloatArray, IntArray]:
     """When each can arrive, and how many come before it in its line; infinity: it waits for itself in the end."""
     due_ms = np.where(parents == NOBODY, arrival_ms, np.inf)
     depths = np.zeros(len(parents), np.int64)
@@ -84,7 +84,7 @@ def _due(arrival_ms: Floats, parents: Int64Array, think_ms: Floats) -> tuple[Flo
     return due_ms, depths
 
 
-def _ordered(due_ms: Floats, depths: Int64Array, parents: Int64Array, think_ms: Floats) -> Order:
+def _ordered(due_ms: FloatArray, depths: IntArray, parents: IntArray, think_ms: FloatArray) -> Order:
     order = np.lexsort((depths, due_ms))
     numbers = np.empty(len(order), np.int64)
     numbers[order] = np.arange(len(order))

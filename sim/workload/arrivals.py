@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.workload.chainkeys import known_keys, numbered
-from sim.workload.interning import Int64Array, chain_places
+from sim.workload.interning import chain_places
 from sim.workload.workload import Arrival
+from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import Batch, RecordBatch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
-Floats = npt.NDArray[np.float64]
 NOBODY = -1
 
 
@@ -24,35 +24,35 @@ class Arrivals:
     """Requests in the order in which they are handed over; each column has an entry for every one."""
 
     ids: list[str]
-    numbers: Int64Array
+    numbers: IntArray
     """Places in the whole workload, ascending."""
-    arrival_ms: Floats
+    arrival_ms: FloatArray
     """As recorded; that of one that waits for another's end is overruled by it."""
-    prompt_tokens: Int64Array
-    output_tokens: Int64Array
+    prompt_tokens: IntArray
+    output_tokens: IntArray
     """Tokens it would generate if nobody aborted it."""
     runs: npt.NDArray[np.bool_]
     """False: it failed before the engine saw it, and is copied."""
-    priority: Int64Array
-    patience_ms: Floats
+    priority: IntArray
+    abort_after_ms: FloatArray
     """The client aborts it so long after its arrival. NaN: never."""
-    recorded_e2e_ms: Floats
-    parents: Int64Array
+    recorded_e2e_ms: FloatArray
+    parents: IntArray
     """Number of the request whose end it waits for; NOBODY: none, or that one has ended."""
-    last_children: Int64Array
+    last_children: IntArray
     """Number of the last of those that wait for its end; NOBODY: nobody does."""
-    think_ms: Floats
+    think_ms: FloatArray
     """From its parent's end to its arrival; NaN: it never had one."""
-    full_blocks: Int64Array
+    full_blocks: IntArray
     """Blocks that get full, at least."""
-    known: Int64Array
+    known: IntArray
     """How many of these have a hash that others may have too."""
     hashes: npt.NDArray[np.uint64]
     """These, request after request; the only column without an entry for each."""
     sources: tuple[Batch, ...]
-    source: Int64Array
+    source: IntArray
     """Which of ``sources`` has its record."""
-    rows: Int64Array
+    rows: IntArray
     """Which of that source's."""
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Arrivals:
             output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
             runs=np.array([one.fate == "runs" for one in arrivals], bool),
             priority=np.array([one.record.priority or 0 for one in arrivals], np.int64),
-            patience_ms=_floats([one.patience_ms for one in arrivals]),
+            abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
             recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),
             parents=np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64),
             last_children=_last_children([one.parent for one in arrivals]),
@@ -88,7 +88,7 @@ class Arrivals:
             rows=places,
         )
 
-    def take(self, places: Int64Array) -> Self:
+    def take(self, places: IntArray) -> Self:
         """Those at ``places``, in that order; sources that nobody needs any more are let go."""
         starts = np.cumsum(self.known) - self.known
         needed = np.unique(self.source[places])
@@ -115,7 +115,7 @@ class Arrivals:
         }
         return replace(self, **columns)
 
-    def records(self, places: Int64Array) -> list[Record]:
+    def records(self, places: IntArray) -> list[Record]:
         """Those at ``places``, which the caller may change and asks for once."""
         found: list[Record] = [None] * len(places)  # type: ignore[list-item]
         sources, rows = self.source[places], self.rows[places]
@@ -129,7 +129,7 @@ class Arrivals:
 _COLUMNS = [one.name for one in fields(Arrivals) if one.name not in ("ids", "hashes", "sources")]
 
 
-def _last_children(parents: Sequence[int | None]) -> Int64Array:
+def _last_children(parents: Sequence[int | None]) -> IntArray:
     last = np.full(len(parents), NOBODY)
     for number, parent in enumerate(parents):
         if parent is not None:
@@ -137,11 +137,11 @@ def _last_children(parents: Sequence[int | None]) -> Int64Array:
     return last
 
 
-def _floats(values: Sequence[float | None]) -> Floats:
+def _floats(values: Sequence[float | None]) -> FloatArray:
     return np.array(values, np.float64)
 
 
-def require_times(path: Path, ids: Sequence[str | None], arrival_ms: Floats) -> None:
+def require_times(path: Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:
     """Raise InputError naming the first request without an arrival."""
     for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
         raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from sim.workload.arrivals import NOBODY, Arrivals, require_times
 from sim.workload.chain import Chains, end_reading
-from sim.workload.interning import Int64Array, chain_places
+from sim.workload.interning import chain_places
+from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.batches import NO_LIST, Batch, Hashes
 from tracefile.records.reader import TraceReader
 
-Booleans = npt.NDArray[np.bool_]
 UNKNOWN = -1
 
 
@@ -49,7 +49,7 @@ class BatchPlan:
         full = np.where(runs, (prompt_tokens + output_tokens - 1) // self.chains.block_size, 0)
         known, hashes = self._known(batch, full)
         count = len(batch)
-        patience_ms = np.where(_is(batch, "ok"), np.nan, e2e_ms)
+        abort_after_ms = np.where(_is(batch, "ok"), np.nan, e2e_ms)
         priority = batch.numbers("priority")
         batch.forget(REPLACED)
         return Arrivals(
@@ -60,7 +60,7 @@ class BatchPlan:
             output_tokens=output_tokens,
             runs=runs,
             priority=priority,
-            patience_ms=patience_ms,
+            abort_after_ms=abort_after_ms,
             recorded_e2e_ms=e2e_ms,
             parents=np.full(count, NOBODY),
             last_children=np.full(count, NOBODY),
@@ -73,7 +73,7 @@ class BatchPlan:
             rows=np.arange(count),
         )
 
-    def _known(self, batch: Batch, full: Int64Array) -> tuple[Int64Array, npt.NDArray[np.uint64]]:
+    def _known(self, batch: Batch, full: IntArray) -> tuple[IntArray, npt.NDArray[np.uint64]]:
         """How many of the ``full`` blocks the trace knows the hashes of, and these, request after request."""
         if self.cold_prompts:
             return np.zeros(len(batch), np.int64), np.empty(0, np.uint64)
@@ -83,7 +83,7 @@ class BatchPlan:
         return known, leading_keys(hashes, hashes.starts, known, self.chains.factor)
 
 
-def leading_keys(hashes: Hashes, starts: Int64Array, known: Int64Array, factor: int) -> npt.NDArray[np.uint64]:
+def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int) -> npt.NDArray[np.uint64]:
     """The first ``known`` keys of the chains at ``starts``, in blocks of ``factor`` of the trace's, one chain after
     another: hash number i of a chain of larger blocks is the last of the smaller ones that it is made of."""
     within = chain_places(np.zeros(len(known), np.int64), known)
@@ -103,14 +103,14 @@ def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
     end_reading(reader, hashed=hashed)
 
 
-def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
+def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
     """How many leading blocks of the prompt have a hash in the trace that is theirs."""
     prompt = np.maximum(hashes.prompt_blocks, 0) // chains.factor
     true = batch.numbers("hashable_blocks", UNKNOWN)
     return np.where(true == UNKNOWN, prompt, np.minimum(true // chains.factor, prompt))
 
 
-def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
+def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
     """How many leading blocks of ``Chains.whole`` have a hash in the trace."""
     prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), batch.numbers("output_tokens")
     prompt = np.maximum(hashes.prompt_blocks, 0)
@@ -124,7 +124,7 @@ def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> Int64Array:
     return np.minimum(np.where(goes_on, in_all, known), computed // chains.block_size)
 
 
-def asked_tokens(batch: Batch) -> Int64Array:
+def asked_tokens(batch: Batch) -> IntArray:
     """Output tokens that each request asks for, as ``sim.workload.workload`` tells it of one."""
     most = batch.numbers("max_tokens")
     streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
@@ -133,10 +133,10 @@ def asked_tokens(batch: Batch) -> Int64Array:
     return np.where(_is(batch, "ok"), np.where(seen == 0, most, seen), np.maximum(np.maximum(most, seen), 1))
 
 
-def _reached_engine(batch: Batch) -> Booleans:
+def _reached_engine(batch: Batch) -> BoolArray:
     answered = ~_is(batch, "error") | (batch.numbers("http_status") == 200)
     return np.asarray(_is(batch, "ok") | (~np.isnan(batch.times("e2e_ms")) & answered))
 
 
-def _is(batch: Batch, status: str) -> Booleans:
+def _is(batch: Batch, status: str) -> BoolArray:
     return np.array([(word or "ok") == status for word in batch.words("status")], bool)

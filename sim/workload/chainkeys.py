@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.workload.chain import is_private
+from tracefile.records.arrays import IntArray
 
 Keys = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 
 
-def known_keys(chains: Sequence[Sequence[int]]) -> tuple[Keys, Int64Array]:
+def known_keys(chains: Sequence[Sequence[int]]) -> tuple[Keys, IntArray]:
     """The true hashes of each chain, which come before its private keys, chain after chain; how many each has.
 
     Raises OverflowError where one is no unsigned 64-bit number.

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.workload.chain import is_private
+from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 By = Literal["prefix", "session", "tenant"]
 """``prefix``: the hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the record's
 session. ``tenant``: what one field of the record says: a trace knows no tenants, so the user says which field does."""
-Int64Array = npt.NDArray[np.int64]
 Namer = Callable[[Record, Sequence[int]], str]
 """A record and its prompt's keys to the name of its group."""
 
@@ -56,7 +55,7 @@ class Groups:
         """The next request."""
         self.of_request.append(self._numbers.setdefault(self.namer(record, keys), len(self._numbers)))
 
-    def largest(self, tokens: Int64Array, most: int) -> tuple[list[str], Int64Array]:
+    def largest(self, tokens: IntArray, most: int) -> tuple[list[str], IntArray]:
         """Names of the ``most`` groups with the most of the requests' ``tokens``, the rest as one after them, and each
         request's place among these."""
         found = np.array(self.of_request, np.int64)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from sim.kernels.interning import number_hashes
 from sim.workload.chain import is_private
+from tracefile.records.arrays import IntArray
 
 Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class InternedChains:
     distinct: int
 
 
-def intern_chains(chains: Sequence[Sequence[int]], starts: Int64Array, size: int) -> InternedChains:
+def intern_chains(chains: Sequence[Sequence[int]], starts: IntArray, size: int) -> InternedChains:
     """Number the keys of ``chains`` and lay chain i out from ``starts[i]`` on in an array of ``size``.
 
     A chain's private keys are its last ones, and no other chain has them (see ``sim.workload.chain``): they are
@@ -38,14 +38,14 @@ def intern_chains(chains: Sequence[Sequence[int]], starts: Int64Array, size: int
 
 
 def lay_out_chains(
-    hashes: npt.NDArray[np.uint64], known: Int64Array, lengths: Int64Array, starts: Int64Array, size: int
+    hashes: npt.NDArray[np.uint64], known: IntArray, lengths: IntArray, starts: IntArray, size: int
 ) -> InternedChains:
     """The same of chains whose ``known`` first keys follow one another in ``hashes``; the others are private."""
     return _laid_out(_number_hashes(hashes), known, lengths, starts, size)
 
 
 def _laid_out(
-    numbered: tuple[Int32Array, int], known: Int64Array, lengths: Int64Array, starts: Int64Array, size: int
+    numbered: tuple[Int32Array, int], known: IntArray, lengths: IntArray, starts: IntArray, size: int
 ) -> InternedChains:
     numbers, distinct = numbered
     keys = np.full(size, -1, np.int32)
@@ -74,7 +74,7 @@ def _number_hashes(hashes: npt.NDArray[np.uint64]) -> tuple[Int32Array, int]:
     return found, number_hashes(hashes, np.zeros(1 << bits, np.int32), bits, found)
 
 
-def chain_places(starts: Int64Array, counts: Int64Array) -> Int64Array:
+def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
     """starts[0], starts[0] + 1 … for ``counts[0]``, then those of the next."""
     ends = np.cumsum(counts)
     return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))

@@ -32,7 +32,7 @@ class Arrival:
     """Place of the request whose end it waits for. None: it comes at ``arrival_ms``."""
     think_ms: float = 0.0
     """From the parent's end to its arrival."""
-    patience_ms: float | None = None
+    abort_after_ms: float | None = None
     """The client (or a timeout) aborts it so long after its arrival. None: never."""
 
 
@@ -72,7 +72,7 @@ def plan_arrivals(
                 arrival_ms=record.arrival_ms,
                 parent=parent,
                 think_ms=0.0 if parent is None else _think_ms(record, records[parent]),
-                patience_ms=None if record.status == "ok" else record.e2e_ms,
+                abort_after_ms=None if record.status == "ok" else record.e2e_ms,
             )
         )
     return arrivals

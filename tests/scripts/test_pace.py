@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from scripts.fidelity.pace import pace
-from sim.engine.engine import Engine
-from sim.engine.prediction import predicted_records
 from sim.latency.modelfile import Model, default_model
 from sim.workload.workload import plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 
 BLOCK_SIZE = 32

@@ -5,12 +5,11 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
-from sim.engine.engine import Engine
-from sim.engine.prediction import predicted_records
-from sim.latency.clocks import FrontendModel
 from sim.latency.modelfile import default_model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.workload import Arrival, plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId
 
 BLOCK_SIZE = 32
@@ -71,8 +70,9 @@ def random_engine(seed: int, *, async_scheduling: bool = False) -> EngineConfig:
 
 def captured(records: list[Record], engine: EngineConfig, frontend_ms: float = 0.0) -> list[Record]:
     """What became of ``records`` on ``engine``: its own trace, cached tokens and preemptions included."""
-    frontend = FrontendModel(f0_ms=frontend_ms, f1_ms_per_prompt_token=0.0)
-    model = make_model(default_model().step, frontend, engine)
+    costs = {name: parameter.value for name, parameter in default_model().parameters.items()}
+    costs |= {"frontend_base_ms": frontend_ms, "frontend_ms_per_prompt_token": 0.0}
+    model = make_model(costs, engine)
     arrivals = plan_arrivals(META, records, engine.block_size)
     return predicted_records(Engine(arrivals, engine, model).run())
 

@@ -14,11 +14,11 @@ from loadgen.core.job import WHOLE
 from loadgen.core.plan import Answer, Send
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
-from sim.engine.engine import Engine, Flight
-from sim.engine.prediction import predicted_records
 from sim.latency.modelfile import Model
-from sim.latency.terms import StepRow
+from sim.latency.terms import reception_ms
 from sim.workload.workload import Arrival
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import RequestRun, predicted_records
 from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter
 from tracefile import Engine as EngineInfo
 
@@ -61,15 +61,15 @@ class PlannedEngine(Engine):
         )
         due_ms = now_ms + (send.due_ms or 0.0)
         arrival = Arrival(record, "runs", len(prompt), len(output), [int(one) for one in hashes], due_ms)
-        heapq.heappush(self._arrivals, (due_ms, len(self._flights)))
-        self._flights.append(Flight(arrival, due_ms))
+        heapq.heappush(self._arrivals, (due_ms, len(self._runs)))
+        self._runs.append(RequestRun(arrival, due_ms))
         self._sends.append(send)
         self._outputs.append(output)
 
     def _work_ms(self, place: int) -> float:
-        return self._frontend.work_ms(self._flights[place].arrival.prompt_tokens)
+        return reception_ms(self._costs, self._runs[place].arrival.prompt_tokens)
 
-    def _advance(self, row: StepRow) -> None:
+    def _advance(self, row: list[float]) -> None:
         start_ms = self.now_ms
         super()._advance(row)
         if self._spread:
@@ -79,12 +79,12 @@ class PlannedEngine(Engine):
 
     def _end(self, place: int, outcome: str) -> None:
         super()._end(place, outcome)
-        flight, send = self._flights[place], self._sends[place]
-        if flight.ttft_ms is not None and flight.e2e_ms is not None:
+        request_run, send = self._runs[place], self._sends[place]
+        if request_run.ttft_ms is not None and request_run.e2e_ms is not None:
             late_ms = self._random.uniform(0.0, self._delay_ms)
-            flight.ttft_ms, flight.e2e_ms = flight.ttft_ms + late_ms, flight.e2e_ms + late_ms
-        end_ms = flight.arrival_ms + (flight.e2e_ms or 0.0)
-        answer = Answer(flight.arrival.record, end_ms, self._outputs[place], None, "")
+            request_run.ttft_ms, request_run.e2e_ms = request_run.ttft_ms + late_ms, request_run.e2e_ms + late_ms
+        end_ms = request_run.arrival_ms + (request_run.e2e_ms or 0.0)
+        answer = Answer(request_run.arrival.record, end_ms, self._outputs[place], None, "")
         for following in send.then(answer):
             self._take(following, end_ms)
         send.describe(answer)

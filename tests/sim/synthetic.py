@@ -4,11 +4,10 @@ import math
 import random
 from typing import Any
 
-from sim.engine.engine import Engine
-from sim.engine.prediction import predicted_records
 from sim.latency.modelfile import Model
-from sim.latency.terms import StepRow
 from sim.workload.workload import plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId
 
 BLOCK_SIZE = 32
@@ -73,7 +72,7 @@ class UnevenEngine(Engine):
         self._random = random.Random(seed)
         self._spread = spread
 
-    def _advance(self, row: StepRow, end_ms: float | None = None) -> None:
+    def _advance(self, row: list[float], end_ms: float | None = None) -> None:
         assert end_ms is None
         start_ms = self.now_ms
         super()._advance(row)

@@ -1,9 +1,9 @@
 """An engine that keeps the model's time on a real clock: the simulator's scheduler and pool behind a server.
 
-The loop is ``sim.engine.engine``'s. Its clock is virtual and absolute: a step begins where the last one ended, or at an
-arrival if the engine was idle, and lasts as long as the model says; the real clock is only waited for. A late wake-up
-therefore delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a
-time with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
+The loop is that of ``sim.kernels.loop``. Its clock is virtual and absolute: a step begins where the last one ended, or
+at an arrival if the engine was idle, and lasts as long as the model says. The real clock is only waited for, so a late
+wake-up delays that step's tokens and nothing after them. At a step's end its tokens are told first, a slice at a time
+with the loop's turn in between, so that they are on the wire and arrivals are stamped; the books come after.
 
 As fast as it goes (``speed`` None) the order of everything is that of virtual time, and no time is waited for. The
 clock shows the end of the last step; a request arrives at the time it shows when the request has been read, and while
@@ -15,9 +15,9 @@ import heapq
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from sim.latency.clocks import FrontendClock
 from sim.latency.modelfile import Model
-from sim.latency.noise import StepLuck
+from sim.latency.noise import StepNoise
+from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
 from sim.serving.engine.alarm import Alarm
 from sim.serving.engine.enginecounters import EngineCounters
 from sim.serving.requests.generation import Generation
@@ -38,15 +38,15 @@ class RealTimeEngine:
         self.counters = EngineCounters()
         self.now_ms = 0.0
         self._model = model
-        self._step_model = model.step
-        self._luck = StepLuck(model.noise, noise_seed)
+        self._costs = model.costs
+        self._noise = StepNoise(model.noise, noise_seed)
         self._noise_seed = noise_seed
         self._composes_ahead = model.engine.async_scheduling
         self._composed: Step | None = None
         self._generations: dict[int, Generation] = {}
         self._arrivals: list[tuple[float, int]] = []
         self._aborts: list[Generation] = []
-        self._frontend = FrontendClock(model.frontend)
+        self._frontend = FrontendClock(model.frontend_placement)
         self._next_index = 0
         self._ns_per_ms = None if speed is None else 1e6 / speed
         self._epoch_ns = perf_counter_ns()
@@ -89,7 +89,7 @@ class RealTimeEngine:
         arrival_ms = self.clock_ms() if arrival_ms is None else arrival_ms
         generation.arrival_ms = arrival_ms
         self._generations[request.index] = generation
-        work_ms = self._model.frontend.work_ms(request.prompt_tokens)
+        work_ms = reception_ms(self._costs, request.prompt_tokens)
         work_ms *= float(self._model.noise.frontend_factors(self._noise_seed, [request.request_id])[0])
         entry_ms = self._frontend.entry_ms(arrival_ms, work_ms) + extra_ms
         heapq.heappush(self._arrivals, (entry_ms, request.index))
@@ -127,8 +127,8 @@ class RealTimeEngine:
 
     def delivery_ms(self, prompt_tokens: int) -> float:
         """What the front end takes to send a first token, in real time; as fast as it goes, none."""
-        delivery_ms = self._model.frontend.delivery_ms(prompt_tokens)
-        return 0.0 if self._ns_per_ms is None else delivery_ms * self._ns_per_ms / 1e6
+        real_ms = delivery_ms(self._costs, prompt_tokens)
+        return 0.0 if self._ns_per_ms is None else real_ms * self._ns_per_ms / 1e6
 
     @property
     def num_running(self) -> int:
@@ -167,9 +167,9 @@ class RealTimeEngine:
         return step if step.scheduled else None
 
     def _duration_ms(self, step: Step) -> float:
-        """As the model says, with the step's luck: requests in one step are slow together."""
-        duration_ms = self._step_model.step_ms(step)
-        return duration_ms * self._luck.factor(self.now_ms, duration_ms)
+        """Duration of ``step``: the model's, times the step's noise."""
+        duration_ms = row_ms(self._costs, step_row(step.scheduled))
+        return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 
     async def _sleep_until(self, virtual_ms: float) -> None:
         assert self._alarm is not None

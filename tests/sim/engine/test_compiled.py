@@ -11,33 +11,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.compiled import build_world, read_simulation, run_world, simulate
-from sim.engine.engine import Engine, Simulation
-from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
+from sim.engine.compiled import build_state, run_state
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
+from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig, FreeRule, SchedulingPolicy
 from sim.workload.chain import FIRST_PRIVATE
 from sim.workload.chainkeys import known_keys, numbered
 from sim.workload.interning import intern_chains
 from sim.workload.workload import Arrival, plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import Simulation, read_simulation, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 from tracefile.records.errors import InputError
 
-STEP = StepModel(
-    t0_ms=4.3,
-    per_prefill_token_ms=0.13,
-    per_attention_token2_ms=1e-3,
-    per_decode_ms=0.99,
-    per_kv_token_ms=3e-3,
-    per_prefill_chunk_ms=0.7,
-    prefill_step_ms=0.31,
-)
+STEP = {
+    "t0_ms": 4.3,
+    "per_prefill_token_ms": 0.13,
+    "per_attention_token2_ms": 1e-3,
+    "per_decode_ms": 0.99,
+    "per_kv_token_ms": 3e-3,
+    "per_prefill_chunk_ms": 0.7,
+    "prefill_step_ms": 0.31,
+}
 NOISE = Noise(
     step_ms=(6.0, 16.0, 40.0),
     step_log_ratio=tuple(tuple(0.03 * (place - 7 + row) for place in range(len(LEVELS))) for row in range(3)),
-    mood_share=0.4,
-    mood_ms=100.0,
+    autocorrelated_share=0.4,
+    correlation_time_ms=100.0,
     frontend_log_ratio=tuple(0.05 * (place - 7) for place in range(len(LEVELS))),
 )
 
@@ -77,23 +78,24 @@ def load(rng: random.Random, requests: int, spacing_ms: float) -> list[Record]:
 
 
 def outcome(simulation: Simulation) -> list[object]:
-    flights = [
+    runs = [
         (
-            flight.outcome,
-            flight.arrival_ms,
-            flight.entry_ms,
-            flight.admitted_ms,
-            list(flight.token_steps),
-            flight.ttft_ms,
-            flight.itl_ms.tolist(),
-            flight.e2e_ms,
-            flight.request and (flight.request.cached_tokens, flight.request.preemptions, flight.request.num_generated),
+            request_run.outcome,
+            request_run.arrival_ms,
+            request_run.entry_ms,
+            request_run.admitted_ms,
+            list(request_run.token_steps),
+            request_run.ttft_ms,
+            request_run.itl_ms.tolist(),
+            request_run.e2e_ms,
+            request_run.request
+            and (request_run.request.cached_tokens, request_run.request.preemptions, request_run.request.num_generated),
         )
-        for flight in simulation.flights
+        for request_run in simulation.runs
     ]
     steps = simulation.timeline
     rows = [tuple(map(float, row)) for row in steps.rows]
-    return [flights, simulation.prefix, simulation.preemptions, steps.starts_ms, steps.ends_ms, rows]
+    return [runs, simulation.prefix, simulation.preemptions, steps.starts_ms, steps.ends_ms, rows]
 
 
 def plan(records: list[Record], block_size: int) -> list[Arrival]:
@@ -142,34 +144,32 @@ def test_the_compiled_engine_gives_the_same_bits(  # noqa: PLR0917 - one for eac
     placement: FrontendPlacement,
     seed: int | None,
 ) -> None:
-    frontend = FrontendModel(
-        f0_ms=1.7, f1_ms_per_prompt_token=0.01, delivery_ms_per_prompt_token=0.07, placement=placement
-    )
-    model = make_model(STEP, frontend, config, NOISE)
+    frontend = {"frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01, "delivery_ms_per_prompt_token": 0.07}
+    model = make_model({**STEP, **frontend}, config, NOISE, placement)
     arrivals = plan(load(random.Random(load_seed), requests, spacing_ms), config.block_size)
     plain = Engine(arrivals, config, model, seed=seed).run()
-    assert all(flight.outcome for flight in plain.flights)
+    assert all(request_run.outcome for request_run in plain.runs)
     assert outcome(simulate(arrivals, config, model, seed=seed)) == outcome(plain)
 
 
 def test_a_timeline_that_is_full_grows_and_the_run_goes_on() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     arrivals = plan(load(random.Random(5), 40, 30.0), 4)
-    grown = run_world(build_world(arrivals, config, model, first_steps=2))
+    grown = run_state(build_state(arrivals, config, model, first_steps=2))
     assert outcome(read_simulation(arrivals, grown)) == outcome(simulate(arrivals, config, model))
 
 
 def test_a_workload_of_nothing_ends_at_once() -> None:
     config = EngineConfig(num_gpu_blocks=40)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     empty = simulate([], config, model, seed=1)
-    assert (empty.flights, len(empty.timeline), empty.timeline.engine_steps) == ([], 0, 0)
+    assert (empty.runs, len(empty.timeline), empty.timeline.engine_steps) == ([], 0, 0)
 
 
 def test_a_chain_that_is_too_short_is_named() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     record = Record(request_id=RequestId("a"), prompt_tokens=9, output_tokens=2, arrival_ms=0.0)
     short = Arrival(record, "runs", 9, 2, [1], 0.0)
     with pytest.raises(ValueError, match="request a: its chain of 1 keys is too short"):
@@ -178,7 +178,7 @@ def test_a_chain_that_is_too_short_is_named() -> None:
 
 def test_hashes_that_are_not_chained_are_refused() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     # The second cuts the first's chain before 2, where the third then finds it: at another depth than its own.
     records = [
         Record(
@@ -210,9 +210,9 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
             for session in range(4)
         ]
         config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
-        model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+        model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
         arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts)
-        pool = run_world(build_world(arrivals, config, model)).scheduler.pool
+        pool = run_state(build_state(arrivals, config, model)).scheduler.pool
         used.append([int(pool.counts[name][0]) for name in ("num_segments", "num_holds")])
     conversations, answers = 4, 20
     assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
@@ -265,6 +265,6 @@ def test_known_answers(usable: int, rule: FreeRule, hit_blocks: int) -> None:
     meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192, free_rule=rule)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     simulation = simulate(plan_arrivals(meta, apart, 512), config, model)
     assert simulation.prefix.hit_tokens == 512 * hit_blocks

@@ -7,22 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.engine import Engine, Simulation
-from sim.engine.prediction import predicted_records
-from sim.latency.clocks import FrontendModel, FrontendPlacement, StepModel
 from sim.latency.modelfile import Model, make_model
+from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.workload import plan_arrivals
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import Simulation, predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, SessionId, encode_record
 
 CONFIG = EngineConfig(
     num_gpu_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=False
 )
 # A step takes 10 ms, a prompt token 1, a decoding request 2; the front end 3: every time below is an integer.
-STEP = StepModel(
-    t0_ms=10.0, per_prefill_token_ms=1.0, per_attention_token2_ms=0.0, per_decode_ms=2.0, per_kv_token_ms=0.0
-)
-MODEL = make_model(STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0), CONFIG)
+STEP = {
+    "t0_ms": 10.0,
+    "per_prefill_token_ms": 1.0,
+    "per_attention_token2_ms": 0.0,
+    "per_decode_ms": 2.0,
+    "per_kv_token_ms": 0.0,
+}
+MODEL = make_model({**STEP, "frontend_base_ms": 3.0}, CONFIG)
 
 
 def request(name: str, arrival_ms: float, prompt: int, output: int, **fields: object) -> Record:
@@ -56,9 +60,7 @@ def test_a_request_alone() -> None:
 
 
 def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it() -> None:
-    model = make_model(
-        STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=0.5), CONFIG
-    )
+    model = make_model({**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 0.5}, CONFIG)
     # a: its step ends at 17, seen at 19. b: 29–49 with a's third token, both seen 20 × 0.5 later; the decodes that end
     # at 63 and 75 are on time.
     load = [request("a", 0.0, 4, 5), request("b", 20.0, 8, 3)]
@@ -66,9 +68,7 @@ def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it(
     assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (19.0, [10.0, 24.0, 10.0, 14.0])
     assert (seen["b"].ttft_ms, seen["b"].itl_ms, seen["b"].e2e_ms) == (33.0, [10.0, 14.0], 57.0)
     # So long that later tokens come with it; and a client that leaves before sees none.
-    slow = make_model(
-        STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=5.0), CONFIG
-    )
+    slow = make_model({**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 5.0}, CONFIG)
     assert predict(load[:1], model=slow)["a"].itl_ms == [0.0, 4.0, 12.0, 12.0]
     gone = request("a", 0.0, 4, 5, status="client_abort", e2e_ms=36.0)
     left = predict([gone], model=slow)["a"]
@@ -76,11 +76,10 @@ def test_a_first_token_takes_time_to_deliver_and_holds_up_what_is_sent_after_it(
 
 
 def test_on_a_shared_core_a_delivery_takes_half_of_the_next_step() -> None:
-    frontend = FrontendModel(
-        f0_ms=3.0, f1_ms_per_prompt_token=0.0, delivery_ms_per_prompt_token=0.5, placement="shared_core"
-    )
+    costs = {**STEP, "frontend_base_ms": 3.0, "delivery_ms_per_prompt_token": 0.5}
+    model = make_model(costs, CONFIG, placement="shared_core")
     # Ends at 17; its 2 ms take 4 beside the next step, which takes 12 + 2. Another's last token is delivered at once.
-    seen = predict([request("a", 0.0, 4, 3), request("b", 200.0, 4, 1)], model=make_model(STEP, frontend, CONFIG))
+    seen = predict([request("a", 0.0, 4, 3), request("b", 200.0, 4, 1)], model=model)
     assert (seen["a"].ttft_ms, seen["a"].itl_ms) == (21.0, [10.0, 12.0])
     assert seen["b"].ttft_ms == 19.0
 
@@ -121,23 +120,25 @@ def test_a_session_waits_for_its_parents_predicted_end() -> None:
 
 
 def test_a_serial_front_end_takes_one_request_at_a_time() -> None:
-    model = make_model(STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=1.0, placement="serial"), CONFIG)
-    flights = simulate([request(name, 0.0, 4, 1) for name in "abc"], model).flights
-    assert [flight.entry_ms for flight in flights] == [7.0, 14.0, 21.0]
+    model = make_model(
+        {**STEP, "frontend_base_ms": 3.0, "frontend_ms_per_prompt_token": 1.0}, CONFIG, placement="serial"
+    )
+    runs = simulate([request(name, 0.0, 4, 1) for name in "abc"], model).runs
+    assert [request_run.entry_ms for request_run in runs] == [7.0, 14.0, 21.0]
 
 
 def test_on_a_shared_core_the_front_end_and_the_steps_stretch_each_other() -> None:
-    model = make_model(STEP, FrontendModel(f0_ms=3.0, f1_ms_per_prompt_token=0.0, placement="shared_core"), CONFIG)
+    model = make_model({**STEP, "frontend_base_ms": 3.0}, CONFIG, placement="shared_core")
     simulation = simulate([request("a", 0.0, 4, 3), request("b", 19.0, 8, 1)], model)
     # a enters at 3, its prompt takes 3–17. In the decode of 12 ms from 17 on, b arrives at 19: its 3 ms take 6, to 25,
     # and the step ends 3 ms later, at 32. Then 10 + 2 + 8 ms for both.
-    a, b = simulation.flights
-    assert [flight.entry_ms for flight in (a, b)] == [3.0, 25.0]
+    a, b = simulation.runs
+    assert [request_run.entry_ms for request_run in (a, b)] == [3.0, 25.0]
     assert (a.ttft_ms, a.itl_ms.tolist(), b.ttft_ms) == (17.0, [15.0, 20.0], 33.0)
     # The front end's share of each span: idle before a, in the step beside b.
-    assert simulation.timeline.rows[0][-2:] == (1.0, 4.0)
-    assert simulation.timeline.rows[2][-2:] == (1.0, 8.0)
-    assert simulation.timeline.rows[3][-2:] == (0.0, 0.0)
+    assert simulation.timeline.rows[0][-2:] == [1.0, 4.0]
+    assert simulation.timeline.rows[2][-2:] == [1.0, 8.0]
+    assert simulation.timeline.rows[3][-2:] == [0.0, 0.0]
 
 
 def test_an_abort_comes_when_it_came() -> None:
@@ -185,11 +186,18 @@ def random_load(seed: int, requests: int) -> list[Record]:
 
 
 def outcome(simulation: Simulation) -> list[object]:
-    flights = [
-        (flight.outcome, flight.arrival_ms, flight.token_steps, flight.ttft_ms, flight.itl_ms.tolist(), flight.e2e_ms)
-        for flight in simulation.flights
+    runs = [
+        (
+            request_run.outcome,
+            request_run.arrival_ms,
+            request_run.token_steps,
+            request_run.ttft_ms,
+            request_run.itl_ms.tolist(),
+            request_run.e2e_ms,
+        )
+        for request_run in simulation.runs
     ]
-    return [flights, simulation.timeline.starts_ms, simulation.timeline.ends_ms, simulation.timeline.rows]
+    return [runs, simulation.timeline.starts_ms, simulation.timeline.ends_ms, simulation.timeline.rows]
 
 
 @settings(max_examples=40, deadline=None)
@@ -209,11 +217,15 @@ def test_skipping_decodes_equals_taking_every_step(
         max_num_batched_tokens=32,
         async_scheduling=False,
     )
-    step = StepModel(
-        t0_ms=4.3, per_prefill_token_ms=0.13, per_attention_token2_ms=1e-3, per_decode_ms=0.99, per_kv_token_ms=3e-3
-    )
-    frontend = FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01, placement=placement)
-    model = make_model(step, frontend, config)
+    step = {
+        "t0_ms": 4.3,
+        "per_prefill_token_ms": 0.13,
+        "per_attention_token2_ms": 1e-3,
+        "per_decode_ms": 0.99,
+        "per_kv_token_ms": 3e-3,
+    }
+    frontend = {"frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}
+    model = make_model({**step, **frontend}, config, placement=placement)
     load = random_load(seed, 25)
     quick = simulate(load, model, replay_sessions=True, seed=1)
     slow = simulate(load, model, replay_sessions=True, seed=1, fast_forward=False)

@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine import streaming as parts
-from sim.engine.compiled import simulate
-from sim.engine.engine import Engine
-from sim.engine.prediction import Tally, predicted_records
 from sim.engine.results import DECIMALS
 from sim.engine.run import predicted_records as predicted_in_parts
 from sim.engine.run import roots_of
-from sim.engine.streaming import PartialRun
+from sim.engine.streaming import StreamingRun
+from sim.engine.summary import Tally
 from sim.kernels.text import MOST_DIGITS, write_arrays
-from sim.latency.clocks import FrontendModel, FrontendPlacement
 from sim.latency.modelfile import Model, make_model
+from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload import arrivalorder
 from sim.workload.arrivalorder import Part, by_session, in_parts
@@ -31,6 +29,8 @@ from sim.workload.batchplan import BatchPlan
 from sim.workload.chain import Chains
 from sim.workload.workload import Arrival, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, NOISE, STEP, load
+from tests.sim.oracles.plain_engine import Engine
+from tests.sim.oracles.simulation import predicted_records, simulate
 from tracefile import Meta, Record, RequestId, TraceWriter, encode_record, open_trace
 from tracefile.records.batches import RecordBatch
 
@@ -47,7 +47,7 @@ def parts_of(arrivals: Arrivals, size: int) -> Iterator[Part]:
 
 def written(arrivals: list[Arrival], config: EngineConfig, model: Model, seed: int | None, size: int) -> list[Record]:
     """As ``sim run`` writes them, ``size`` arrivals at a time."""
-    run = PartialRun(config, model, seed)
+    run = StreamingRun(config, model, seed)
     return list(predicted_in_parts(parts_of(Arrivals.of(arrivals), size), run, Tally(), config.block_size))
 
 
@@ -72,7 +72,9 @@ def test_parts_give_the_same_records(  # noqa: PLR0917 - one for each strategy
     seed: int | None,
     room: int,
 ) -> None:
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01, placement=placement), config, NOISE)
+    model = make_model(
+        {**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE, placement=placement
+    )
     records = sorted(load(random.Random(load_seed), requests, spacing_ms), key=lambda record: record.arrival_ms or 0.0)
     arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size)
     whole = simulate(arrivals, config, model, seed=seed)
@@ -88,10 +90,10 @@ def test_parts_give_the_same_records(  # noqa: PLR0917 - one for each strategy
 
 def test_steps_and_preemptions_are_counted_over_all_parts() -> None:
     config = EngineConfig(num_gpu_blocks=30, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config, NOISE)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
     records = sorted(load(random.Random(5), 60, 10.0), key=lambda record: record.arrival_ms or 0.0)
     arrivals = plan_arrivals(Meta(block_size=4), records, 4)
-    whole, run = simulate(arrivals, config, model), PartialRun(config, model, None)
+    whole, run = simulate(arrivals, config, model), StreamingRun(config, model, None)
     for part in parts_of(Arrivals.of(arrivals), 7):
         for _ in run.feed(*part):
             pass
@@ -136,9 +138,9 @@ def test_records_come_by_their_arrival_whatever_their_order(
 
 def test_what_is_held_follows_what_is_in_flight() -> None:
     config = EngineConfig(num_gpu_blocks=30, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01), config, NOISE)
+    model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
     records = sorted(load(random.Random(3), 300, 1000.0), key=lambda record: record.arrival_ms or 0.0)
-    run, held = PartialRun(config, model, None), []
+    run, held = StreamingRun(config, model, None), []
     for part in parts_of(Arrivals.of(plan_arrivals(Meta(block_size=4), records, 4)), 5):
         held += [run.held for _ in run.feed(*part)]
     assert max(held) < 20  # a part, and the few that a second of spacing leaves in flight
@@ -152,7 +154,9 @@ SESSIONS = st.tuples(st.integers(0, 10**6), st.integers(2, 40), st.sampled_from(
 def test_sessions_in_parts_give_the_same_records(
     made: tuple[int, int, float], config: EngineConfig, placement: FrontendPlacement, size: int
 ) -> None:
-    model = make_model(STEP, FrontendModel(f0_ms=1.7, f1_ms_per_prompt_token=0.01, placement=placement), config, NOISE)
+    model = make_model(
+        {**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE, placement=placement
+    )
     records = load(random.Random(made[0]), *made[1:])
     order = by_session([RecordBatch(records)], Path("trace"))
     in_order = [records[place] for place in np.argsort(order.numbers).tolist()]
@@ -164,5 +168,5 @@ def test_sessions_in_parts_give_the_same_records(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrivalorder, "PART", size)
         found = in_parts(plan.every(batches), order)
-        written = list(predicted_in_parts(found, PartialRun(config, model, 7), Tally(), config.block_size))
+        written = list(predicted_in_parts(found, StreamingRun(config, model, 7), Tally(), config.block_size))
     assert [encode_record(record) for record in written] == expected

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.engine.timeline import Floats
 from sim.fit import fit as fit_command
 from sim.fit.baselines import baseline_errors
 from sim.fit.fit import FitConfig, Fitted, fit_traces
@@ -23,11 +22,11 @@ from sim.fit.regression import bootstrap, solve
 from sim.fit.residuals import Requests, locate_misfit
 from sim.fit.termchoice import choose_terms
 from sim.fit.variants import CachedSource
-from sim.latency.clocks import FrontendModel, StepModel
 from sim.latency.modelfile import Model, default_model, load_model
-from sim.latency.noise import LEVELS, Noise, StepLuck
+from sim.latency.noise import LEVELS, Noise, StepNoise
 from sim.latency.terms import TERMS
 from tracefile import Engine, InputError, Meta, Record, TraceWriter
+from tracefile.records.arrays import FloatArray
 
 
 def engine_of(model: Model, **changes: object) -> Engine:
@@ -114,23 +113,23 @@ def test_an_exact_engine_is_recovered_exactly(learn: Learn) -> None:
 
 def test_another_engine_and_its_scheduling_are_recovered(learn: Learn) -> None:
     """Faster steps, cheaper attention, dearer KV, a serial front end, composing ahead."""
-    step = StepModel(
-        t0_ms=1.5,
-        per_prefill_token_ms=0.004,
-        per_attention_token2_ms=6e-6,
-        per_decode_ms=0.3,
-        per_kv_token_ms=6e-5,
-    )
+    step = {
+        "t0_ms": 1.5,
+        "per_prefill_token_ms": 0.004,
+        "per_attention_token2_ms": 6e-6,
+        "per_decode_ms": 0.3,
+        "per_kv_token_ms": 6e-5,
+    }
     truth = msgspec.structs.replace(
         default_model(),
         parameters={
-            name: msgspec.structs.replace(parameter, value=getattr(step, name, parameter.value))
+            name: msgspec.structs.replace(parameter, value=step.get(name, parameter.value))
             for name, parameter in default_model().parameters.items()
         },
         engine=replace(default_model().engine, async_scheduling=True),
         frontend_placement="serial",
     )
-    assert truth.frontend == FrontendModel(f0_ms=7.0, f1_ms_per_prompt_token=0.0022, placement="serial")
+    assert truth.frontend_placement == "serial"
     assert_recovered(truth, learn(truth, 5).model)
 
 
@@ -171,7 +170,7 @@ def test_the_steps_spread_is_found_as_noise(learn: Learn) -> None:
         levels = dict(zip(noise.levels, row, strict=True))
         assert levels[0.8] - levels[0.2] == pytest.approx(2 * 0.8416 * 0.1, rel=0.25)
         assert levels[0.5] == pytest.approx(0.0, abs=0.03)
-    assert noise.mood_share < 0.1  # each step's luck is its own
+    assert noise.autocorrelated_share < 0.1  # each step's luck is its own
 
 
 def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleType) -> None:
@@ -187,7 +186,7 @@ def test_load_does_not_lead_the_loop_astray(tmp_path: Path, synthetic: ModuleTyp
     path = write(tmp_path / "busy.jsonl", records, engine_of(truth))
     found = fit_traces(FitConfig((path,), tmp_path / "model.json", {}, frontend="parallel")).model
     assert found.diagnostics["misfits"] == 0
-    for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms", "f0_ms"):
+    for name in ("t0_ms", "per_prefill_token_ms", "per_attention_token2_ms", "frontend_base_ms"):
         assert found.parameters[name].value == pytest.approx(truth.parameters[name].value, rel=0.15), name
 
 
@@ -299,7 +298,7 @@ def observations(counts: list[list[float]], seen: list[float], prefill: list[boo
     )
 
 
-def vector(*values: float) -> Floats:
+def vector(*values: float) -> FloatArray:
     return np.array([*values, *[0.0] * (len(TERMS) - len(values))])
 
 
@@ -345,10 +344,10 @@ def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
     noise = Noise(
         step_ms=(10.0, 400.0),
         step_log_ratio=(tuple(0.2 * ladder), tuple(0.02 * ladder)),
-        mood_share=0.5,
-        mood_ms=300.0,
+        autocorrelated_share=0.5,
+        correlation_time_ms=300.0,
     )
-    counts, luck = [[1.0, 0.0]] * 4000 + [[1.0, 390.0]] * 300, StepLuck(noise, 3)
+    counts, luck = [[1.0, 0.0]] * 4000 + [[1.0, 390.0]] * 300, StepNoise(noise, 3)
     now_ms, seen = 0.0, list[float]()
     for row in counts:
         seen.append((10.0 * row[0] + row[1]) * luck.factor(now_ms, 10.0 * row[0] + row[1]))
@@ -357,8 +356,8 @@ def test_noise_is_found_by_length_of_step_and_with_its_mood() -> None:
     assert found.step_ms == (10.0, 400.0)
     for logs, spread in zip(found.step_log_ratio, (0.2, 0.02), strict=True):
         assert logs[LEVELS.index(0.9)] - logs[LEVELS.index(0.1)] == pytest.approx(2 * 1.2816 * spread, rel=0.15)
-    assert found.mood_share == pytest.approx(0.5, abs=0.1)
-    assert found.mood_ms == pytest.approx(300.0, rel=0.5)
+    assert found.autocorrelated_share == pytest.approx(0.5, abs=0.1)
+    assert found.correlation_time_ms == pytest.approx(300.0, rel=0.5)
 
 
 def test_steps_that_were_seen_together_vary_less_than_one() -> None:
@@ -428,7 +427,7 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
             parts.append(observations(rows, seen, [row[1] > 0 for row in rows]))
         return Observations.join(parts)
 
-    def same(fold: int, parameters: Floats) -> float:
+    def same(fold: int, parameters: FloatArray) -> float:
         return 0.05
 
     assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)

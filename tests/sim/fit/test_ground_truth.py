@@ -13,8 +13,8 @@ import pytest
 
 from loadgen.__main__ import parse_config
 from sim.fit.fit import FitConfig, fit_traces
-from sim.latency.clocks import FrontendPlacement
 from sim.latency.modelfile import Model, Parameter, default_model
+from sim.latency.terms import FrontendPlacement
 
 
 def learn(

@@ -41,9 +41,9 @@ ALL = Coverage(
         ),
         ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 answers were generated at once"),
         ({"deepest_answer": 300}, "per_kv_token_ms", "answers had 90 to 300 tokens behind them"),
-        ({"idle_arrivals": 0}, "f0_ms", "requests that came to an idle engine: 0"),
-        ({"longest_warm": 0}, "f1_ms_per_prompt_token", "no prompt was warm"),
-        ({"longest_warm": 700}, "f1_ms_per_prompt_token", "the longest warm prompt has 700 tokens"),
+        ({"idle_arrivals": 0}, "frontend_base_ms", "requests that came to an idle engine: 0"),
+        ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
+        ({"longest_warm": 700}, "frontend_ms_per_prompt_token", "the longest warm prompt has 700 tokens"),
     ],
 )
 def test_what_is_lacking_is_named(changes: dict[str, int], parameter: str, said: str) -> None:
@@ -71,8 +71,8 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
             {
                 "per_decode_ms": "never more than 1 answers",
                 # Received and computed are the same tokens in every request.
-                "f1_ms_per_prompt_token": "no prompt was warm; only its sum with per_prefill_token_ms shows",
-                "per_prefill_token_ms": "only its sum with f1_ms_per_prompt_token shows",
+                "frontend_ms_per_prompt_token": "no prompt was warm; only its sum with per_prefill_token_ms shows",
+                "per_prefill_token_ms": "only its sum with frontend_ms_per_prompt_token shows",
             },
         ),
     ],

@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.engine.compiled import simulate
 from sim.forecast.ensemble import forecast, interval, members
 from sim.kernels.layout import OUTCOMES
 from sim.latency.modelfile import Model, default_model
+from sim.latency.terms import DECODES, RECEIVED, STEPS
 from sim.workload.workload import Arrival, plan_arrivals
+from tests.sim.oracles.simulation import simulate
 from tracefile import Meta, Record, RequestId
 
 
@@ -53,15 +54,15 @@ def test_a_member_is_the_same_run_as_by_itself(arrivals: list[Arrival]) -> None:
     assert found.members == 4
     for number, member in enumerate(drawn):
         alone = simulate(arrivals, model.engine, member)
-        for place, flight in enumerate(alone.flights):
-            assert OUTCOMES[found.outcome[number, place]] == flight.outcome
-            assert found.arrival_ms[number, place] == flight.arrival_ms
-            assert nan_or(found.ttft_ms[number, place]) == flight.ttft_ms
-            assert nan_or(found.e2e_ms[number, place]) == flight.e2e_ms
-            assert found.output_tokens[number, place] == len(flight.token_steps)
-            cached = None if flight.request is None else flight.request.cached_tokens
+        for place, request_run in enumerate(alone.runs):
+            assert OUTCOMES[found.outcome[number, place]] == request_run.outcome
+            assert found.arrival_ms[number, place] == request_run.arrival_ms
+            assert nan_or(found.ttft_ms[number, place]) == request_run.ttft_ms
+            assert nan_or(found.e2e_ms[number, place]) == request_run.e2e_ms
+            assert found.output_tokens[number, place] == len(request_run.token_steps)
+            cached = None if request_run.request is None else request_run.request.cached_tokens
             assert found.cached_tokens[number, place] == (-1 if cached is None else cached)
-        assert found.gaps_ms[number].tolist() == [gap for flight in alone.flights for gap in flight.itl_ms]
+        assert found.gaps_ms[number].tolist() == [gap for request_run in alone.runs for gap in request_run.itl_ms]
     assert [OUTCOMES[code] for code in found.outcome[0, -2:]] == ["aborted", "as_recorded"]
     assert math.isnan(found.ttft_ms[0, -2])
 
@@ -90,25 +91,25 @@ def test_a_member_is_the_same_beside_few_or_many(arrivals: list[Arrival]) -> Non
 def test_every_draw_is_taken_before_any_is_taken_again() -> None:
     model = drawn_model()
     t0 = model.parameters["t0_ms"].value
-    taken = [member.step.t0_ms / t0 for member in members(model, 6, seed=0)]
+    taken = [member.costs[STEPS] / t0 for member in members(model, 6, seed=0)]
     assert sorted(round(share, 9) for share in taken) == [0.9, 0.9, 1.0, 1.0, 1.3, 1.3]
 
 
 def test_drift_is_one_speed_for_all_of_a_member() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1)
     drawn = members(model, 101, seed=0)
-    speeds = np.array([member.step.t0_ms / model.step.t0_ms for member in drawn])
+    speeds = np.array([member.costs[STEPS] / model.costs[STEPS] for member in drawn])
     assert np.median(speeds) == pytest.approx(1.0)  # the quantiles at the shares' middles are symmetric
     assert np.log(speeds).std() == pytest.approx(0.1, rel=0.03)
     for member, speed in zip(drawn, speeds, strict=True):
-        assert member.frontend.f0_ms == pytest.approx(model.frontend.f0_ms * speed)
-        assert member.step.per_decode_ms == pytest.approx(model.step.per_decode_ms * speed)
+        assert member.costs[RECEIVED] == pytest.approx(model.costs[RECEIVED] * speed)
+        assert member.costs[DECODES] == pytest.approx(model.costs[DECODES] * speed)
 
 
 def test_drift_that_few_captures_told_has_heavier_tails() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1, drift_freedom=5)
     drawn = members(model, 201, seed=0)
-    logs = np.sort(np.log([member.step.t0_ms / model.step.t0_ms for member in drawn]))
+    logs = np.sort(np.log([member.costs[STEPS] / model.costs[STEPS] for member in drawn]))
     # Student's t of 5 degrees of freedom is beyond 2.015 in a twentieth of cases, the normal beyond 1.645.
     assert logs[190] == pytest.approx(0.2015, rel=0.02)
     assert np.median(logs) == pytest.approx(0.0)
@@ -116,7 +117,7 @@ def test_drift_that_few_captures_told_has_heavier_tails() -> None:
 
 def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
     model = default_model()
-    assert {member.step for member in members(model, 3, seed=0)} == {model.step}
+    assert {member.costs for member in members(model, 3, seed=0)} == {model.costs}
 
 
 def test_the_same_luck_meets_another_cache(arrivals: list[Arrival]) -> None:

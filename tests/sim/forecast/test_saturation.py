@@ -5,7 +5,6 @@ import random
 import pytest
 
 from sim.forecast.saturation import Demand, demand_of, run_point
-from sim.latency.clocks import FrontendModel, StepModel
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.workload import Arrival, plan_arrivals
@@ -18,13 +17,7 @@ def model(
     t0_ms: float = 10.0, decode_ms: float = 0.0, max_num_seqs: int = 256, max_num_batched_tokens: int = PROMPT
 ) -> Model:
     """A step of 10 ms and 0.1 ms for a prompt token: 1,000 of them, alone in a step, take 110 ms."""
-    step = StepModel(
-        t0_ms=t0_ms,
-        per_prefill_token_ms=0.1,
-        per_attention_token2_ms=0.0,
-        per_decode_ms=decode_ms,
-        per_kv_token_ms=0.0,
-    )
+    step = {"t0_ms": t0_ms, "per_prefill_token_ms": 0.1, "per_decode_ms": decode_ms}
     config = EngineConfig(
         num_gpu_blocks=20_000,
         block_size=16,
@@ -32,7 +25,7 @@ def model(
         max_num_batched_tokens=max_num_batched_tokens,
         async_scheduling=False,
     )
-    return make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), config)
+    return make_model(step, config)
 
 
 def poisson(count: int, spacing_ms: float, output_tokens: int = 1, seed: int = 0) -> list[Arrival]:

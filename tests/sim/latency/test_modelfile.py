@@ -5,10 +5,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.latency.clocks import StepModel
-from sim.latency.modelfile import Model, default_model, engine_with, load_model, model_digest, save_model
-from sim.latency.noise import LEVELS, Noise, StepLuck
-from sim.latency.terms import STEP_TERMS, decode_row
+from sim.latency.modelfile import Model, default_model, engine_with, load_model, make_model, model_digest, save_model
+from sim.latency.noise import LEVELS, Noise, StepNoise
+from sim.latency.terms import STEP_TERMS, begin_row, count_decodes, row_ms
 from tracefile import InputError
 
 
@@ -17,7 +16,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     save_model(model, tmp_path / "model.json")
     assert load_model(tmp_path / "model.json") == model
     assert model_digest(load_model(tmp_path / "model.json")) == model_digest(model)
-    assert b'"schema": "kvtape-model/1"' in (tmp_path / "model.json").read_bytes()
+    assert b'"schema": "kvtape-model/2"' in (tmp_path / "model.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -25,17 +24,23 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     [
         (b"{", "not JSON"),
         (b"[]", "Expected `object`"),
-        (b'{"schema": "kvtape-model/9", "parameters": {}, "engine": {"num_gpu_blocks": 9}}', r"\$\.schema"),
+        (
+            b'{"schema": "kvtape-model/9", "parameters": {}, "engine": {"num_gpu_blocks": 9}}',
+            "schema: kvtape-model/9; expected kvtape-model/2",
+        ),
         (b'{"parameters": {}}', "engine"),
         (b'{"parameters": {"t1_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "t1_ms"),
         (b'{"parameters": {"t0_ms": {"value": -1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}}', "-1"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 1}}', "num_gpu_blocks: 1"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"frontend_log_ratio": [0]}}', "noise"),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"itl_log_ratio": [0]}}', "itl_log_ratio"),
-        (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"mood_share": 1.5}}', "share 1.5"),
+        (
+            b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "noise": {"autocorrelated_share": 1.5}}',
+            "autocorrelated_share 1.5",
+        ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "draws": [[1.0]]}', r"draws\[0\]: 1 numbers"),
         (
-            b'{"parameters": {"f0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
+            b'{"parameters": {"t0_ms": {"value": 1, "unit": ""}}, "engine": {"num_gpu_blocks": 9}, "draws": [[-1]]}',
             "0 or",
         ),
         (b'{"parameters": {}, "engine": {"num_gpu_blocks": 9}, "drift_log_sd": -0.1}', "drift_log_sd: -0.1"),
@@ -63,10 +68,13 @@ def test_overrides_leave_what_they_do_not_name() -> None:
 
 def test_a_step_costs_the_sum_of_its_terms() -> None:
     costs = {term.name: 2.0**-place for place, term in enumerate(STEP_TERMS)}
-    row = (1.0, 3, 5.0, 7, 11, 13, 17, 19.0, 1.0)
+    row = [1.0, 3, 5.0, 7, 11, 13, 17, 19.0, 1.0]
     expected = sum(count * cost for count, cost in zip(row, costs.values(), strict=True))
-    assert StepModel(**costs).row_ms(row) == expected
-    assert StepModel(**costs).row_ms(decode_row(7, 11)) == 1.0 + 7 / 8 + 11 / 16
+    model = make_model(costs, default_model().engine)
+    assert row_ms(model.costs, row) == expected
+    begin_row(row)
+    count_decodes(row, 7, 11)
+    assert row_ms(model.costs, row) == 1.0 + 7 / 8 + 11 / 16
 
 
 LADDER = tuple(float(np.log(2.0)) * (place - 7) for place in range(len(LEVELS)))  # 0 at the median, level 7
@@ -78,7 +86,7 @@ def test_medians_without_a_seed() -> None:
         step_log_ratio=((0.0,) * 15, (math.log(1.1),) * 15),
         frontend_log_ratio=tuple(0.1 + level for level in LADDER),
     )
-    luck = StepLuck(noise, None)
+    luck = StepNoise(noise, None)
     assert luck.factor(0.0, 1.0) == luck.factor(5.0, 10.0) == 1.0
     assert luck.factor(0.0, 100.0) == pytest.approx(math.sqrt(1.1))  # halfway between the knots, in the log
     assert luck.factor(0.0, 1000.0) == luck.factor(0.0, 1e6) == pytest.approx(1.1)
@@ -86,7 +94,7 @@ def test_medians_without_a_seed() -> None:
 
 
 def test_no_noise_is_no_factor() -> None:
-    assert StepLuck(Noise(), 3).factor(1.0, 20.0) == 1.0
+    assert StepNoise(Noise(), 3).factor(1.0, 20.0) == 1.0
     assert Noise().frontend_factors(3, ["a"]).tolist() == [1.0]
 
 
@@ -94,7 +102,7 @@ def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
     noise = Noise(step_log_ratio=(LADDER,), frontend_log_ratio=LADDER)
 
     def factors(seed: int, *, step_ms: float = 7.0) -> list[float]:
-        luck = StepLuck(noise, seed)
+        luck = StepNoise(noise, seed)
         return [luck.factor(step_ms * step, step_ms) for step in range(5)]
 
     assert factors(1) == factors(1) == factors(1, step_ms=9.0)
@@ -106,7 +114,7 @@ def test_a_draw_depends_on_the_seed_and_the_steps_number_only() -> None:
 
 def test_draws_follow_the_tables() -> None:
     noise = Noise(step_ms=(10.0, 400.0), step_log_ratio=(LADDER, (0.0,) * 15), frontend_log_ratio=LADDER)
-    luck = StepLuck(noise, 7)
+    luck = StepNoise(noise, 7)
     steps = np.log([luck.factor(0.0, 10.0) for _ in range(4000)])
     frontends = np.log(noise.frontend_factors(7, [f"request {number}" for number in range(4000)]))
     for level, value in ((0.1, LADDER[3]), (0.5, 0.0), (0.8, LADDER[10])):
@@ -116,8 +124,8 @@ def test_draws_follow_the_tables() -> None:
 
 
 def test_a_mood_lasts_and_wears_off() -> None:
-    noise = Noise(step_log_ratio=(LADDER,), mood_share=0.6, mood_ms=1000.0)
-    luck = StepLuck(noise, 5)
+    noise = Noise(step_log_ratio=(LADDER,), autocorrelated_share=0.6, correlation_time_ms=1000.0)
+    luck = StepNoise(noise, 5)
     logs = np.log([luck.factor(100.0 * step, 100.0) for step in range(20_000)])
 
     def correlation(steps: int) -> float:

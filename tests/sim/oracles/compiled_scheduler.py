@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from sim.engine.compiled import build_world
+from sim.engine.compiled import build_state
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
 from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED
-from sim.latency.clocks import FrontendModel, StepModel
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
@@ -29,9 +28,6 @@ class CompiledScheduler:
     """Requests by their place in the given order."""
 
     def __init__(self, config: EngineConfig, requests: Sequence[Request]) -> None:
-        step = StepModel(
-            t0_ms=1.0, per_prefill_token_ms=0.0, per_attention_token2_ms=0.0, per_decode_ms=0.0, per_kv_token_ms=0.0
-        )
         arrivals = [
             Arrival(
                 Record(request_id=RequestId(one.request_id), priority=one.priority),
@@ -43,8 +39,8 @@ class CompiledScheduler:
             )
             for one in requests
         ]
-        model = make_model(step, FrontendModel(f0_ms=0.0, f1_ms_per_prompt_token=0.0), config)
-        self._scheduler = build_world(arrivals, config, model).scheduler
+        model = make_model({"t0_ms": 1.0}, config)
+        self._scheduler = build_state(arrivals, config, model).scheduler
         self._scheduler.requests["arrival_ms"][:-1] = [one.arrival_ms for one in requests]
         self._preemptions = self._scheduler.requests["preemptions"].copy()
 

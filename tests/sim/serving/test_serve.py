@@ -333,7 +333,7 @@ def test_a_client_that_leaves_frees_its_blocks(sim_server: str, stream: bool) ->
 
 def test_a_first_token_that_takes_long_to_deliver_comes_with_those_after_it(start_sim_server: StartSimServer) -> None:
     # Half a second, in which the other seven are generated.
-    flags = ("--delivery-ms-per-prompt-token", "5", "--t0-ms", "1", "--per-decode-ms", "0.1", "--f0-ms", "0")
+    flags = ("--delivery-ms-per-prompt-token", "5", "--t0-ms", "1", "--per-decode-ms", "0.1", "--frontend-base-ms", "0")
     with start_sim_server(*flags) as url, httpx.Client(base_url=url, timeout=30.0) as client:
         body: Body = {"prompt": [7] * 100, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
         events = streamed(client, "/v1/completions", **body)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from sim.latency.clocks import FrontendModel, StepModel
 from sim.latency.modelfile import Model, make_model
 from sim.latency.noise import Noise
 from sim.serving.apis.completions import Completions
@@ -24,13 +23,17 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from tracefile import HashKey
 
-STEP = StepModel(
-    t0_ms=4.0, per_prefill_token_ms=0.5, per_attention_token2_ms=0.0, per_decode_ms=1.0, per_kv_token_ms=0.0
-)
+STEP = {
+    "t0_ms": 4.0,
+    "per_prefill_token_ms": 0.5,
+    "per_attention_token2_ms": 0.0,
+    "per_decode_ms": 1.0,
+    "per_kv_token_ms": 0.0,
+}
 CONFIG = EngineConfig(
     num_gpu_blocks=33, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, async_scheduling=False
 )
-MODEL = make_model(STEP, FrontendModel(f0_ms=10.0, f1_ms_per_prompt_token=0.25), CONFIG)
+MODEL = make_model({**STEP, "frontend_base_ms": 10.0, "frontend_ms_per_prompt_token": 0.25}, CONFIG)
 
 
 def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:

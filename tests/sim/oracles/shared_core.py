@@ -8,9 +8,8 @@ arrival and its first token is in some row, and the parameters stay linear.
 from collections import deque
 from dataclasses import dataclass
 
-from sim.latency.terms import STEP_TERMS, StepRow
+from sim.latency.terms import count_reception
 
-_NOTHING: StepRow = (0.0,) * len(STEP_TERMS)
 _DONE_MS = 1e-9  # what rounding may leave of a job
 
 
@@ -47,13 +46,12 @@ class SharedCore:
         """Whether any request is in the front end's hands."""
         return bool(self._jobs)
 
-    def run_beside(self, start_ms: float, step_ms: float, until_ms: float) -> tuple[float, float, tuple[float, float]]:
+    def run_beside(self, start_ms: float, step_ms: float, until_ms: float, row: list[float]) -> tuple[float, float]:
         """Run from ``start_ms`` until ``step_ms`` of the engine's work are done, or until ``until_ms``.
 
-        Returns the time reached, the engine's work that is left, and what the front end did, as a row's last terms.
+        Returns the time reached and the engine's work that is left; ``row`` counts the front end's work.
         """
         now_ms, left_ms = start_ms, step_ms
-        requests = tokens = 0.0
         while left_ms > 0.0 and now_ms < until_ms:
             if not self._jobs:
                 span_ms = min(left_ms, until_ms - now_ms)
@@ -62,21 +60,21 @@ class SharedCore:
             span_ms = min(2.0 * left_ms, 2.0 * self._jobs[0].left_ms, until_ms - now_ms)
             now_ms += span_ms
             left_ms = max(left_ms - span_ms / 2.0, 0.0)
-            share, prompt_tokens = self._work(span_ms / 2.0, now_ms)
-            requests, tokens = requests + share, tokens + share * prompt_tokens
-        return now_ms, left_ms, (requests, tokens)
+            self._work(span_ms / 2.0, now_ms, row)
+        return now_ms, left_ms
 
-    def run_alone(self, start_ms: float, until_ms: float) -> tuple[float, StepRow]:
-        """Run while the engine is idle, to the end of the current job or to ``until_ms``; time reached, and the row."""
+    def run_alone(self, start_ms: float, until_ms: float, row: list[float]) -> float:
+        """Run while the engine is idle, to the end of the current job or to ``until_ms``; the time reached."""
         end_ms = min(start_ms + self._jobs[0].left_ms, until_ms)
-        share, prompt_tokens = self._work(end_ms - start_ms, end_ms)
-        return end_ms, (*_NOTHING, share, share * prompt_tokens)
+        self._work(end_ms - start_ms, end_ms, row)
+        return end_ms
 
-    def _work(self, span_ms: float, now_ms: float) -> tuple[float, int]:
-        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all; its share, and its tokens."""
+    def _work(self, span_ms: float, now_ms: float, row: list[float]) -> None:
+        """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all of it."""
         job = self._jobs[0]
         job.left_ms -= span_ms
         if job.left_ms <= _DONE_MS:
             self._jobs.popleft()
             self._done.append((now_ms, job.place))
-        return (span_ms / job.work_ms if job.work_ms > 0.0 else 1.0), job.prompt_tokens
+        share = span_ms / job.work_ms if job.work_ms > 0.0 else 1.0
+        count_reception(row, share, share * job.prompt_tokens)

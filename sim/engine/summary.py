@@ -1,0 +1,101 @@
+"""Summary of a predicted trace: counts, and TTFT by cohort."""
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.engine.results import FAILURES
+from tracefile.records.schema import Record
+
+
+@dataclass(frozen=True, slots=True)
+class CohortSummary:
+    """TTFT of a cohort's requests that got a first token, ms."""
+
+    name: str
+    requests: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A predicted trace in a few lines."""
+
+    requests: int
+    not_ok: int
+    unservable: int
+    """Those of ``not_ok`` that are too long for this engine."""
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: int
+    steps: int
+    arrivals_ms: float
+    """From the first arrival to the last."""
+    drain_ms: float
+    """From the last arrival to the last end."""
+    cohorts: list[CohortSummary]
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether the engine took longer, and more than a minute longer, to finish than the requests took to come: then
+        they came faster than it serves them, and TTFTs say how long the trace is."""
+        return self.drain_ms > max(self.arrivals_ms, 60_000.0)
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached share of the prompt tokens of the requests that ran."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class Tally:
+    """Counts predicted records as they are written."""
+
+    def __init__(self) -> None:
+        self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
+        self._first_ms, self._last_ms, self._end_ms = math.inf, -math.inf, -math.inf
+        self._ttfts_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Count ``records``."""
+        for record in records:
+            self._requests += 1
+            self._not_ok += record.status != "ok"
+            self._unservable += record.error == FAILURES["unservable"]
+            self._note_span(record.arrival_ms or 0.0, record.e2e_ms or 0.0)
+            if record.cached_tokens is not None:
+                self._prompt_tokens += record.prompt_tokens or 0
+                self._cached_tokens += record.cached_tokens
+            if record.ttft_ms is not None:
+                self._ttfts_ms["all"].append(record.ttft_ms)
+                if record.turn is not None:
+                    self._ttfts_ms["turn 1" if record.turn == 1 else "turns 2+"].append(record.ttft_ms)
+
+    def _note_span(self, arrival_ms: float, e2e_ms: float) -> None:
+        self._first_ms = min(self._first_ms, arrival_ms)
+        self._last_ms = max(self._last_ms, arrival_ms)
+        self._end_ms = max(self._end_ms, arrival_ms + e2e_ms)
+
+    def summary(self, preemptions: int, steps: int) -> Summary:
+        """What was counted, and TTFT for all, for turn 1 and for later turns."""
+        return Summary(
+            requests=self._requests,
+            not_ok=self._not_ok,
+            unservable=self._unservable,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            preemptions=preemptions,
+            steps=steps,
+            arrivals_ms=self._last_ms - self._first_ms if self._requests else 0.0,
+            drain_ms=self._end_ms - self._last_ms if self._requests else 0.0,
+            cohorts=[_cohort(name, ttfts_ms) for name, ttfts_ms in self._ttfts_ms.items() if ttfts_ms],
+        )
+
+
+def _cohort(name: str, ttfts_ms: Sequence[float]) -> CohortSummary:
+    p50, p90, p99 = (float(value) for value in np.quantile(ttfts_ms, [0.5, 0.9, 0.99]))
+    return CohortSummary(name, len(ttfts_ms), p50, p90, p99)

@@ -1,0 +1,186 @@
+"""What becomes of arrivals, as in ``sim.engine.engine``: into the scheduler, to an end, to their children."""
+
+import math
+
+import numpy as np
+
+from sim.kernels.compiling import kernel
+from sim.kernels.frontend import accept_job, entry_ms, work_ms
+from sim.kernels.heap import pop, push
+from sim.kernels.layout import (
+    ABORTED,
+    ABSENT,
+    AS_RECORDED,
+    NO_OUTCOME,
+    OK,
+    PARENT_FAILED,
+    SHARED_CORE,
+    UNSERVABLE,
+    WAITING,
+    SimState,
+)
+from sim.kernels.scheduler import abort, accepts, add
+
+
+@kernel
+def next_ms(state: SimState) -> float:
+    """When the next thing happens outside; infinity: nothing will."""
+    clock, first_ms = state.clock[0], np.inf
+    if clock.num_arrivals:
+        first_ms = state.arrivals[0].time_ms
+    if clock.num_events:
+        first_ms = min(first_ms, state.events[0].time_ms)
+    return first_ms
+
+
+@kernel
+def deliver_events(state: SimState) -> None:
+    """Everything that has happened outside by now, in its order, up to where arrivals may be missing."""
+    clock = state.clock[0]
+    while next_ms(state) <= clock.now_ms and next_ms(state) < clock.horizon_ms:
+        arrives = clock.num_arrivals > 0 and (
+            clock.num_events == 0 or state.arrivals[0].time_ms <= state.events[0].time_ms
+        )
+        if arrives:
+            _next_arrival(state)
+            continue
+        time_ms, code = state.events[0].time_ms, state.events[0].code
+        pop(state.events, clock.num_events)
+        clock.num_events -= 1
+        # Entries before aborts, each by place: the code counts the entries first.
+        if code < len(state.runs):
+            _enter(state, code, time_ms)
+        else:
+            _abort(state, code - len(state.runs))
+
+
+@kernel
+def receive(state: SimState) -> None:
+    """Arrivals by now, while a step runs."""
+    clock = state.clock[0]
+    while clock.num_arrivals > 0 and state.arrivals[0].time_ms <= clock.now_ms:
+        _next_arrival(state)
+
+
+@kernel
+def hand_over(state: SimState) -> None:
+    """What the front end on the shared core has finished enters the scheduler at its next step."""
+    clock = state.clock[0]
+    for number in range(clock.num_done):
+        _at(state, state.done[number].time_ms, state.done[number].code)
+    clock.num_done = 0
+
+
+@kernel
+def end(state: SimState, place: int, outcome: np.int64) -> None:
+    """Fix what the client saw, and let the children follow."""
+    run = state.runs[place]
+    left_ms = run.arrival_ms + (0.0 if math.isnan(run.abort_after_ms) else run.abort_after_ms)
+    if outcome == OK and not math.isnan(run.abort_after_ms) and state.clock[0].seen_ms > left_ms:
+        outcome = ABORTED  # its last token came after the client had gone
+    run.outcome = outcome
+    if outcome == ABORTED:
+        _forget_unseen(state, place, left_ms)
+    if run.num_seen:
+        _see_tokens(state, place)
+    if outcome == ABORTED:
+        run.e2e_ms = run.abort_after_ms
+    _release_children(state, place)
+
+
+@kernel
+def _at(state: SimState, time_ms: float, code: int) -> None:
+    push(state.events, state.clock[0].num_events, time_ms, code)
+    state.clock[0].num_events += 1
+
+
+@kernel
+def _next_arrival(state: SimState) -> None:
+    clock = state.clock[0]
+    time_ms, place = state.arrivals[0].time_ms, state.arrivals[0].code
+    pop(state.arrivals, clock.num_arrivals)
+    clock.num_arrivals -= 1
+    _arrive(state, place, time_ms)
+
+
+@kernel
+def _arrive(state: SimState, place: int, time_ms: float) -> None:
+    run, scheduler = state.runs[place], state.scheduler
+    run.arrival_ms = time_ms
+    if run.as_recorded:
+        run.e2e_ms = run.recorded_e2e_ms
+        end(state, place, AS_RECORDED)
+        return
+    if not accepts(scheduler, place):
+        run.e2e_ms = work_ms(state, place)
+        end(state, place, UNSERVABLE)
+        return
+    scheduler.requests[place].state = WAITING
+    scheduler.requests[place].arrival_ms = time_ms
+    if scheduler.settings[0].placement == SHARED_CORE:
+        accept_job(state, place)
+    else:
+        _at(state, entry_ms(state, place, time_ms), place)
+    if not math.isnan(run.abort_after_ms):
+        _at(state, time_ms + run.abort_after_ms, place + len(state.runs))
+
+
+@kernel
+def _enter(state: SimState, place: int, time_ms: float) -> None:
+    run = state.runs[place]
+    if run.outcome == NO_OUTCOME:
+        run.entry_ms = time_ms
+        add(state.scheduler, place)
+
+
+@kernel
+def _abort(state: SimState, place: int) -> None:
+    run = state.runs[place]
+    if run.outcome != NO_OUTCOME or state.scheduler.requests[place].state == ABSENT:
+        return
+    if not math.isnan(run.entry_ms):
+        abort(state.scheduler, place)
+    end(state, place, ABORTED)
+
+
+@kernel
+def _forget_unseen(state: SimState, place: int, left_ms: float) -> None:
+    """The client had gone before the last of its tokens."""
+    run, seen_ms = state.runs[place], state.timeline.seen_ms
+    while run.num_seen and seen_ms[state.token_steps[run.first_token + run.num_seen - 1]] > left_ms:
+        run.num_seen -= 1
+
+
+@kernel
+def _see_tokens(state: SimState, place: int) -> None:
+    """TTFT, gaps and end as the client sees them."""
+    run, times_ms, steps = state.runs[place], state.timeline.seen_ms, state.token_steps
+    first = run.first_token
+    seen_ms = times_ms[steps[first]]
+    run.ttft_ms = seen_ms - run.arrival_ms
+    for token in range(first + 1, first + run.num_seen):
+        before_ms, seen_ms = seen_ms, times_ms[steps[token]]
+        state.itl_ms[token] = seen_ms - before_ms
+    run.e2e_ms = seen_ms - run.arrival_ms
+
+
+@kernel
+def _release_children(state: SimState, place: int) -> None:
+    """A child arrives its think time after its parent's end; of one that failed it fails too, and all below it."""
+    runs, clock, failed = state.runs, state.clock[0], state.runs[place].outcome == UNSERVABLE
+    parent, child = place, runs[place].first_child
+    while child >= 0 or parent != place:
+        if child < 0:  # up again, to the next in line
+            child = runs[parent].next_child
+            parent = runs[parent].parent
+            continue
+        before = runs[parent]
+        arrival_ms = before.arrival_ms + (0.0 if math.isnan(before.e2e_ms) else before.e2e_ms) + runs[child].think_ms
+        if failed:
+            runs[child].arrival_ms = arrival_ms
+            runs[child].outcome = PARENT_FAILED
+            parent, child = child, runs[child].first_child
+        else:
+            push(state.arrivals, clock.num_arrivals, arrival_ms, child)
+            clock.num_arrivals += 1
+            child = runs[child].next_child
