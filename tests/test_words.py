@@ -62,6 +62,16 @@ def test_user_pages_can_be_read_in_an_afternoon() -> None:
     assert sum(len(words(page.read_text())) for page in PAGES) < MOST_WORDS
 
 
+NOTES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "dev").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=name_of)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    folders = "|".join((*ROOMS, "scripts", "tests", "deploy", "docs", "data/captures"))
+    named = set(re.findall(rf"(?<=`)(?:{folders})/[\w/.-]*(?=`)", page.read_text())) - {"kvtape/1"}
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def glossary() -> set[str]:
     """Terms and synonyms of docs/glossary.md."""
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
