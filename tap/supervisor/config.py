@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from engines.dialect import DialectName
+from engines.recognition import DIALECTS
 from tap.ipc.exchange import Injection
 from tap.prompts.tokenizer import check_tokenizer
 from tracefile.records.errors import InputError
@@ -157,8 +158,8 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
             raise InputError(f"--inject {word}: expected {' or '.join(known)}")
     if wanted and dialect == "trtllm":
         raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
-    if "token-ids" in wanted and dialect == "llamacpp":
-        raise InputError("--inject token-ids: llama.cpp's OpenAI endpoints return no token ids; expected usage")
+    if "token-ids" in wanted and dialect is not None and "token-ids" not in DIALECTS[dialect].injectable:
+        raise InputError(f"--inject token-ids: {dialect} returns no token ids on OpenAI's endpoints; expected usage")
     return frozenset(injection for injection in known if injection in wanted)
 
 
