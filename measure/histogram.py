@@ -46,10 +46,10 @@ def empty_counts(bounds: Sequence[float]) -> HistogramCounts:
     return HistogramCounts([0] * (len(bounds) + 1))
 
 
-def add_value(into: HistogramCounts, bounds: Sequence[float], value: float) -> None:
-    """Count one value; a bucket holds values up to and including its bound."""
-    into.counts[bisect_left(bounds, value)] += 1
-    into.total += value
+def add_value(into: HistogramCounts, bounds: Sequence[float], value: float, times: int = 1) -> None:
+    """Count one value, so many times; a bucket holds values up to and including its bound."""
+    into.counts[bisect_left(bounds, value)] += times
+    into.total += value * times
 
 
 def add_values(into: HistogramCounts, bounds: Sequence[float], values: Sequence[float]) -> None:

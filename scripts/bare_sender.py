@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import cast
 
-from sim.serving.engine.alarm import Alarm
+from wire.alarm import Sleeper
 
 Schedule = Mapping[int, Sequence[int]]
 """A request's size in bytes, which tells requests apart, to when its tokens are due after it was read, ns."""
@@ -30,7 +30,7 @@ class BareSender:
     def __init__(self, schedule: Schedule) -> None:
         self.moments: Moments = {}
         self._schedule = schedule
-        self._alarm = Alarm()
+        self._sleeper = Sleeper()
         self._due: list[tuple[int, int, int, asyncio.Transport, bytes]] = []
 
     async def run(self) -> None:
@@ -38,15 +38,15 @@ class BareSender:
         try:
             while True:
                 if self._due:
-                    await self._alarm.sleep_until(self._due[0][0])
+                    await self._sleeper.sleep_until(self._due[0][0])
                 else:
-                    await self._alarm.sleep()
+                    await self._sleeper.sleep()
                 now_ns = perf_counter_ns()
                 while self._due and self._due[0][0] <= now_ns:
                     *_, transport, data = heapq.heappop(self._due)
                     transport.write(data)
         finally:
-            self._alarm.close()
+            self._sleeper.close()
 
     def answer(self, size: int, transport: asyncio.Transport) -> None:
         """A request of so many bytes has been read."""
@@ -56,7 +56,7 @@ class BareSender:
         for place, at_ns in enumerate(due_ns):
             is_last = place == len(due_ns) - 1
             heapq.heappush(self._due, (at_ns, size, place, transport, TOKEN + END if is_last else TOKEN))
-        self._alarm.wake()
+        self._sleeper.wake()
 
 
 class _Connection(asyncio.Protocol):

@@ -20,9 +20,9 @@ from typing import cast
 import msgspec
 
 from loadgen.selftest.truth import NS_PER_MS, Pace, Served, Truth
-from loadgen.sending.pacing import Alarm
 from tracefile import InputError
 from tracefile.commandline.ending import run_command
+from wire.alarm import Alarm
 from wire.loop import run as run_loop
 
 BACKLOG = 4096

@@ -15,10 +15,10 @@ from loadgen.core.plan import Plan
 from loadgen.core.request import PlannedRequest, RequestWriter
 from loadgen.sending.crossing import Batch, Ended, Halted, Order, Pulse
 from loadgen.sending.lookahead import Clocks, Lookahead, Planned
-from loadgen.sending.pacing import Alarm, Clock
 from loadgen.sending.recording import Sent, answer_of
 from measure.tally import Tally
 from tracefile import Record
+from wire.alarm import Alarm, Clock
 from wire.url import Origin
 
 BUILDS_PER_TURN = 64

@@ -33,7 +33,7 @@ from loadgen.sending.crossing import (
     to_sender,
 )
 from loadgen.sending.flight import Flight, Start
-from loadgen.sending.pacing import Alarm, Clock
+from wire.alarm import Alarm, Clock
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
 from wire.process import FrameSocket

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from measure.histogram import HistogramCounts, cumulative
+from sim.serving.engine.enginecounters import LATENESS_S, SECONDS
 from sim.serving.engine.faults import Faults
-from sim.serving.engine.histogram import Histogram
 from sim.serving.engine.realtime import RealTimeEngine
 
 _LABELS = ("model_name", "engine")
@@ -36,13 +37,19 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
         lambda engine: engine.counters.preemptions,
     ),
 )
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[RealTimeEngine], Histogram]], ...] = (
-    ("vllm:time_to_first_token_seconds", "Time to first token.", lambda engine: engine.counters.ttft_s),
-    ("vllm:inter_token_latency_seconds", "Gap between a request's tokens.", lambda engine: engine.counters.itl_s),
-    ("vllm:e2e_request_latency_seconds", "Arrival to last token.", lambda engine: engine.counters.e2e_s),
+_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], HistogramCounts]], ...] = (
+    ("vllm:time_to_first_token_seconds", "Time to first token.", SECONDS, lambda engine: engine.counters.ttft_s),
+    (
+        "vllm:inter_token_latency_seconds",
+        "Gap between a request's tokens.",
+        SECONDS,
+        lambda engine: engine.counters.itl_s,
+    ),
+    ("vllm:e2e_request_latency_seconds", "Arrival to last token.", SECONDS, lambda engine: engine.counters.e2e_s),
     (
         "kvtape_sim:lateness_seconds",
-        "How long after its time on the wall a step's tokens began to go out.",
+        "Delay of a step's first token against the model's time.",
+        LATENESS_S,
         lambda engine: engine.counters.lateness_s,
     ),
 )
@@ -77,10 +84,11 @@ class Exposition:
                 counter.add_metric(labels, float(read(engine)))
             yield counter
         yield self._ended()
-        for name, text, values in _HISTOGRAMS:
+        for name, text, bounds, read_counts in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=list(_LABELS))
             for labels, engine in self._engines:
-                family.add_metric(labels, values(engine).cumulative(), values(engine).total)
+                counts = read_counts(engine)
+                family.add_metric(labels, cumulative(bounds, counts), counts.total)
             yield family
         yield self._injected()
 

@@ -18,10 +18,10 @@ from time import perf_counter_ns
 from sim.latency.modelfile import Model
 from sim.latency.noise import StepNoise
 from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
-from sim.serving.engine.alarm import Alarm
 from sim.serving.engine.enginecounters import EngineCounters
 from sim.serving.requests.generation import Generation
 from sim.vllm.scheduler import Scheduler, Step
+from wire.alarm import Sleeper
 
 TOLD_AT_ONCE = 32
 """Tokens told in one turn of the event loop: what writing them takes, a request may have to wait to be read."""
@@ -50,7 +50,7 @@ class RealTimeEngine:
         self._next_index = 0
         self._ns_per_ms = None if speed is None else 1e6 / speed
         self._epoch_ns = perf_counter_ns()
-        self._alarm: Alarm | None = None
+        self._sleeper: Sleeper | None = None
         self._idle = False
         self._unsettled: Step | None = None
         self._told: list[Generation] = []
@@ -59,7 +59,7 @@ class RealTimeEngine:
 
     async def run(self) -> None:
         """Step for ever; cancel it to stop."""
-        self._alarm = Alarm()
+        self._sleeper = Sleeper()
         try:
             while True:
                 self._take_in()
@@ -74,7 +74,7 @@ class RealTimeEngine:
                 await self._tell(step)
                 self.settle()
         finally:
-            self._alarm.close()
+            self._sleeper.close()
             self.abort_all()
 
     def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
@@ -172,17 +172,17 @@ class RealTimeEngine:
         return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 
     async def _sleep_until(self, virtual_ms: float) -> None:
-        assert self._alarm is not None
+        assert self._sleeper is not None
         if self._ns_per_ms is not None:
-            await self._alarm.sleep_until(self.moment_ns(virtual_ms))
+            await self._sleeper.sleep_until(self.moment_ns(virtual_ms))
 
     async def _wait_for_arrival(self) -> None:
         """Idle: move the clock to the next entry, or sleep until something comes."""
-        assert self._alarm is not None
+        assert self._sleeper is not None
         self._idle = True
         if not self._arrivals:
             if not self._aborts:
-                await self._alarm.sleep()
+                await self._sleeper.sleep()
         else:
             entry_ms = self._arrivals[0][0]
             await self._sleep_until(entry_ms)
@@ -192,13 +192,13 @@ class RealTimeEngine:
         self._idle = False
 
     def _wake(self) -> None:
-        if self._idle and self._alarm is not None:
-            self._alarm.wake()
+        if self._idle and self._sleeper is not None:
+            self._sleeper.wake()
 
     async def _tell(self, step: Step) -> None:
         """The step is over: whoever it sampled a token for is told."""
         if self._ns_per_ms is not None:
-            self.counters.lateness_s.add(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
+            self.counters.count_lateness(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
         if self.on_step is not None:
             self.on_step(self.now_ms)
         generations = self._generations

@@ -14,11 +14,11 @@ from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.sending.crossing import Order
 from loadgen.sending.flight import Flight
 from loadgen.sending.lookahead import BUILD_AHEAD_MS, MOST_WAITING, Clocks
-from loadgen.sending.pacing import LoopWaker
 from loadgen.sending.planrun import PlanRun, SenderDiedError
 from loadgen.sending.sender import Sender
 from measure.tally import Tally
 from tracefile import Record, RequestId
+from wire.alarm import LoopWaker
 from wire.url import parse_url
 
 MS = 1_000_000
@@ -159,7 +159,7 @@ Runner = Callable[[Callable[[Bench], Any]], Bench]
 
 @pytest.fixture
 def bench(virtual_time: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    monkeypatch.setattr("loadgen.sending.pacing.new_waker", LoopWaker)
+    monkeypatch.setattr("wire.alarm.new_waker", LoopWaker)
     benches: list[Bench] = []
 
     async def tested(test: Callable[[Bench], Any], loop: Any) -> None:

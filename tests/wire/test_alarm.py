@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 import pytest
 
-from loadgen.sending.pacing import Alarm, LoopWaker, TimerfdWaker, Waker, new_waker
+from wire.alarm import Alarm, LoopWaker, TimerfdWaker, Waker, new_waker
 from wire.loop import run
 
 MS = 1_000_000

@@ -1,9 +1,8 @@
-"""One alarm on the event loop, at an absolute time of ``perf_counter_ns``.
+"""Alarms on the event loop, at an absolute time of ``perf_counter_ns``.
 
-Loops keep time in milliseconds: asked for the time itself, plain asyncio rings 0.65 ms late at the median and 1.2 ms
-at p99. A timerfd knows nanoseconds, but waking from it takes a tenth of a millisecond. So the alarm has the loop wake
-a little before, by a timerfd where there is one, and goes round the loop for the rest, reading and writing as ever
-(measured: docs/dev/why.md).
+An event loop's timers count milliseconds: plain asyncio rings 0.65 ms late at the median and 1.2 ms at p99. A timerfd
+counts nanoseconds, but waking from it takes 0.1 ms. So the alarm wakes the loop a little early, by a timerfd where
+there is one, and takes further turns of the loop for the rest, reads and writes included (docs/dev/why.md).
 """
 
 import asyncio
@@ -23,15 +22,15 @@ NS_PER_S = 1_000_000_000
 
 
 class Waker(Protocol):
-    """Wakes the loop near a time; ``early_ns`` is how long before it must be asked to."""
+    """Wakes the loop near a time; ``early_ns``: how much earlier it must be set."""
 
     early_ns: int
 
     def wake_in(self, wait_ns: int | None) -> None:
-        """Call back in about that time; null: not at all. Asking again takes the place of what was asked before."""
+        """Call back in about that time; null: not at all. Replaces the time set before."""
 
     def close(self) -> None:
-        """Call back no more."""
+        """Stop calling back."""
 
 
 class LoopWaker:
@@ -45,13 +44,11 @@ class LoopWaker:
         self._timer: asyncio.TimerHandle | None = None
 
     def wake_in(self, wait_ns: int | None) -> None:
-        """See ``Waker``."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if wait_ns is None else self._loop.call_later(wait_ns / NS_PER_S, self._ring)
 
     def close(self) -> None:
-        """See ``Waker``."""
         self.wake_in(None)
 
 
@@ -67,7 +64,7 @@ class TimerfdWaker:
     early_ns = TIMERFD_EARLY_NS
 
     def __init__(self, ring: Callable[[], None]) -> None:
-        """Raises OSError or AttributeError where there is none."""
+        """Raises OSError or AttributeError on a system without timerfd."""
         self._ring = ring
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -78,26 +75,24 @@ class TimerfdWaker:
         self._loop.add_reader(self._fd, self._wake)
 
     def wake_in(self, wait_ns: int | None) -> None:
-        """See ``Waker``."""
         # Zero would disarm it.
         self._spec.value_s, self._spec.value_ns = (0, 0) if wait_ns is None else divmod(max(1, wait_ns), NS_PER_S)
         self._libc.timerfd_settime(self._fd, 0, ctypes.byref(self._spec), None)
 
     def close(self) -> None:
-        """See ``Waker``."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
     def _wake(self) -> None:
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set anew since it rang
+        except BlockingIOError:  # set again after it rang
             return
         self._ring()
 
 
 def new_waker(ring: Callable[[], None]) -> Waker:
-    """The finest there is."""
+    """Return the most precise waker of this system."""
     if sys.platform == "linux":
         try:
             return TimerfdWaker(ring)
@@ -107,7 +102,7 @@ def new_waker(ring: Callable[[], None]) -> Waker:
 
 
 class Alarm:
-    """Calls ``ring`` once the clock has reached the time set last; setting it again moves it."""
+    """Calls ``ring`` once the clock has reached the time set last."""
 
     def __init__(
         self,
@@ -115,7 +110,7 @@ class Alarm:
         clock: Clock = time.perf_counter_ns,
         waker: Callable[[Callable[[], None]], Waker] | None = None,
     ) -> None:
-        """``waker``: null: the finest there is."""
+        """``waker``: null: the most precise of this system."""
         self._ring = ring
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -124,7 +119,7 @@ class Alarm:
         self._soon: asyncio.Handle | None = None
 
     def set(self, at_ns: int | None) -> None:
-        """Ring at ``at_ns``, which may have passed; null: not at all."""
+        """Ring at ``at_ns``, which may be past; null: not at all. Replaces the time set before."""
         if at_ns == self._at_ns:
             return
         if self._soon is not None:
@@ -137,7 +132,7 @@ class Alarm:
             self._wait(at_ns - self._clock())
 
     def close(self) -> None:
-        """Ring no more."""
+        """Stop ringing."""
         self.set(None)
         self._waker.close()
 
@@ -159,3 +154,39 @@ class Alarm:
             return
         self._at_ns = None
         self._ring()
+
+
+class Sleeper:
+    """One task's sleep to an absolute deadline. Make, use and close it on one event loop."""
+
+    def __init__(self) -> None:
+        self._alarm = Alarm(self.wake)
+        self._woken: asyncio.Future[None] | None = None
+
+    async def sleep_until(self, deadline_ns: int) -> None:
+        """Return at ``deadline_ns``, at the next turn of the loop if that is past, or earlier after ``wake``."""
+        if deadline_ns <= time.perf_counter_ns():
+            await asyncio.sleep(0)
+            return
+        self._alarm.set(deadline_ns)
+        try:
+            await self.sleep()
+        finally:
+            self._alarm.set(None)
+
+    async def sleep(self) -> None:
+        """Return after ``wake``."""
+        self._woken = asyncio.get_running_loop().create_future()
+        try:
+            await self._woken
+        finally:
+            self._woken = None
+
+    def wake(self) -> None:
+        """End the sleep, if there is one."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def close(self) -> None:
+        """Release the timer."""
+        self._alarm.close()
