@@ -12,15 +12,23 @@ proportion to its events. A few more are left with the first read: tokens withou
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
 from wire.sse import EventStream
-from wire.stream import BodyRead
 
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
+
+
+class BodyRead(NamedTuple):
+    """De-chunked bytes of one read from the socket."""
+
+    at_ns: int
+    """``time.perf_counter_ns()``, taken first when the read arrived."""
+    data: bytes
 
 
 class Completion(msgspec.Struct):

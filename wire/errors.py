@@ -1,13 +1,16 @@
-"""What can be wrong with an address, and the names of what can go wrong on a connection."""
+"""Errors of addresses and connections, and the names of an exchange's ends."""
 
 from typing import Literal
 
 
 class WireError(Exception):
-    """An address that is none, or a server that cannot be reached; one line for the user."""
+    """Malformed address, or unreachable server; one line for the user."""
 
 
 LossKind = Literal[
     "connect_refused", "connect_timeout", "connect_failed", "tls_failed", "upstream_closed", "bad_response", "timeout"
 ]
-"""How an exchange was lost: before a connection was there, by the server closing it, or by what it sent."""
+"""Reason for a lost exchange: no connection, a close by the server, or a malformed response."""
+
+Outcome = Literal["ok", "client_abort", "upstream_abort", "timeout", "error"]
+"""End of an exchange. ok: a whole response, whatever its status. error: no connection, or not HTTP."""

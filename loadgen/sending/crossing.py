@@ -5,8 +5,7 @@ msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for 
 
 import msgspec
 
-from wire.client import Outcome
-from wire.errors import LossKind
+from wire.errors import LossKind, Outcome
 
 
 class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):

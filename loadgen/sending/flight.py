@@ -5,9 +5,8 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from loadgen.sending.crossing import Ended, Order
-from wire.client import Outcome
 from wire.connection import ResponseHead, ServerConnection
-from wire.errors import LossKind
+from wire.errors import LossKind, Outcome
 
 
 class Owner(Protocol):

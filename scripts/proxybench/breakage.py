@@ -12,7 +12,7 @@ from pathlib import Path
 from scripts.proxybench.faults import Fault, FaultImpossibleError, Scene
 from scripts.proxybench.processes import free_port, gone
 from scripts.proxybench.tapprocess import RunningTap, records_in_files
-from wire.client import Client
+from scripts.timedclient import Client
 from wire.url import Origin
 
 LIBFAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"

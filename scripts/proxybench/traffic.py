@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from scripts.proxybench.engine import BUSY_BODY, unary_body
-from wire.client import Client, Exchange
+from scripts.timedclient import Client, Exchange
 from wire.head import header_values
 from wire.url import Origin
 

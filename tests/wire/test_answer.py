@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import Completion
-from wire.stream import BodyRead
+from wire.completion import BodyRead, Completion
 
 
 def event(kind: str, **fields: Any) -> bytes:

@@ -11,7 +11,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wire.client import Client, Exchange
+from scripts.timedclient import Client, Exchange
 from wire.connection import ResponseHead, ServerConnection
 from wire.errors import LossKind
 from wire.pool import ConnectionPool

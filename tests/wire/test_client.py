@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trustme
 
-from wire.client import Client, Exchange
+from scripts.timedclient import Client, Exchange
 from wire.url import Origin, parse_url
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

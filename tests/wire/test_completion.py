@@ -5,8 +5,7 @@ import zlib
 
 import pytest
 
-from wire.completion import parse_completion
-from wire.stream import BodyRead
+from wire.completion import BodyRead, parse_completion
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'

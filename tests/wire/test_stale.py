@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from scripts.timedclient import Client, Exchange
 from wire import connection
-from wire.client import Client, Exchange
 from wire.pool import ConnectionPool
 from wire.url import parse_url
 

@@ -14,8 +14,7 @@ from loadgen.selftest.command import TruthProcess, truth_server
 from loadgen.selftest.truth import Pace, Served
 from loadgen.selftest.truthserver import parse_pace, stream_pieces, token_ids
 from tracefile import InputError
-from wire.completion import parse_completion
-from wire.stream import BodyRead
+from wire.completion import BodyRead, parse_completion
 
 PACED = ("--ttft-ms", "1:4", "--gap-ms", "0.5", "--tokens-per-write", "2", "--prompt-tokens", "7")
 

@@ -1,18 +1,15 @@
-"""A client that notes when each byte came: what loadgen and replay measure with."""
+"""A client that keeps the time of each read, for benches and tests; the sender has its own (loadgen/sending)."""
 
 import asyncio
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Literal
 
+from wire.completion import BodyRead
 from wire.connection import ResponseHead, ServerConnection
-from wire.errors import LossKind
+from wire.errors import LossKind, Outcome
 from wire.head import Header, Headers, serialise_head
 from wire.pool import ConnectError, ConnectionPool
-from wire.stream import BodyRead
 from wire.url import Origin
-
-Outcome = Literal["ok", "client_abort", "upstream_abort", "timeout", "error"]
 
 
 @dataclass(slots=True)
