@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from tap.__main__ import parser, read_config
-from tap.supervisor import adminprocess, service, workers
+from tap.supervisor import processes, service
 from tap.supervisor.config import read_upstreams
 
 ROOT = Path(__file__).parent.parent
-FINISH_S = workers.FLUSH_TIMEOUT_S + service.FLUSH_TIMEOUT_S + adminprocess.LEAVE_S
+FINISH_S = processes.WORKER_FLUSH_S + service.FLUSH_TIMEOUT_S + processes.ADMIN_LEAVE_S
 """After the drain: the workers hand over what is left, they leave, the recorder writes it. At worst."""
 DEPLOY = ROOT / "deploy"
 PAGES = [ROOT / "README.md", DEPLOY / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

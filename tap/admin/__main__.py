@@ -17,8 +17,8 @@ from tap.admin.app import make_app
 from tap.admin.health import probe_upstreams
 from tap.admin.intake import listen_for_feeds
 from tap.admin.state import LiveState
-from tap.ipc.admincontrol import AdminSetup, ServiceStats
 from tap.ipc.channel import Channel
+from tap.ipc.control import AdminSetup, ServiceStats
 from tap.ipc.exchange import Ready, Refused
 from wire.loop import run
 

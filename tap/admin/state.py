@@ -6,7 +6,7 @@ from tap.admin.cachecurve import CacheCurve
 from tap.admin.sharedprefixes import SharedPrefixes
 from tap.admin.survival import SurvivalCurves
 from tap.admin.timeline import Growth, Sample, Timeline
-from tap.ipc.admincontrol import AdminSetup, ServiceStats
+from tap.ipc.control import AdminSetup, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
 from tracefile.records.schema import Engine
 

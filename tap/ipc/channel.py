@@ -1,4 +1,4 @@
-"""A socket between the supervisor and one of its children, on an event loop: messages out, messages in, and an end."""
+"""Messages over a socket between the supervisor and a child, on an event loop."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from wire.process import split_frames
 
 
 class Channel(asyncio.Protocol):
-    """One side of the socket. What comes waits in ``messages``; null is the end, and nothing follows it."""
+    """One side of the socket. Received messages wait in ``messages``; null is the end."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
         self._decoder = decoder
@@ -23,45 +23,40 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def over(cls, sock: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> "Channel":
-        """A channel over a connected socket, which is its own from here on."""
+        """Take over a connected socket."""
         sock.setblocking(False)
         _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: cls(decoder), sock=sock)
         return channel
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message; what is sent after the end is lost, as it would be a moment before."""
+        """Send a message; after the end it is dropped."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
     def finish(self) -> None:
-        """Send no more; the other side may still."""
+        """Close the sending direction."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 
     def close(self) -> None:
-        """End both directions once what was sent has left."""
+        """Close the socket once everything sent has left."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Queue the messages that are whole."""
         self._buffer += data
         for payload in split_frames(self._buffer):
             self.messages.put_nowait(self._decoder.decode(payload))
 
     def pause_writing(self) -> None:
-        """The send buffer is full."""
         self.congested = True
 
     def resume_writing(self) -> None:
-        """The send buffer has drained."""
         self.congested = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Queue the end."""
         self._transport = None
         self.messages.put_nowait(None)

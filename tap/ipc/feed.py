@@ -1,7 +1,7 @@
-"""What the tap's processes push to the admin process: once a second their numbers, now and then what records say.
+"""Messages to the admin process: numbers of each process once a second, and parts of records.
 
-Nobody waits for the admin process. A frame that its socket does not take at once is kept, up to a bound; beyond it
-frames are given up and counted. Numbers are totals since their process started, so a lost frame costs a second.
+No process waits for the admin process. A frame that its socket does not take at once is kept, up to a bound; beyond it
+frames are dropped and counted. Numbers are totals since the start of their process, so a lost frame costs a second.
 """
 
 import contextlib
@@ -25,34 +25,34 @@ SEND_FRAMES: Final = 32
 
 
 class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """One worker's numbers since it started. An empty histogram may come without buckets."""
+    """Numbers of a worker since its start. An empty histogram may come without buckets."""
 
     worker: int
-    """Its number, the same after a restart."""
+    """Number of the worker, the same after a restart."""
     pid: int
     in_flight: int = 0
     """Recorded requests that have not ended."""
     connections: int = 0
     """Open client connections."""
     relayed: int = 0
-    """Requests passed on, recorded or not."""
+    """Requests relayed, recorded or not."""
     bytes_in: int = 0
-    """Of request bodies; those of recorded requests count when they end."""
+    """Bytes of request bodies; those of recorded requests count at their end."""
     bytes_out: int = 0
-    """Of response bodies, likewise."""
+    """Bytes of response bodies, likewise."""
     queue_bytes: int = 0
-    """Copies in flight and frames that the recorder has not taken."""
+    """Bytes of copies in flight and of frames that the recorder has not taken."""
     queue_limit_bytes: int = 0
     loop_delay_s: float = 0.0
-    """How late the event loop was at worst since the last push."""
+    """Largest delay of the event loop since the last push."""
     response_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
-    """Seconds spent on a response's head; of a sample. Buckets: ``OVERHEAD_S``, here and below."""
+    """Seconds spent on a response's head, of a sample. Buckets: ``OVERHEAD_S``, here and below."""
     chunk: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
-    """Seconds from a read of a response body to its being written to the client; of a sample."""
+    """Seconds from a read of a response body to its write to the client, of a sample."""
 
 
 class RequestCount(msgspec.Struct, array_like=True, frozen=True):
-    """How many records have this endpoint, outcome and upstream."""
+    """Count of records with this endpoint, outcome and upstream."""
 
     endpoint: str
     status: Status
@@ -63,28 +63,28 @@ class RequestCount(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecorderStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
-    """The recorder's numbers. ``progress`` goes on across restarts, the rest is since this process started."""
+    """Numbers of the recorder. ``progress`` continues across restarts, the rest is since the start of the process."""
 
     pid: int
     progress: Progress
     writing: bool = True
     """The last flush reached the files."""
     feed_skipped: int = 0
-    """Records that were not pushed because the admin process had not kept up."""
+    """Records not pushed because the admin process was too slow."""
     requests: list[RequestCount] = []
     ttft: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
     """Seconds to the first token. Buckets: ``WAIT_S``."""
     gaps: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
-    """Seconds between reads that carry tokens. Buckets: ``GAP_S``."""
+    """Seconds between reads with tokens. Buckets: ``GAP_S``."""
     request_head: HistogramCounts = msgspec.field(default_factory=lambda: HistogramCounts([]))
-    """Seconds from a request's head to its being written upstream, connecting included. Buckets: ``OVERHEAD_S``."""
+    """Seconds from a request's head to its write upstream, with connecting. Buckets: ``OVERHEAD_S``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
 
 
 class SeenRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Of one record, what the live page is made of: no ids of requests, sessions or clients."""
+    """Fields of a record for the live page: no ids of requests, sessions or clients."""
 
     status: Status
     stream: bool | None
@@ -97,16 +97,15 @@ class SeenRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecordFeed(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Records in the order they were written."""
+    """Records in the order of writing."""
 
     records: list[SeenRecord]
 
 
 class FeedSender:
-    """Frames to the admin process's socket, from an event loop's callbacks or from a plain loop: it never blocks.
+    """Frames to the admin process's socket; never blocks and needs no event loop.
 
-    It needs no loop of its own: connecting to a unix socket and a send that may be refused both return at once, and
-    what was refused goes out with the next frame or flush.
+    Connecting to a unix socket and a non-blocking send return at once. Refused bytes go out with the next frame.
     """
 
     __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at", "skipped")
@@ -116,21 +115,21 @@ class FeedSender:
         self._socket: socket.socket | None = None
         self._outbox: deque[bytes] = deque()
         self._first_sent = 0
-        """Bytes of the first frame that the socket has taken."""
+        """Bytes of the first frame already sent."""
         self._held_bytes = 0
         self._tried_at = float("-inf")
         self.skipped = 0
-        """Frames given up."""
+        """Dropped frames."""
 
     @property
     def keeping_up(self) -> bool:
-        """Whether the other side is there and takes what it gets; asked before a frame that is dear to make."""
+        """True if the other side is there and reads; asked before a frame that is expensive to make."""
         if self._socket is None:
             self._connect()
         return self._socket is not None and self._held_bytes < BACKLOG_BYTES // 2
 
     def offer(self, frame: bytes) -> bool:
-        """Send a frame, or keep it for the next time; false if it was given up."""
+        """Send a frame, or keep it for the next time; False if it was dropped."""
         if self._socket is None:
             self._connect()
         if self._socket is None or self._held_bytes + len(frame) > BACKLOG_BYTES:
@@ -142,7 +141,7 @@ class FeedSender:
         return self._socket is not None
 
     def flush(self) -> None:
-        """Send what was kept, as far as the socket takes it."""
+        """Send kept frames as far as the socket takes them."""
         if self._socket is None:
             return
         try:
@@ -151,11 +150,11 @@ class FeedSender:
                 self._sent(self._socket.sendmsg([first, *islice(self._outbox, 1, SEND_FRAMES)]))
         except BlockingIOError:
             return
-        except OSError:  # the admin process is gone; the next one wants whole frames, and numbers of then
+        except OSError:  # the admin process is gone; its successor needs whole and current frames
             self.close()
 
     def close(self) -> None:
-        """Close the connection; what the other side has not taken is given up."""
+        """Close the connection and drop the frames that are left."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -164,7 +163,7 @@ class FeedSender:
         self._first_sent = self._held_bytes = 0
 
     def _sent(self, taken: int) -> None:
-        """Let go of the frames that the socket has taken whole."""
+        """Remove the frames that are sent whole."""
         self._held_bytes -= taken
         taken += self._first_sent
         while self._outbox and taken >= len(self._outbox[0]):

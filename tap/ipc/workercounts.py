@@ -1,7 +1,7 @@
-"""Workers' counts in memory that outlives them: after a kill the supervisor still knows what was offered and sent.
+"""Counts of the workers in shared memory: after a kill the supervisor still knows the offered and sent requests.
 
-A row of unsigned 64-bit cells a worker, each written by that worker alone. Nothing is locked: a cell is written in
-one piece, and whoever reads several while traffic flows gets numbers that are a moment apart.
+Each worker has a row of unsigned 64-bit cells that it alone writes. There is no lock: a cell is written in one piece,
+and several cells read during traffic are a moment apart.
 """
 
 import mmap
@@ -12,48 +12,48 @@ from typing import Final
 OFFERED: Final = 0
 """Requests begun that are to be recorded."""
 SENT: Final = 1
-"""Exchanges that the recorder's socket has taken whole."""
+"""Exchanges taken whole by the recorder's socket."""
 QUEUE_FULL: Final = 2
-"""Exchanges given up because the copies in flight and in the outbox were at their bound."""
+"""Exchanges dropped because copies in flight and in the outbox were at their bound."""
 RECORDER_OFF: Final = 3
-"""Exchanges given up because there was no recorder to take them."""
+"""Exchanges dropped because there was no recorder."""
 IN_FLIGHT: Final = 4
 """Requests of OFFERED that have not ended."""
 NOT_INJECTED: Final = 5
-"""Requests that ``--inject`` let pass as they came, and responses that passed with what was added to them."""
+"""Requests that ``--inject`` left unchanged, and responses that passed with its additions."""
 CELLS: Final = 8
 CELL_BYTES: Final = 8
 
 DROP_CELLS: Final = {"queue_full": QUEUE_FULL, "recorder_off": RECORDER_OFF}
-"""Where a worker counts what it drops, by reason."""
+"""Cell of each reason for a dropped exchange."""
 
 
 class WorkerCounts:
-    """All workers' rows; the file is the supervisor's, and every worker maps it."""
+    """Rows of all workers, in a file of the supervisor that each worker maps."""
 
     def __init__(self, path: Path, workers: int) -> None:
-        """Map the file at ``path``, which is made if it is not there, with a row for each worker."""
+        """Map the file at ``path`` with a row for each worker; make it if it is missing."""
         size = workers * CELLS * CELL_BYTES
         with open(path, "ab+", buffering=0) as file:
-            # Written, not just made long: on a disk that is full later, a page that has no place kills who touches it.
+            # Written, not truncated to length: on a full disk, touching a page without space kills the process.
             file.write(bytes(size - os.fstat(file.fileno()).st_size))
             self._map = mmap.mmap(file.fileno(), size)
         self._cells = memoryview(self._map).cast("Q")
         self._in_flight = range(IN_FLIGHT, workers * CELLS, CELLS)
 
     def row(self, worker: int) -> memoryview:
-        """The cells of one worker, numbered from 0."""
+        """Return the cells of a worker, numbered from 0."""
         return self._cells[worker * CELLS : (worker + 1) * CELLS]
 
     def in_flight(self) -> int:
-        """Requests in flight at all workers that are to be recorded."""
+        """Return the requests to be recorded that are in flight at all workers."""
         cells = self._cells
         if len(self._in_flight) == 1:
             return cells[IN_FLIGHT]
         return sum([cells[at] for at in self._in_flight])
 
     def take(self, worker: int) -> list[int]:
-        """A dead worker's row, which is zero after it for the worker that follows."""
+        """Return a dead worker's row and set it to zero for its successor."""
         row = self.row(worker)
         taken = list(row)
         row[:] = memoryview(bytes(CELLS * CELL_BYTES)).cast("Q")

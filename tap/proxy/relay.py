@@ -12,9 +12,9 @@ import struct
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+from measure.histogram import OVERHEAD_S, HistogramCounts, add_value, empty_counts
 from tap.ipc.exchange import KEPT_REQUEST_HEADERS
 from tap.proxy.endpoint import copied_bytes, recorded_endpoint
-from tap.proxy.overhead import Overhead
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstream, Upstreams
@@ -25,6 +25,25 @@ from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
+
+
+class Overhead:
+    """Times of one worker since it started."""
+
+    __slots__ = ("chunks", "response_heads")
+
+    def __init__(self) -> None:
+        self.response_heads: HistogramCounts = empty_counts(OVERHEAD_S)
+        self.chunks: HistogramCounts = empty_counts(OVERHEAD_S)
+
+    def response_head(self, taken_ns: int) -> None:
+        """Count the time that one response's head took."""
+        add_value(self.response_heads, OVERHEAD_S, taken_ns / 1e9)
+
+    def chunk(self, taken_ns: int) -> None:
+        """Count the time from one read of a response body to its being written on."""
+        add_value(self.chunks, OVERHEAD_S, taken_ns / 1e9)
+
 
 TIMED_EVERY = 64
 """One request in so many has its response timed in the tap."""

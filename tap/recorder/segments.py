@@ -5,19 +5,21 @@ is lost: it is tried again at every flush, and recording goes on once there is r
 """
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from tap.recorder.opensegment import OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.appending import append_to, new_trace_file
+from tracefile.storage.appending import TraceFile, append_to, new_trace_file
 from tracefile.storage.durable import rename_durably
 from tracefile.storage.mending import mend
 from tracefile.storage.segments import (
@@ -29,6 +31,65 @@ from tracefile.storage.segments import (
     segments_there,
     write_manifest,
 )
+
+BATCH_LINES = 256
+"""Lines that are compressed at once: a call a line would cost as much as the line."""
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """The file being written, with what the manifest will say of it."""
+
+    file: TraceFile
+    path: Path
+    """Where it will be once it is closed."""
+    records: int = 0
+    first_arrival_ms: float = float("inf")
+    last_arrival_ms: float = float("-inf")
+    first_at: float = float("inf")
+    """When its first record came, on the monotonic clock."""
+    digest: _Digest = field(default_factory=hashlib.sha256)
+    lines: list[bytes] = field(default_factory=list)
+    """Taken, not compressed yet."""
+    arrivals_ms: list[float] = field(default_factory=list)
+    """Of those."""
+
+    def take(self, line: bytes, arrival_ms: float | None) -> None:
+        """Take one record's line."""
+        self.lines.append(line)
+        self.records += 1
+        if arrival_ms is not None:
+            self.arrivals_ms.append(arrival_ms)
+        if len(self.lines) >= BATCH_LINES:
+            self.compress()
+
+    def compress(self) -> None:
+        """Hand the lines taken to the file."""
+        if self.lines:
+            batch = b"".join(self.lines)
+            self.lines.clear()
+            self.digest.update(batch)
+            self.file.take(batch)
+            self.first_arrival_ms = min([self.first_arrival_ms, *self.arrivals_ms])
+            self.last_arrival_ms = max([self.last_arrival_ms, *self.arrivals_ms])
+            self.arrivals_ms.clear()
+            self.first_at = min(self.first_at, time.monotonic())
+
+    def listed(self) -> Segment:
+        """Its line in the manifest."""
+        return Segment(
+            name=self.path.name,
+            records=self.records,
+            bytes=self.file.size,
+            first_arrival_ms=self.first_arrival_ms if self.first_arrival_ms < float("inf") else None,
+            last_arrival_ms=self.last_arrival_ms if self.last_arrival_ms > float("-inf") else None,
+            digest=self.digest.hexdigest(),
+        )
 
 
 class SegmentedTrace:

@@ -1,7 +1,6 @@
-"""A child of the tap: a process in a session of its own, given its setup over one end of a socket pair.
+"""A child of the tap: started with one end of a socket pair, over which it gets its setup.
 
-Nothing of the setup is on its command line or in its environment, and a signal meant for the terminal's foreground
-does not reach it. It leaves by itself when its socket is closed.
+So no secret is on its command line or in its environment. It leaves when its socket is closed.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ START_TIMEOUT_S = 120.0
 
 
 class ChildProcess:
-    """A started process and the channel to it; the channel ends when the process does, however it ends."""
+    """A started process and the channel to it; the channel ends when the process does."""
 
     def __init__(self, module: str, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
         self._name = module.rpartition(".")[2]
@@ -51,9 +50,8 @@ class ChildProcess:
             raise InputError(f"the {self._name} process ended before it was ready")
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     async def ended(self, timeout_s: float) -> None:
-        """Wait until it has left; one that has not in time is killed."""
+        """Wait until it has left; kill it after ``timeout_s``."""
         await reap_child(self._process, timeout_s)

@@ -1,4 +1,4 @@
-"""Keeping a child process alive: one that ends unasked is started again, later and later while it goes on ending."""
+"""A child process that is started again when it ends unasked, after a wait that grows while it keeps ending."""
 
 import asyncio
 import sys
@@ -12,16 +12,16 @@ from tracefile.records.errors import InputError
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 LONG_LIFE_S = 60.0
-"""A child that lived this long died of something else than the ones before it."""
+"""After a life this long, an end counts as the first."""
 REAP_S = 2.0
 
 
 def ignore(_: Any = None) -> None:
-    """What a child says or costs, where nobody minds."""
+    """Do nothing with a message."""
 
 
-class Keeper:
-    """One child that there is to be, by its name for people."""
+class RestartingChild:
+    """A child that is kept running."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Keeper:
         on_death: Callable[[], None] = ignore,
         consequence: str,
     ) -> None:
-        """``on_death`` is called when the child has ended, before it is started again; never for one that was asked to.
+        """``on_death`` is called when the child has ended unasked, before it is started again.
 
-        ``consequence``: what is different until it is back, for the line on stderr.
+        ``consequence``: the effect until it is back, for the line on stderr.
         """
         self.name = name
         self._start, self._on_message, self._on_death = start, on_message, on_death
@@ -42,7 +42,7 @@ class Keeper:
         self._child: ChildProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
-        """In a row, none of them after a long life."""
+        """Ends in a row, none after a long life."""
         self._started_at = 0.0
         self._finishing = False
         self._launching = False
@@ -51,36 +51,36 @@ class Keeper:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; null while there is none."""
+        """Process id; null while there is no process."""
         return None if self._child is None else self._child.pid
 
     async def start(self) -> None:
-        """Start the child and keep it. Raises InputError if it refuses its setup."""
+        """Start the child and keep it running. Raises InputError if it refuses its setup."""
         await self._launch()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def send(self, message: Any) -> None:
-        """Tell the child something; one that is away has missed it, and learns from its next setup."""
+        """Send a message; a child that is away misses it, and learns its content from its next setup."""
         if self._child is not None:
             self._child.channel.send(message)
 
     def offer(self, message: Any) -> None:
-        """Tell the child something that the next message repeats: a child that does not listen is spared it."""
+        """Send a message that the next one repeats; a child that does not read is spared it."""
         if self._child is not None and not self._child.channel.congested:
             self._child.channel.send(message)
 
     async def finish(self, timeout_s: float) -> bool:
-        """Tell the child that no more will come and wait until it has left; False if it had to be killed."""
+        """Close the child's input and wait until it has left; False if it had to be killed."""
         if self._child is not None:
             self._child.channel.finish()
         return await self.left(timeout_s)
 
     async def left(self, timeout_s: float) -> bool:
-        """Wait until a child that was told to end has left by itself; False if it had to be killed."""
+        """Wait until a child that was told to end has left; False if it had to be killed."""
         self._finishing = True
         if self._task is None:
             return True
-        if self._child is None and not self._launching:  # it would be started again, for nothing now
+        if self._child is None and not self._launching:
             self._task.cancel()
         done, _ = await asyncio.wait([self._task], timeout=timeout_s)
         if not done and self._child is not None:
@@ -101,7 +101,7 @@ class Keeper:
         finally:
             self._launching = False
         self._child, self.ready = child, True
-        if self._finishing:  # it came up too late to be told: others may have given it work that it must account for
+        if self._finishing:  # ready too late for ``finish``, and perhaps with work to account for
             child.channel.finish()
 
     async def _keep(self) -> None:
@@ -116,13 +116,12 @@ class Keeper:
             await self._start_again()
 
     async def _start_again(self) -> None:
-        """Start another, however often it takes."""
         cause = "died"
         while self._child is None and not self._finishing:
             long_lived = monotonic() - self._started_at > LONG_LIFE_S
             self._deaths = 0 if long_lived else self._deaths + 1
             wait_s = backoff_s(self._deaths)
-            self._say(f"{cause}; {self._consequence}; started again in {wait_s:g} s")
+            say(f"the {self.name} process {cause}; {self._consequence}; started again in {wait_s:g} s")
             await asyncio.sleep(wait_s)
             if self._finishing:
                 return
@@ -132,12 +131,14 @@ class Keeper:
                 cause = f"cannot be started ({error})"
             else:
                 self.restarts += 1
-                self._say("is back")
+                say(f"the {self.name} process is back")
 
-    def _say(self, what: str) -> None:
-        print(f"tap: the {self.name} process {what}", file=sys.stderr, flush=True)
+
+def say(text: str) -> None:
+    """Print a line of the tap on stderr."""
+    print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
 def backoff_s(deaths: int) -> float:
-    """How long to wait after so many early deaths in a row."""
+    """Return the wait after so many early ends in a row."""
     return min(BACKOFF_S * 2.0 ** (deaths - 1), MAX_BACKOFF_S) if deaths else 0.0

@@ -6,7 +6,8 @@ starts again what dies, and adds up what became of every request.
 
 import asyncio
 import contextlib
-import sys
+import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -15,22 +16,79 @@ import msgspec
 
 from engines.control import learn_engine_facts
 from engines.facts import EngineFacts
-from tap.ipc.admincontrol import ServiceStats
+from tap.ipc.control import ServiceStats
 from tap.ipc.exchange import RecorderSetup
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.adminprocess import AdminProcess
 from tap.supervisor.config import TapConfig, read_upstreams
-from tap.supervisor.enginemetrics import SampleFile, sample_engines
-from tap.supervisor.enginewatch import reach_upstreams, watch_engines
-from tap.supervisor.listening import bind_listeners
-from tap.supervisor.recorderprocess import RecorderProcess
+from tap.supervisor.enginewatch import SampleFile, reach_upstreams, sample_engines, watch_engines
+from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
+from tap.supervisor.restarting import say
 from tap.supervisor.setups import Runtime, recorder_setup
-from tap.supervisor.signals import Signals, end_before_the_start
-from tap.supervisor.workers import Workers
 from tracefile.hashing.blockhash import load_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine
 from wire.url import Origin
+
+BACKLOG = 1024
+
+
+def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """Sockets that share an address, each for a process of its own. Raises InputError if it cannot be had.
+
+    The kernel spreads connections over them. A process that dies loses none of those that wait at its socket, which
+    stays open here for the one that follows. Port 0 becomes a free one, the same for all.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        first = _bind(family, address, share=False)
+        if count == 1:
+            sockets = [first]
+        else:
+            # Bound alone to learn that nobody else is there: who shares a port shares it with all its user's processes.
+            with first:
+                address = first.getsockname()
+            sockets = [_bind(family, address, share=True) for _ in range(count)]
+        for sock in sockets:
+            sock.listen(BACKLOG)
+    except OSError as error:
+        raise InputError(
+            f"{flag} {host}:{port}: {error.strerror or error}; expected a free address of this machine"
+        ) from None
+    return sockets
+
+
+def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def end_before_the_start() -> None:
+    """Let SIGTERM and SIGINT end what is being started, while nothing is at stake."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+
+
+class Signals:
+    """The signals from now on, as they come."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.stops: asyncio.Queue[None] = asyncio.Queue()
+        self.reloads: asyncio.Queue[None] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stops.put_nowait, None)
+        loop.add_signal_handler(signal.SIGHUP, self.reloads.put_nowait, None)
+
 
 REPORT_INTERVAL_S = 30.0
 MAX_SOCKET_PATH = 103
@@ -73,7 +131,7 @@ async def learn(config: TapConfig) -> EngineFacts:
     reached = await reach_upstreams(config.upstreams, config.wait_s)
     for origin in config.upstreams:
         if origin not in reached:
-            _say(f"upstream {origin} cannot be reached; it gets requests once it can")
+            say(f"upstream {origin} cannot be reached; it gets requests once it can")
     return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts(origin=reached[0])
 
 
@@ -107,7 +165,7 @@ class Service:
         if admin is not None:
             admin.tell(self.stats())
         drain_s = self._config.drain_s
-        _say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
+        say(f"ending: no new connections; {self._ledger.in_flight} recorded requests in flight have {drain_s:g} s")
         await self._workers.drain(drain_s, signals.stops)
 
     def stats(self) -> ServiceStats:
@@ -118,8 +176,8 @@ class Service:
             workers=self._config.workers,
             workers_up=self._workers.ready,
             worker_restarts=self._workers.restarts,
-            recorder_up=self._recorder.keeper.ready,
-            recorder_restarts=self._recorder.keeper.restarts,
+            recorder_up=self._recorder.child.ready,
+            recorder_restarts=self._recorder.child.restarts,
             offered=account.offered,
             dropped=dict(account.dropped),
             draining=self._draining,
@@ -130,15 +188,15 @@ class Service:
         """Read the file of upstreams again; one that is wrong changes nothing."""
         file = self._config.upstreams_file
         if file is None:
-            _say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
+            say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
             return
         try:
             upstreams = read_upstreams(file)
         except InputError as error:
-            _say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+            say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
             return
         self._workers.reload(upstreams)
-        _say(f"SIGHUP: upstreams are now {_names(upstreams)}")
+        say(f"SIGHUP: upstreams are now {_names(upstreams)}")
 
     def _upstreams(self) -> Sequence[Origin]:
         return self._workers.upstreams
@@ -146,7 +204,7 @@ class Service:
     def _engine_changed(self, engine: Engine) -> None:
         self._engine = engine
         self._recorder.engine_changed(engine)
-        _say("the engine has changed: its version or its cache configuration is another")
+        say("the engine has changed: its version or its cache configuration is another")
 
     async def _reload_when_told(self, signals: Signals) -> None:
         while True:
@@ -161,19 +219,19 @@ class Service:
             account = self._ledger.account()
             if account.offered != reported:
                 reported = account.offered
-                _say(account.line())
+                say(account.line())
 
 
 @contextlib.asynccontextmanager
 async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[RecorderProcess]:
     """A recorder that is ready; at the end it has written everything, and the account is printed and kept."""
     recorder = RecorderProcess(setup, ledger)
-    await recorder.keeper.start()
+    await recorder.child.start()
     try:
         yield recorder
     finally:
-        if not await recorder.keeper.finish(FLUSH_TIMEOUT_S):
-            _say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
+        if not await recorder.child.finish(FLUSH_TIMEOUT_S):
+            say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
         _close_account(setup.trace, ledger.account(ended=True))
 
 
@@ -202,11 +260,11 @@ def runtime_folder() -> Iterator[Runtime]:
 def _close_account(trace: str, account: Account) -> None:
     print(f"tap: {account.line()}; trace: {trace}", flush=True)
     if account.other_tokens:
-        _say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
+        say("WARNING: prompts are longer or shorter than the engine says: is this its tokenizer and chat template?")
     try:
         keep_account(trace, account)
     except InputError as error:
-        _say(f"the account could not be kept beside the trace: {error}")
+        say(f"the account could not be kept beside the trace: {error}")
 
 
 def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
@@ -219,7 +277,3 @@ def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
 
 def _names(origins: Sequence[Origin]) -> str:
     return ", ".join(map(str, origins))
-
-
-def _say(text: str) -> None:
-    print(f"tap: {text}", file=sys.stderr, flush=True)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.exchange import Injection
-from tap.proxy.eventcuts import EventCutter
 from tap.proxy.jsonspans import apply_edits
-from tap.proxy.responsefilter import ResponseFilter, count_ids, id_edits
+from tap.proxy.responsefilter import EventCutter, ResponseFilter, count_ids, id_edits
 from tap.proxy.responsefilter import _decode as decode_event
 from tests.tap.proxy import vllm_rendering as vllm
 

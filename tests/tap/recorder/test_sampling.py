@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tap.recorder.sampling import SessionSample
+from tap.recorder.recorder import SessionSample
 from tracefile import BlockHash, HashKey, Record, RequestId, SessionId, SessionIndex
 
 KEY = HashKey(bytes(range(32)))

@@ -12,7 +12,7 @@ import pytest
 from tap.ipc.control import Drained
 from tap.ipc.exchange import EngineChanged, Ready, Refused
 from tap.supervisor.childprocess import ChildProcess
-from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, Keeper, backoff_s
+from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, RestartingChild, backoff_s
 from tracefile.records.errors import InputError
 
 SETUP = EngineChanged(None)
@@ -42,13 +42,13 @@ _replies = msgspec.msgpack.Decoder(Ready | Refused | Drained)
 
 
 class Nursery:
-    """A keeper of children whose behaviour is decided by files that are there or not."""
+    """A child whose behaviour is decided by files that are there or not."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.heard: list[int] = []
         self.deaths = self.started = 0
-        self.keeper = Keeper(
+        self.child = RestartingChild(
             "test", self.start, on_message=self.hear, on_death=self.mourn, consequence="nothing happens"
         )
 
@@ -91,17 +91,17 @@ def test_it_waits_longer_from_death_to_death_up_to_a_bound() -> None:
 
 def test_a_killed_child_is_mourned_and_replaced(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
-        keeper = nursery.keeper
-        await keeper.start()
+        child = nursery.child
+        await child.start()
         for count in range(1, 4):
             await until(lambda expected=count: len(nursery.heard) == expected)
-            assert keeper.pid == nursery.heard[-1]
-            os.kill(keeper.pid, signal.SIGKILL)
-            await until(lambda expected=count: keeper.ready and keeper.restarts == expected)
-        assert await keeper.finish(30)
+            assert child.pid == nursery.heard[-1]
+            os.kill(child.pid, signal.SIGKILL)
+            await until(lambda expected=count: child.ready and child.restarts == expected)
+        assert await child.finish(30)
 
     asyncio.run(scenario())
-    assert (nursery.deaths, nursery.keeper.restarts, nursery.keeper.pid) == (3, 3, None)
+    assert (nursery.deaths, nursery.child.restarts, nursery.child.pid) == (3, 3, None)
     assert "the test process died; nothing happens" in capsys.readouterr().err
 
 
@@ -109,22 +109,22 @@ def test_one_that_cannot_be_started_again_is_tried_until_it_can(
     nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> None:
-        keeper = nursery.keeper
-        await keeper.start()
+        child = nursery.child
+        await child.start()
         await until(lambda: nursery.heard)
         nursery.behave("refuse")
         os.kill(nursery.heard[0], signal.SIGKILL)
         await until(lambda: "not today" in said(capsys))
-        assert not keeper.ready
+        assert not child.ready
         nursery.forget("refuse")
         nursery.behave("die")
         await until(lambda: "ended before it was ready" in said(capsys))
         nursery.forget("die")
-        await until(lambda: keeper.ready)
-        assert await keeper.finish(30)
+        await until(lambda: child.ready)
+        assert await child.finish(30)
 
     asyncio.run(scenario())
-    assert (nursery.deaths, nursery.keeper.restarts) == (1, 1)
+    assert (nursery.deaths, nursery.child.restarts) == (1, 1)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -135,17 +135,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_one_that_does_not_start_at_first_is_the_users_to_know(nursery: Nursery, behaviour: str, reason: str) -> None:
     nursery.behave(behaviour)
     with pytest.raises(InputError, match=reason):
-        asyncio.run(nursery.keeper.start())
+        asyncio.run(nursery.child.start())
 
 
 def test_one_that_does_not_leave_is_killed(nursery: Nursery) -> None:
     async def scenario() -> bool:
-        await nursery.keeper.start()
+        await nursery.child.start()
         nursery.behave("deaf")
-        return await nursery.keeper.finish(0.2)
+        return await nursery.child.finish(0.2)
 
     assert asyncio.run(scenario()) is False
-    assert nursery.keeper.pid is None
+    assert nursery.child.pid is None
     assert nursery.deaths == 0
 
 
@@ -153,28 +153,28 @@ def test_one_that_is_away_when_all_ends_is_not_waited_for(nursery: Nursery, monk
     monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 600.0)
 
     async def scenario() -> bool:
-        keeper = nursery.keeper
-        await keeper.start()
-        assert keeper.pid is not None
-        os.kill(keeper.pid, signal.SIGKILL)
+        child = nursery.child
+        await child.start()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
         await until(lambda: nursery.deaths)
-        return await keeper.finish(30)
+        return await child.finish(30)
 
     assert asyncio.run(scenario()) is True
 
 
 def test_one_that_is_coming_back_when_all_ends_is_heard_to_its_end(nursery: Nursery) -> None:
     async def scenario() -> bool:
-        keeper = nursery.keeper
-        await keeper.start()
+        child = nursery.child
+        await child.start()
         await until(lambda: nursery.heard)
         nursery.behave("slow")
         os.kill(nursery.heard[0], signal.SIGKILL)
         await until(lambda: nursery.started == 2)
-        finishing = asyncio.create_task(keeper.finish(30))
+        finishing = asyncio.create_task(child.finish(30))
         await asyncio.sleep(0.05)
         nursery.forget("slow")
         return await finishing
 
     assert asyncio.run(scenario()) is True
-    assert (len(nursery.heard), nursery.keeper.pid) == (2, None), "it told what it had, and left"
+    assert (len(nursery.heard), nursery.child.pid) == (2, None), "it told what it had, and left"
