@@ -109,7 +109,7 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help="exit 1 unless LABEL.COHORT.METRIC.KEY<=NUMBER holds (repeatable)",
+        help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
     )
     curve = commands.add_parser(
         "curve",

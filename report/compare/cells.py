@@ -1,5 +1,6 @@
 """One cell: one metric, one cohort, one label, or the pair of two such."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,13 +8,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from measure.cohorts import ALL
 from measure.distances import distance, logrank_p
 from measure.resampling import MIN_SESSIONS, interval, resample
 from measure.runs import Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, quantiles
+from measure.wording import share
 from report.compare.pairing import Join
-from report.compare.results import LEVELS, Duration, DurationError, Quantile, QuantileError
-from report.compare.verdicts import verdict
+from report.compare.results import LEVELS, Coverage, Duration, DurationError, PairCohort, Quantile, QuantileError
 from tracefile.records.arrays import FloatArray, IntArray
 
 MIN_CELL: Final = 30
@@ -201,3 +203,41 @@ def drawn_points(waits: Waits) -> IntArray:
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+JUDGED_LEVELS: Final = ("p50", "p90", "p99")
+WITHIN_BAND: Final = "within band"
+WITHIN_AA: Final = "within A/A"
+
+
+def verdict(errors: Mapping[str, QuantileError | None]) -> str:
+    """Of p50, p90 and p99: those outside the band must be inside A/A, or the worst of them is the verdict."""
+    found = [error for level in JUDGED_LEVELS if (error := errors[level]) is not None]
+    if not found:
+        return "not comparable"
+    outside = [error for error in found if not error.inside_band]
+    if not outside:
+        return WITHIN_BAND
+    off = [error.error for error in outside if not error.inside_aa]
+    return f"off by {share(max(off))}" if off else WITHIN_AA
+
+
+def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
+    """The judged ones, each set of requests once: a cohort that holds all requests is ``all`` by another name."""
+    everything = cohorts[ALL].ttft.n_truth if ALL in cohorts else None
+    return {
+        name: cohort
+        for name, cohort in cohorts.items()
+        if cohort.ttft.judged and (name == ALL or cohort.ttft.n_truth != everything)
+    }
+
+
+def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
+    """Over the TTFT of every cohort that counts."""
+    inside = [
+        error.inside_band
+        for cohort in counted_cohorts(cohorts).values()
+        for level in JUDGED_LEVELS
+        if (error := getattr(cohort.ttft, level)) is not None
+    ]
+    return Coverage(quantiles=len(inside), inside=sum(inside), share=sum(inside) / len(inside) if inside else None)

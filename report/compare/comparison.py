@@ -13,18 +13,13 @@ from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import STATUSES, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
-from report.compare.agreement import cached_agreement
-from report.compare.cells import MIN_CELL, Cell, joined_rows, judge, measure
-from report.compare.conditions import same_conditions
+from report.compare.cells import MIN_CELL, Cell, coverage, joined_rows, judge, measure
 from report.compare.ensembles import measure_ensemble
 from report.compare.gates import Gate, check_gate, parse_gate
-from report.compare.headline import headline
-from report.compare.independence import refuse_fitted_on_compared
-from report.compare.notes import notes_on, order_notes
-from report.compare.pairing import Join, join_runs, resolve_truths
-from report.compare.provenance import Cells, provenance
+from report.compare.headline import headline, notes_on, order_notes
+from report.compare.pairing import Join, join_runs, refuse_fitted_on_compared, resolve_truths, same_conditions
+from report.compare.provenance import Cells, cached_agreement, provenance
 from report.compare.results import METRICS, SCHEMA, Comparison, Metric, Pair, PairCohort
-from report.compare.verdicts import coverage
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
@@ -101,7 +96,7 @@ class _Material:
 def compare(config: CompareConfig) -> Compared:
     """Everything ``report compare`` knows; InputError for traces that cannot or must not be compared."""
     truths = resolve_truths(list(config.traces), config.truths)
-    gates = tuple(parse_gate(expression, list(truths)) for expression in config.gates)
+    gates = tuple(parse_gate(text, list(config.traces), list(truths)) for text in config.gates)
     question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
     return compare_runs({label: load_run(label, path) for label, path in config.traces.items()}, question)
 
@@ -128,7 +123,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
         yardstick=question.yardstick,
         traces=traces,
         pairs=pairs,
-        gates=[check_gate(gate, pairs) for gate in question.gates],
+        gates=[result for gate in question.gates for result in check_gate(gate, traces, pairs)],
     )
     return Compared(result, runs, joins, cells)
 

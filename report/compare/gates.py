@@ -1,97 +1,189 @@
-"""Limits that a comparison must keep: ``predicted.turns2+.ttft.p50.error<=0.10``, for CI to hold.
+"""Gates: limits that a comparison must keep, such as ``predicted.turns2+.ttft.p50.error<=10%``, for CI.
 
-The path is the one of the JSON below ``pairs.LABEL.cohorts``. A cell that is not judged fails its gate: what could
-not be measured was not shown to hold.
+A threshold without a key limits the label's own quantile (``ttft.p90<=500ms``); with one, a figure of the pair of label
+and truth. A cell that is not judged fails its gate. The standard gates of an ensemble are at the end.
 """
 
-import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from measure.cohorts import cohort_order, known_cohorts
-from report.compare.results import METRICS, CachedAgreement, DurationError, GateResult, Pair, QuantileError
+from measure.cohorts import ALL, cohort_order
+from measure.quantiles import quantile
+from measure.thresholds import Threshold, parse_threshold
+from measure.wording import share
+from report.compare.cells import MIN_CELL, counted_cohorts
+from report.compare.results import (
+    LEVELS,
+    METRICS,
+    CachedAgreement,
+    Comparison,
+    Duration,
+    DurationError,
+    Forecast,
+    GateResult,
+    Pair,
+    Provenance,
+    Quantile,
+    QuantileError,
+)
 from tracefile.records.errors import InputError
 
-_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-_EXPRESSION: Final = re.compile(
-    r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<percent>%?)"
-)
-_QUANTILES: Final = ("p50", "p90", "p95", "p99")
+_QUANTILE_KEYS: Final = QuantileError.__struct_fields__
+_METRIC_KEYS: Final = tuple(name for name in DurationError.__struct_fields__ if name not in (*LEVELS, "verdict"))
+_CACHED_KEYS: Final = tuple(name for name in CachedAgreement.__struct_fields__ if name != "worst")
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One limit, checked to name something that exists before any work is done."""
+    """A threshold, checked before any work is done, and the labels that it is asked of."""
 
-    expression: str
-    label: str
-    cohort: str
-    fields: tuple[str, ...]
-    op: str
-    limit: float
+    threshold: Threshold
+    labels: tuple[str, ...]
 
 
-def parse_gate(expression: str, labels: Sequence[str]) -> Gate:
-    """Read ``LABEL.COHORT.METRIC.KEY[.KEY]<=NUMBER[%]``; ``labels`` are those that have a truth."""
-    match = _EXPRESSION.fullmatch(expression.strip())
-    if match is None:
-        raise InputError(f"--gate {expression}: not a limit; expected e.g. predicted.turns2+.ttft.p50.error<=0.10")
-    path = match["path"].strip()
-    # A label may hold dots itself: the longest one that fits is meant.
-    label = max((label for label in labels if path.startswith(f"{label}.")), key=len, default=None)
-    if label is None:
-        raise InputError(f"--gate {expression}: starts with no compared label; expected one of {', '.join(labels)}")
-    cohort, *fields = path[len(label) + 1 :].split(".")
-    if cohort not in known_cohorts():
-        raise InputError(f"--gate {expression}: no cohort {cohort!r}; expected one of {', '.join(known_cohorts())}")
-    _check_fields(expression, fields)
-    limit = float(match["limit"]) / (100.0 if match["percent"] else 1.0)
-    return Gate(expression, label, cohort, tuple(fields), match["op"], limit)
-
-
-def check_gate(gate: Gate, pairs: dict[str, Pair]) -> GateResult:
-    """Look the value up and hold it against the limit."""
-
-    def failed(reason: str) -> GateResult:
-        return GateResult(expression=gate.expression, value=None, passed=False, reason=reason)
-
-    cohort = pairs[gate.label].cohorts.get(gate.cohort)
-    if cohort is None:
-        there = ", ".join(cohort_order(set(pairs[gate.label].cohorts)))
-        return failed(f"no requests in cohort {gate.cohort}; there are {there}")
-    found: object = cohort
-    for name in gate.fields:
-        found = getattr(found, name, None)
-    if not isinstance(found, int | float):
-        return failed("not judged: too few requests, or the value does not exist")
-    passed = _OPERATORS[gate.op](found, gate.limit)
-    return GateResult(
-        expression=gate.expression,
-        value=found,
-        passed=passed,
-        reason=f"{found:.4g} {'keeps' if passed else 'breaks'} it",
-    )
-
-
-def _check_fields(expression: str, fields: Sequence[str]) -> None:
-    metric = fields[0] if fields else ""
-    if metric not in ("cached", *METRICS):
-        raise InputError(f"--gate {expression}: no metric {metric!r}; expected one of cached, {', '.join(METRICS)}")
-    expected = [
-        name
-        for name in (CachedAgreement if metric == "cached" else DurationError).__struct_fields__
-        if name not in ("worst", *_QUANTILES)
-    ]
-    if metric != "cached":
-        expected += [f"{level}.{name}" for level in _QUANTILES for name in QuantileError.__struct_fields__]
-    if ".".join(fields[1:]) not in expected:
+def parse_gate(text: str, labels: Sequence[str], judged: Sequence[str]) -> Gate:
+    """Read one ``--gate``. ``judged``: those of ``labels`` that have a truth. Raises InputError."""
+    found = parse_threshold("--gate", text, metrics=("cached", *METRICS), labels=labels)
+    level = None if found.percentile is None else f"p{found.percentile:g}"
+    if level is not None and (level not in LEVELS or found.metric == "cached"):
+        raise InputError(f"--gate {text}: no quantile {level} of {found.metric}; expected one of {', '.join(LEVELS)}")
+    keys = _QUANTILE_KEYS if level else _CACHED_KEYS if found.metric == "cached" else _METRIC_KEYS
+    if found.key not in keys and (found.key is not None or level is None):
         raise InputError(
-            f"--gate {expression}: no key {'.'.join(fields[1:])!r} of {metric}; expected one of {', '.join(expected)}"
+            f"--gate {text}: no key {found.key!r} of {level or found.metric}; expected one of {', '.join(keys)}"
         )
+    in_ms = found.key is None or found.key.endswith("_ms")
+    if in_ms != (found.unit == "ms"):
+        raise InputError(f"--gate {text}: expected {'a limit in ms or s' if in_ms else 'a number or a percentage'}")
+    asked = labels if found.key is None else judged
+    if found.label is not None and found.label not in asked:
+        raise InputError(f"--gate {text}: {found.label} has no truth; expected one of {', '.join(asked)}")
+    return Gate(found, tuple(asked) if found.label is None else (found.label,))
+
+
+def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> Iterator[GateResult]:
+    """Hold the threshold against each of its labels."""
+    asked = gate.threshold
+    for label in gate.labels:
+        expression = asked.text if asked.label is not None else f"{label}.{asked.text}"
+        cohorts = (traces if asked.key is None else pairs)[label].cohorts
+        cohort = cohorts.get(asked.cohort or ALL)
+        if cohort is None:
+            there = ", ".join(cohort_order(set(cohorts)))
+            reason = f"no requests in cohort {asked.cohort}; there are {there}"
+            yield GateResult(expression=expression, value=None, passed=False, reason=reason)
+            continue
+        value = _value(asked, getattr(cohort, asked.metric))
+        if value is None:
+            reason = "not judged: too few requests, or the value does not exist"
+            yield GateResult(expression=expression, value=None, passed=False, reason=reason)
+            continue
+        passed = asked.holds(value)
+        reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"
+        yield GateResult(expression=expression, value=value, passed=passed, reason=reason)
+
+
+def _value(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | bool | None:
+    """Look up the figure that a threshold limits; None: not judged."""
+    if isinstance(found, Duration) and found.n < MIN_CELL:
+        return None
+    holder = found if asked.percentile is None else getattr(found, f"p{asked.percentile:g}")
+    if isinstance(holder, Quantile):
+        return holder.value_ms
+    value = getattr(holder, asked.key or "", None)
+    return value if isinstance(value, int | float) else None
+
+
+BELOW_SATURATION: Final[Mapping[str, float]] = {"p50": 0.05, "p90": 0.10, "p99": 0.15}
+"""Largest |error| of TTFT's quantiles in the middle cohort."""
+IN_SATURATION: Final[Mapping[str, float]] = {"p50": 0.15}
+"""In saturation a small error of the rate is a large error of the queue: only the median is gated."""
+MIN_EXACT_SHARE: Final = 0.99
+"""Share of requests whose cached tokens must be exact, where no request is preempted."""
+MIN_COVERAGE: Final = 0.85
+"""Share of captured quantiles inside the bands, which are made to hold 90 %."""
+BASELINE_CELL: Final = 100
+"""Requests of the smallest cohort that must beat every baseline."""
+
+
+def standard_gates(result: Comparison) -> Iterator[GateResult]:
+    """Check the gates of every ensemble; baselines only for ensembles judged by the first label."""
+    first = next(iter(result.traces))
+    for label, forecast in result.forecasts.items():
+        pair = result.pairs[label]
+        yield from _cached(label, pair, forecast, result.min_cell)
+        yield from _quantiles(label, pair, forecast)
+        yield _coverage(label, pair)
+        if result.baselines and pair.truth == first:
+            yield _beaten(label, pair, result.baselines)
+
+
+def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterator[GateResult]:
+    cached = pair.cohorts[ALL].cached
+    expression = f"{label}: cached tokens exact >= {share(MIN_EXACT_SHARE)}"
+    if cached.exact_share is not None and forecast.preempted:
+        yield GateResult(
+            expression=expression,
+            value=cached.exact_share,
+            passed=True,
+            reason=f"not asked: {forecast.preempted:,} requests are preempted",
+        )
+    elif cached.exact_share is not None:
+        yield _held(expression, cached.exact_share, cached.exact_share >= MIN_EXACT_SHARE, f"{cached.n:,} requests")
+    elif cached.n:
+        yield _not_judged(expression, f"{cached.n} requests report them; {min_cell} are needed")
+
+
+def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResult]:
+    for level, limit in (IN_SATURATION if forecast.saturated else BELOW_SATURATION).items():
+        expression = f"{label}: TTFT {level} within {share(limit)} or A/A, middle cohort"
+        errors = [
+            0.0 if error.inside_aa else error.error
+            for cohort in counted_cohorts(pair.cohorts).values()
+            if (error := getattr(cohort.ttft, level)) is not None
+        ]
+        if not errors:
+            yield _not_judged(expression, "no cohort has enough requests")
+            continue
+        middle = quantile(sorted(errors), 0.5)
+        where = "in saturation" if forecast.saturated else "below saturation"
+        yield _held(expression, middle, middle <= limit, f"{len(errors)} cohorts, {where}")
+
+
+def _coverage(label: str, pair: Pair) -> GateResult:
+    expression = f"{label}: bands hold >= {share(MIN_COVERAGE)} of quantiles"
+    found = pair.coverage
+    if found is None or found.share is None:
+        return _not_judged(expression, "no cohort has enough requests")
+    return _held(expression, found.share, found.share >= MIN_COVERAGE, f"{found.inside} of {found.quantiles}")
+
+
+def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> GateResult:
+    expression = f"{label}: every baseline beaten per request, cohorts of {BASELINE_CELL} and more"
+    cells = {
+        name: cell.ttft for name, cell in counted_cohorts(pair.cohorts).items() if cell.ttft.joined >= BASELINE_CELL
+    }
+    if not cells:
+        return GateResult(expression=expression, value=None, passed=True, reason="not asked: no cohort is so large")
+    lost = [
+        f"{name} by {baseline.replace('_', ' ')}"
+        for name, own in cells.items()
+        for baseline, cohorts in baselines.items()
+        if _beats(cohorts.get(name), own)
+    ]
+    said = f"not in {', '.join(lost)}" if lost else f"in {len(cells)} of {len(cells)}"
+    return GateResult(expression=expression, value=not lost, passed=not lost, reason=said)
+
+
+def _beats(baseline: DurationError | None, own: DurationError) -> bool:
+    theirs = None if baseline is None else baseline.median_abs_error
+    return theirs is not None and own.median_abs_error is not None and theirs <= own.median_abs_error
+
+
+def _held(expression: str, value: float, passed: bool, of: str) -> GateResult:
+    return GateResult(expression=expression, value=value, passed=passed, reason=f"{share(value)}, {of}")
+
+
+def _not_judged(expression: str, reason: str) -> GateResult:
+    return GateResult(expression=expression, value=None, passed=False, reason=f"not judged: {reason}")

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from measure.runs import Run
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +74,96 @@ def _chain(label: str, truths: Mapping[str, str]) -> list[str]:
             raise InputError(f"--truth {chain[-1]}={truths[chain[-1]]}: truths in a circle; one label must stand alone")
         chain.append(truths[chain[-1]])
     return chain
+
+
+_SETTINGS: Final = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "enable_chunked_prefill",
+    "scheduling_policy",
+    "free_rule",
+)
+"""Engine settings that two runs under the same conditions agree in, as far as both tell them."""
+_SAME_CACHE: Final = 0.01
+"""An engine that sizes its own cache finds a few blocks more or fewer at every start: that is no other cache."""
+
+
+def same_conditions(truth: Meta, other: Meta) -> bool:
+    """Whether the two ran the same prompts, at the same pace, on an engine with the same cache and scheduler.
+
+    A setting that a side does not tell is taken to agree: a tap cannot learn them all.
+    """
+    if (_workload(truth), _caches(truth)) != (_workload(other), _caches(other)):
+        return False
+    blocks, others = _setting(truth, "num_gpu_blocks"), _setting(other, "num_gpu_blocks")
+    if blocks is not None and others is not None and abs(others - blocks) > _SAME_CACHE * blocks:
+        return False
+    pairs = [(_setting(truth, name), _setting(other, name)) for name in _SETTINGS]
+    return all(t == o for t, o in pairs if t is not None and o is not None)
+
+
+def _workload(meta: Meta) -> tuple[bool, float]:
+    workload = meta.workload
+    return bool(workload and workload.cold_prompts), (workload.speedup if workload else None) or 1.0
+
+
+def _caches(meta: Meta) -> bool:
+    return meta.engine is None or meta.engine.enable_prefix_caching is not False
+
+
+def _setting(meta: Meta, name: str) -> Any:
+    """As the header's engine has it, or among what a forecast says of itself; None: not told."""
+    told = getattr(meta.engine, name, None)
+    if told is None and meta.engine is not None:
+        told = meta.engine.extra.get(name)
+    settings = meta.extra.get("settings")
+    return settings.get(name) if told is None and isinstance(settings, dict) else told
+
+
+def refuse_fitted_on_compared(runs: Sequence[Run]) -> list[str]:
+    """InputError if a predicted run's model was fitted on a compared trace or on the one that it predicts.
+
+    Returns notes on what could not be ruled out: a forecast that does not say what it was fitted on, and a run that
+    is a replay of a trace the model was fitted on (another measurement, but the same load).
+    """
+    notes: list[str] = []
+    for predicted in (run for run in runs if run.meta.source == "sim"):
+        fitted = _fit_digests(predicted)
+        if fitted is None:
+            notes.append(f"{predicted.label} does not say what its model was fitted on (no fit_digests in its meta).")
+            continue
+        for run in runs:
+            notes += _check(predicted, fitted, run)
+    return notes
+
+
+def _check(predicted: Run, fitted: set[str], run: Run) -> list[str]:
+    source = run.meta.workload.source_digest if run.meta.workload else None
+    if run is predicted and source in fitted:
+        raise InputError(
+            f"{predicted.file}: {predicted.label}'s model was fitted on the trace that it predicts "
+            f"({_short(source)}); expected a model fitted on other traces"
+        )
+    if run.meta.source != "sim" and run.digest in fitted:
+        raise InputError(
+            f"{predicted.file}: {predicted.label}'s model was fitted on {run.label} ({_short(run.digest)}), which "
+            "would judge it here; expected a model fitted on other traces"
+        )
+    if run.meta.source != "sim" and source in fitted:
+        return [f"{run.label} replays a trace that {predicted.label}'s model was fitted on: not a load unseen."]
+    return []
+
+
+def _fit_digests(predicted: Run) -> set[str] | None:
+    digests = predicted.meta.extra.get("fit_digests")
+    if digests is None:
+        return None
+    if not isinstance(digests, list) or not all(isinstance(digest, str) for digest in digests):
+        raise InputError(f"{predicted.file}:1: meta.fit_digests: {digests!r:.60}; expected a list of hex trace digests")
+    return set(digests)
+
+
+def _short(digest: str | None) -> str:
+    return f"digest {(digest or '')[:12]}…"

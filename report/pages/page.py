@@ -13,11 +13,11 @@ from plotly.offline import get_plotlyjs
 from measure import wording
 from measure.cohorts import ALL, MAIN, cohort_order, cohort_title
 from report.compare import celltext
+from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.headline import ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
-from report.compare.verdicts import JUDGED_LEVELS
-from report.compare.verdicttable import describe_forecast, per_request, unjudged
+from report.compare.terminal import describe_forecast, per_request, unjudged
 from report.pages.figures import (
     Figure,
     arrival_figure,

@@ -115,7 +115,7 @@ class Judge:
     def validate(self, stage: str, load: str, way: Way, flags: Sequence[str | Path] = ()) -> Comparison:
         """``sim validate`` on one capture."""
         output = self.work.path(f"{self.shape}-{stage.replace(' ', '-')}.json")
-        command: Command = ["sim", "calibrate", self.trace(load, way), "--latency-model", self.model, *flags]
+        command: Command = ["sim", "validate", self.trace(load, way), "--latency-model", self.model, *flags]
         self.work.run(f"{self.shape} {stage}", [*command, "--no-default-gates", "--json"], stdout=output)
         return msgspec.json.decode(output.read_bytes(), type=Comparison)
 

@@ -10,11 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
-from report.compare.baselines import Line
-from report.compare.calibration import Predicted, Yardsticks, judge_forecasts
 from report.compare.comparison import Compared
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
+from report.compare.validation import Line, Predicted, Yardsticks, judge_forecasts
 from report.output import print_json, write_page
 from sim.engine.compiled import say_if_not_compiled
 from sim.engine.results import predicted_meta

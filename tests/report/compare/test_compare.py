@@ -177,10 +177,13 @@ def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:
         (["a=x.jsonl", "b=y.jsonl", "--truth", "b=c"], "no trace is labelled 'c'"),
         (["a=x.jsonl", "b=y.jsonl", "--truth", "a=b"], "circle"),
         (["a=x.jsonl", "b=y.jsonl", "--repeat", "c"], "no compared label"),
-        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p50"], "not a limit"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p50"], "not a threshold"),
         (["a=x.jsonl", "b=y.jsonl", "--gate", "c.all.ttft.p50.error<=1"], "no compared label"),
         (["a=x.jsonl", "b=y.jsonl", "--gate", "b.turn9.ttft.p50.error<=1"], "no cohort 'turn9'"),
-        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p51.error<=1"], "no key 'p51.error'"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.ttft.p50<=5"], "expected a limit in ms or s"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.ttft.p50.error<=5ms"], "expected a number or a percentage"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "a.ttft.p50.error<=5%"], "a has no truth; expected one of b"),
+        (["a=x.jsonl", "b=y.jsonl", "--gate", "b.all.ttft.p51.error<=1"], "no quantile p51 of ttft"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], said: str) -> None:
@@ -196,6 +199,15 @@ def test_gates_decide_the_exit_code(make_trace: MakeTrace, capsys: pytest.Captur
     # 24 first turns are too few to judge: what was not measured was not shown to hold.
     assert main(["compare", *traces, "--gate", "predicted.turn1.ttft.p50.error<=10%"]) == 1
     assert "not judged" in capsys.readouterr().out
+
+
+def test_a_gate_may_limit_a_quantile_and_every_label(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = [f"captured={make_trace('a')}", f"predicted={make_trace('b', seed=4)}", "--bootstrap", "0"]
+    assert main(["compare", *traces, "--gate", "turns2+.ttft.p50<=10s", "--gate", "captured.ttft.p99<=0.001ms"]) == 1
+    printed = capsys.readouterr().out
+    assert "gate passed: captured.turns2+.ttft.p50<=10s" in printed
+    assert "gate passed: predicted.turns2+.ttft.p50<=10s" in printed
+    assert "gate FAILED: captured.ttft.p99<=0.001ms" in printed
 
 
 def test_json_to_stdout_is_json_alone_and_the_same_every_time(
