@@ -205,8 +205,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     cold_prompts: bool
     settings: dict[str, Any]
     """The engine's, every one."""
-    load: float
-    """Offered work over what the engine can do; see docs/metrics.md."""
+    utilization: float
+    """Work asked for over the engine's capacity; see docs/metrics.md."""
     saturated: bool
     preempted: int
     """Requests that the middle member preempts."""

@@ -1,106 +1,78 @@
-"""The comparison as tables for a terminal: 80 columns, readable when piped."""
+"""A comparison as tables for a terminal: 80 columns, readable when piped."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from measure.cohorts import MAIN, cohort_order, cohort_title
-from measure.wording import share
+from measure.table import table_lines
+from measure.wording import NOTHING, share
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.celltext import error_text, interval_text, quantile_text
-from report.compare.results import (
-    LEVELS,
-    Comparison,
-    Duration,
-    DurationError,
-    Forecast,
-    LabelCohort,
-    Metric,
-    Pair,
-    PairCohort,
-)
+from report.compare.results import LEVELS, Comparison, Duration, DurationError, Forecast, Metric, Pair
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
+_WIDEST_LABEL = 20
 
 
 def print_comparison(result: Comparison, console: Console) -> None:
-    """Headline, notes, cached tokens, then a table per cohort, then gates."""
-    for part in _parts(result):
-        console.print(part)
+    """Print headline, notes, cached tokens, a table per cohort, gates."""
+    for text, style in _parts(result):
+        console.print(Text(text, style=style), soft_wrap=style == "")
 
 
-def _parts(result: Comparison) -> Iterator[RenderableType]:
-    for sentence in result.headline:
-        yield Text(sentence, style="bold")
-    for note in result.notes:
-        yield Text(f"note: {note}", style="yellow")
+def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
+    """Every part with its style; none: the lines of a table."""
+    yield from ((sentence, "bold") for sentence in result.headline)
+    yield from ((f"note: {note}", "yellow") for note in result.notes)
     if result.pairs:
-        yield _cached_table(result)
-    yield from verdict_tables(result)
-    cohorts = {name for trace in result.traces.values() for name in trace.cohorts}
-    for cohort in cohort_order(cohorts & set(MAIN)):
-        yield _cohort_table(result, cohort, "ttft")
-    telling = cohort_order(cohorts & set(MAIN))[0]
+        yield from _cached_table(result)
+    yield from _verdict_tables(result)
+    cohorts = cohort_order({name for trace in result.traces.values() for name in trace.cohorts} & set(MAIN))
+    for cohort in cohorts:
+        yield from _cohort_table(result, cohort, "ttft")
     for metric in _DETAILED:
-        if any(getattr(trace.cohorts[telling], metric).n for trace in result.traces.values()):
-            yield _cohort_table(result, telling, metric)
-    yield Text(_legend(result), style="dim")
+        if any(getattr(trace.cohorts[cohorts[0]], metric).n for trace in result.traces.values()):
+            yield from _cohort_table(result, cohorts[0], metric)
+    yield _legend(result), "dim"
     for gate in result.gates:
-        yield Text(
-            f"gate {'passed' if gate.passed else 'FAILED'}: {gate.expression} ({gate.reason})",
-            style="green" if gate.passed else "bold red",
-        )
+        state = "passed" if gate.passed else "FAILED"
+        yield f"gate {state}: {gate.expression} ({gate.reason})", "green" if gate.passed else "bold red"
 
 
-def _cached_table(result: Comparison) -> Table:
-    table = _table("Cached tokens, request by request")
-    table.add_column("label / truth", overflow="fold")
-    for heading in ("n", "equal", "token error", "hit ratio", "of truth"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _cached_table(result: Comparison) -> Iterator[tuple[str, str]]:
+    rows = []
     for label, pair in result.pairs.items():
         cached = pair.cohorts["all"].cached
-        if not cached.judged:
-            table.add_row(f"{label} / {pair.truth}", f"{cached.n:,}", "not judged", "", "", "")
-            continue
-        table.add_row(
-            f"{label} / {pair.truth}",
-            f"{cached.n:,}",
-            share(cached.exact_share),
-            share(cached.token_error),
-            share(cached.other_hit_ratio),
-            share(cached.truth_hit_ratio),
-        )
-    return table
+        shares = (cached.exact_share, cached.token_error, cached.other_hit_ratio, cached.truth_hit_ratio)
+        said = [share(one) for one in shares] if cached.judged else ["not judged", "", "", ""]
+        rows.append([f"{label} / {pair.truth}", f"{cached.n:,}", *said])
+    headings = ["label / truth", "n", "exact", "token error", "hit ratio", "hit ratio\n(truth)"]
+    yield from _table("Cached tokens, request by request", headings, rows)
 
 
-def _cohort_table(result: Comparison, cohort: str, metric: Metric) -> Table:
-    table = _table(f"{metric.upper()} in ms, {cohort_title(cohort).lower()}")
-    table.add_column("label", overflow="fold", max_width=20)
-    for heading in ("n", "cens."):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for level in LEVELS:
-        table.add_column(level, justify="right", no_wrap=True)
+def _cohort_table(result: Comparison, cohort: str, metric: Metric) -> Iterator[tuple[str, str]]:
+    rows = []
     for label, trace in result.traces.items():
         if cohort not in trace.cohorts or (label in result.forecasts and not getattr(trace.cohorts[cohort], metric).n):
             continue  # a forecast has no single gaps
         pair = result.pairs[label].cohorts.get(cohort) if label in result.pairs else None
-        table.add_row(*_row(label, trace.cohorts[cohort], pair, metric))
-    return table
+        errors = None if pair is None else getattr(pair, metric)
+        rows.append(_row(label, getattr(trace.cohorts[cohort], metric), errors))
+    title = f"{metric.upper()} in ms, {cohort_title(cohort).lower()}"
+    yield from _table(title, ["label", "n", "censored", *LEVELS], rows)
 
 
-def _row(label: str, own: LabelCohort, pair: PairCohort | None, metric: Metric) -> list[str]:
+def _row(label: str, own: Duration, errors: DurationError | None) -> list[str]:
     """A label's quantiles, each with its error below it where there is a truth."""
-    duration = getattr(own, metric)
-    values = [quantile_text(getattr(duration, level)) for level in LEVELS]
-    if pair is not None:
-        errors = getattr(pair, metric)
-        below = (
-            [error_text(getattr(errors, level)) for level in LEVELS] if errors.judged else ["not judged"] * len(LEVELS)
-        )
+    values = [quantile_text(getattr(own, level)) for level in LEVELS]
+    if errors is not None:
+        below = [error_text(getattr(errors, level)) if errors.judged else "not judged" for level in LEVELS]
         values = [f"{value}\n{error}" for value, error in zip(values, below, strict=True)]
-    return [label, f"{duration.n:,}", share(duration.censored_share) if duration.censored else "0", *values]
+    return [label, f"{own.n:,}", share(own.censored_share) if own.censored else "0", *values]
 
 
 def _legend(result: Comparison) -> str:
@@ -108,49 +80,44 @@ def _legend(result: Comparison) -> str:
     if result.yardstick is not None:
         said.append(f"≈: no further off than the A/A run ({result.yardstick}).")
     said.append("*: the largest value alone. > x: past the last event.")
-    said.append(f"Cells under {result.min_cell} are not judged. Intervals: --json, -o.")
+    said.append(f"Cells under {result.min_cell} are not judged. Intervals: --json, --html.")
     return " ".join(said)
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
-def verdict_tables(result: Comparison) -> Iterator[RenderableType]:
-    """Of every ensemble, in the order of the labels."""
+def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
+    """Every ensemble's verdicts by cohort, and beside the baselines, in the order of the labels."""
     first = next(iter(result.traces))
     for label, forecast in result.forecasts.items():
         pair = result.pairs[label]
-        yield _verdicts(result, label, pair)
-        yield Text(f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}", style="dim")
+        yield from _verdicts(result, label, pair)
+        yield f"{describe_forecast(forecast)}. {_aside(pair, result.min_cell)}", "dim"
         if result.baselines and pair.truth == first:
-            yield _baselines(label, pair, result.baselines)
+            yield from _baselines(label, pair, result.baselines)
 
 
 def describe_forecast(forecast: Forecast) -> str:
-    """How it was made, in a line."""
-    waits = "later turns wait for answers" if forecast.pacing == "sessions" else "requests at recorded times"
+    """Return in a line how a forecast was made."""
+    waits = "later turns wait for responses" if forecast.pacing == "sessions" else "requests at recorded times"
     state = ", saturated" if forecast.saturated else ""
-    return f"{forecast.members} futures, {waits}, load {forecast.load:.2f} of what the engine can do{state}"
+    return f"{forecast.members} ensemble members, {waits}, utilization {forecast.utilization:.0%}{state}"
 
 
-def _verdicts(result: Comparison, label: str, pair: Pair) -> Table:
-    table = _table(f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms")
-    table.add_column("cohort", overflow="fold")
-    for heading in ("n", *JUDGED_LEVELS):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
-    for name in cohort_order(set(pair.cohorts)):
-        errors = pair.cohorts[name].ttft
-        if errors.judged:
-            band = result.traces[label].cohorts[name].ttft
-            cells = [_error_and_band(errors, band, level) for level in JUDGED_LEVELS]
-            table.add_row(name, f"{errors.n_truth:,}", *cells, errors.verdict)
-    return table
+def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str, str]]:
+    rows = []
+    for name, errors in _judged(pair).items():
+        band = result.traces[label].cohorts[name].ttft
+        cells = [
+            f"{error_text(getattr(errors, level))}\n{interval_text(getattr(band, level))}" for level in JUDGED_LEVELS
+        ]
+        rows.append([name, f"{errors.n_truth:,}", *cells, errors.verdict or ""])
+    title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
+    yield from _table(title, ["cohort", "n", *JUDGED_LEVELS, "verdict"], rows, "<>>>><")
 
 
-def _error_and_band(errors: DurationError, band: Duration, level: str) -> str:
-    return f"{error_text(getattr(errors, level))}\n{interval_text(getattr(band, level))}"
+def _judged(pair: Pair) -> dict[str, DurationError]:
+    """TTFT of the judged cohorts, in order."""
+    cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
+    return {name: cell for name, cell in cells.items() if cell.judged}
 
 
 def _aside(pair: Pair, min_cell: int) -> str:
@@ -164,31 +131,34 @@ def _aside(pair: Pair, min_cell: int) -> str:
 
 
 def unjudged(pair: Pair) -> str:
-    """Cohorts that are too small, each with its requests."""
+    """List the cohorts that are too small, each with its number of requests."""
     cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
     return ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.judged)
 
 
-def _baselines(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> Table:
-    table = _table("Median |error| of a request's TTFT; W1 on ln TTFT")
-    table.add_column("cohort", overflow="fold")
-    table.add_column("n", justify="right")
-    for heading in (label, *(name.replace("_", " ") for name in baselines)):
-        table.add_column(heading, justify="right", max_width=17)
-    for name in cohort_order(set(pair.cohorts)):
-        own = pair.cohorts[name].ttft
-        if own.judged:
-            cells = [per_request(cohorts.get(name)) for cohorts in ({name: own}, *baselines.values())]
-            table.add_row(name, f"{own.joined:,}", *cells)
-    return table
+def _baselines(
+    label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]
+) -> Iterator[tuple[str, str]]:
+    rows = [
+        [name, f"{own.joined:,}", *(per_request(by.get(name)) for by in ({name: own}, *baselines.values()))]
+        for name, own in _judged(pair).items()
+    ]
+    names = ["\n".join(wrap(name.replace("_", " "), 17)) for name in (label, *baselines)]
+    yield from _table("Median |error| of a request's TTFT; W1 on ln TTFT", ["cohort", "n", *names], rows)
 
 
 def per_request(cell: DurationError | None) -> str:
-    """Median |error| of a request, and W1 on ln TTFT."""
+    """Return the median |error| of a request, and W1 on ln TTFT."""
     if cell is None or cell.median_abs_error is None:
-        return "–"
+        return NOTHING
     return f"{share(cell.median_abs_error)}; {cell.w1_log:.2f}"
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], align: str = "<"
+) -> Iterator[tuple[str, str]]:
+    """A titled table; cells may have several lines, and long labels are folded."""
+    yield title, "bold"
+    folded = [["\n".join(wrap(row[0], _WIDEST_LABEL)), *row[1:]] for row in (headings, *rows)]
+    lines = [line for row in folded for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
+    yield "\n".join(table_lines((), lines, align)), ""

@@ -1,4 +1,4 @@
-"""A search as one page: the percentile by value with its band and the target, and every value that was tried."""
+"""A search as one HTML page: the percentile by value with its band and the target, and every value that was tried."""
 
 from typing import Final
 
@@ -8,9 +8,8 @@ from plotly.offline import get_plotlyjs
 from measure.cohorts import cohort_title
 from report.pages.figures import Figure, Trace
 from report.pages.page import asset, script_json, template
-from report.pages.searchresults import Evaluated, Search
-from report.pages.searchterminal import answer_sentence, answer_warnings, cells, headings
-from report.pages.whatifresults import Span
+from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
+from report.pages.whatif import Span
 
 _NAMES: Final = {"num-gpu-blocks": "KV blocks", "rate": "rate, as a multiple of the capture's"}
 
@@ -53,7 +52,7 @@ def curve_figure(found: Search) -> Figure:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": f"TTFT {found.target.partition('<')[0]}, {cohort_title(found.cohort).lower()}",
+            "name": f"TTFT p{found.percentile * 100:g}, {cohort_title(found.cohort).lower()}",
             "x": x,
             "y": [one.ttft.middle for one in shown],
             "meta": {"slot": 0, "part": "line", "width": 2.2, "dash": "6px,3px"},

@@ -7,8 +7,17 @@ from plotly.offline import get_plotlyjs
 
 from report.pages.figures import Figure, Trace
 from report.pages.page import asset, script_json, template
-from report.pages.whatifresults import LEVELS, Curve, WhatIf, cohort_titles, telling_cohort, ttft
-from report.pages.whatifterminal import effect_text, load_sentence, value_text
+from report.pages.whatif import (
+    LEVELS,
+    Curve,
+    WhatIf,
+    cohort_titles,
+    effect_text,
+    load_sentence,
+    telling_cohort,
+    ttft,
+    value_text,
+)
 
 MOST_DRAWN: Final = 8
 """Curves in one figure, the palette's colours; of a longer sweep these are spread evenly, both ends among them."""

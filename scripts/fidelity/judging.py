@@ -155,7 +155,7 @@ class Judge:
                 cached_n=judged.cached.n,
                 cached_exact=judged.cached.exact_share,
                 preemptions=manifest.preemptions if manifest else 0,
-                offered=facts.load,
+                offered=facts.utilization,
                 saturated=facts.saturated,
                 pace=steps,
                 quantiles={level: quantile(level, captured, forecast, judged.ttft, again) for level in LEVELS},

@@ -29,7 +29,7 @@ class Demand:
     """Seconds of step time for its generated tokens."""
     frontend: float
     """Seconds of the front end, where that runs on the engine's core; else 0."""
-    yield_at_most: float
+    capacity: float
     """Seconds of such work that the engine does in a second at its fullest; the rest goes into the steps' constants."""
     in_flight_growth_per_s: float
     """Slope of the number of requests in flight, over the arrivals that wait for nobody."""
@@ -37,14 +37,14 @@ class Demand:
     """Requests in flight when the last of these comes, itself not included."""
 
     @property
-    def load(self) -> float:
+    def utilization(self) -> float:
         """Share of what the engine can do; from 1 on it cannot keep up, however long it runs."""
-        return (self.prefill + self.decode + self.frontend) / self.yield_at_most
+        return (self.prefill + self.decode + self.frontend) / self.capacity
 
     @property
     def is_saturated(self) -> bool:
         """Whether the line would grow for as long as the load goes on."""
-        return bool(self.load >= 1.0)
+        return bool(self.utilization >= 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def demand_of(run: PointRun, arrivals: Sequence[Arrival], config: EngineConfig, 
         prefill=work_s["prefill"] * per_s,
         decode=work_s["decode"] * per_s,
         frontend=work_s["reception"] * per_s,
-        yield_at_most=_yield_at_most(arrivals, config, model),
+        capacity=_capacity(arrivals, config, model),
         in_flight_growth_per_s=growth,
         in_flight_at_end=at_end,
     )
@@ -89,7 +89,7 @@ def _columns(run: PointRun, *works: str) -> BoolArray:
     return np.array([term.work in works for term in TERMS[: len(run.costs)]])
 
 
-def _yield_at_most(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> float:
+def _capacity(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> float:
     """Work done per second of the time until the last request is admitted, when all stand in line at the beginning."""
     run = run_point(_at_once(arrivals), config, model)
     admitted_ms = run.state.runs["admitted_ms"]

@@ -1,7 +1,6 @@
 """``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit."""
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from measure.cohorts import MAIN
+from measure.cohorts import ALL, MAIN
+from measure.thresholds import parse_threshold
 from report.output import print_json, write_page
-from report.pages.searchresults import Evaluated, Outcome, Quantity, Search
-from report.pages.searchterminal import describe
+from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.engine.compiled import say_if_not_compiled
 from sim.forecast.bisection import Scale, bisect
 from sim.forecast.ensemble import Forecast, forecast, members
@@ -35,7 +34,6 @@ from tracefile.commandline.progress import counted
 
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
-_TARGET = re.compile(r"p(\d{1,2}(?:\.\d+)?)<=(\d+(?:\.\d+)?)(ms|s)?")
 _SETTING = {"num-gpu-blocks": "num_gpu_blocks"}
 
 
@@ -74,8 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--minimize", choices=["num-gpu-blocks"], help="what to find the least of")
     wanted.add_argument("--maximize", choices=["rate"], help="what to find the most of")
-    parser.add_argument("--ttft", required=True, metavar="pN<=LIMIT", help="the target, such as p90<=500ms or p99<=2s")
-    parser.add_argument("--cohort", choices=MAIN, default=MAIN[0], help="whose TTFT (default all)")
+    parser.add_argument(
+        "--target", required=True, metavar="THRESHOLD", help="[COHORT.]ttft.pNN<=LIMIT, such as turns2+.ttft.p90<=500ms"
+    )
     parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
     parser.add_argument("--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10")
     parser.add_argument("--tolerance", type=float, default=0.01, help="relative; 0: to the block (default 0.01)")
@@ -93,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             trace=arguments.trace,
             model=arguments.latency_model,
             quantity=quantity,
-            target=parse_target(arguments.ttft, arguments.cohort, arguments.confidence),
+            target=parse_target(arguments.target, arguments.confidence),
             scenario=_only_one(scenarios_of(arguments), quantity),
             between=None if arguments.between is None else _between(arguments.between, quantity),
             tolerance=_checked_tolerance(arguments.tolerance, quantity),
@@ -119,7 +118,7 @@ def search(config: SearchConfig) -> Search:
     captured = read_captured(config.trace, model, paced=config.paced)
     places = cohorts_of(captured.records).get(config.target.cohort)
     if places is None:
-        raise InputError(f"--cohort: {config.target.cohort}: the trace has no such requests; expected another cohort")
+        raise InputError(f"--target: the trace has no requests of {config.target.cohort}; expected another cohort")
     low, high = config.between or _widest(captured, config)
     smallest = config.quantity == "num-gpu-blocks"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
@@ -195,7 +194,7 @@ class _Judge:
             share=share,
             holds=share >= target.confidence,
             hit_rate=float(np.median(hit_rates(found))),
-            load=float(demand.load) if np.isfinite(demand.load) else None,
+            utilization=float(demand.utilization) if np.isfinite(demand.utilization) else None,
             saturated=demand.is_saturated,
             warnings=list(extrapolations(self._model, base, point, engine, load.engine)),
         )
@@ -233,15 +232,19 @@ def _notes(evaluated: Sequence[Evaluated], answer: float | None, scale: Scale, m
         yield "the model has no draws of its parameters (fit it again): the confidence is about noise and drift only"
 
 
-def parse_target(text: str, cohort: str, confidence: float) -> Target:
-    """``p90<=500ms``. Raises InputError naming what is wrong."""
-    found = _TARGET.fullmatch(text.replace(" ", ""))
-    if found is None or not 0.0 < float(found[1]) < 100.0 or float(found[2]) <= 0.0:
-        raise InputError(f"--ttft: {text!r}; expected a percentile and a limit, such as p90<=500ms or p99<=2s")
+def parse_target(text: str, confidence: float) -> Target:
+    """Read ``[COHORT.]ttft.p90<=500ms``. Raises InputError naming the flag."""
+    found = parse_threshold("--target", text, metrics=("ttft",))
+    cohort = found.cohort or ALL
+    if (found.op, found.unit, found.key) != ("<=", "ms", None) or found.percentile is None or cohort not in MAIN:
+        raise InputError(
+            f"--target {text}: expected a TTFT percentile of {', '.join(MAIN)} and its limit, such as ttft.p90<=500ms"
+        )
+    if found.limit <= 0.0:
+        raise InputError(f"--target {text}: expected a limit above 0")
     if not 0.0 < confidence <= 1.0:
         raise InputError(f"--confidence: {confidence:g}; expected more than 0 and at most 1")
-    limit_ms = float(found[2]) * (1e3 if found[3] == "s" else 1.0)
-    return Target(text, float(found[1]) / 100.0, limit_ms, cohort, confidence)
+    return Target(found.text, found.percentile / 100.0, found.limit, cohort, confidence)
 
 
 def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:

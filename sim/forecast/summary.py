@@ -7,7 +7,7 @@ import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from report.pages.whatifresults import LEVELS, Curve, ttft
+from report.pages.whatif import LEVELS, Curve, ttft
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load

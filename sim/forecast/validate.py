@@ -185,7 +185,7 @@ def _predict(
         pacing="sessions" if captured.paced else "recorded",
         cold_prompts=scenario.cold_prompts,
         settings=asdict(load.engine),
-        load=float(demand.load),
+        utilization=float(demand.utilization),
         saturated=bool(demand.is_saturated),
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
     )

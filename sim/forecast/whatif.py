@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from report.output import print_json, write_page
-from report.pages.whatifresults import DemandSaid, Measure, Row, Span, WhatIf
-from report.pages.whatifterminal import describe
+from report.pages.whatif import DemandSaid, Measure, Row, Span, WhatIf, describe
 from sim.engine.compiled import say_if_not_compiled
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
 from sim.forecast.extrapolation import extrapolations, open_parameters
@@ -182,11 +181,11 @@ def _finite(value: float) -> float | None:
 
 def _said(demand: Demand) -> DemandSaid:
     return DemandSaid(
-        load=_finite(demand.load),
+        utilization=_finite(demand.utilization),
         prefill=_finite(demand.prefill),
         decode=_finite(demand.decode),
         frontend=_finite(demand.frontend),
-        yield_at_most=_finite(demand.yield_at_most),
+        capacity=_finite(demand.capacity),
         in_flight_growth_per_s=_finite(demand.in_flight_growth_per_s),
         in_flight_at_end=demand.in_flight_at_end,
         saturated=demand.is_saturated,

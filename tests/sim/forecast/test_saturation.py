@@ -54,10 +54,10 @@ def demand(arrivals: list[Arrival], of: Model) -> Demand:
 def test_the_load_of_a_queue_with_one_server_is_arrivals_times_service(utilisation: float) -> None:
     """M/D/1: a step serves one prompt, in 110 ms, so a prompt every 110 / ρ ms is a load of ρ."""
     found = demand(poisson(200, 110.0 / utilisation), model())
-    assert found.load == pytest.approx(utilisation, rel=1e-6)
+    assert found.utilization == pytest.approx(utilisation, rel=1e-6)
     assert found.prefill == pytest.approx(utilisation * 100.0 / 110.0, rel=1e-6)
     assert found.decode == found.frontend == 0.0
-    assert found.yield_at_most == pytest.approx(100.0 / 110.0, rel=1e-6)
+    assert found.capacity == pytest.approx(100.0 / 110.0, rel=1e-6)
     assert found.is_saturated == (utilisation >= 1.0)
 
 
@@ -73,7 +73,7 @@ def test_an_engine_that_is_always_busy_need_not_be_near_its_end() -> None:
     engine does nearly nothing that belongs to a load, and the prompts are all that asks anything of it."""
     arrivals = poisson(100, 1_000.0, output_tokens=100)
     found = demand(arrivals, model(max_num_seqs=64))
-    assert found.load == pytest.approx(0.110, rel=0.25)
+    assert found.utilization == pytest.approx(0.110, rel=0.25)
     assert not found.is_saturated
 
 
@@ -84,24 +84,24 @@ def test_decodes_count_for_what_they_cost_in_a_full_batch() -> None:
     assert found.decode == pytest.approx(1.0, rel=0.02)
     assert found.prefill == pytest.approx(1.0, rel=0.02)
     # 8 requests: 800 ms of prompt in 8 steps and 101 steps between them, less what prompts' and tokens' steps share.
-    assert found.yield_at_most == pytest.approx(1_600 / (1_600 + 10 * 105), rel=0.06)
+    assert found.capacity == pytest.approx(1_600 / (1_600 + 10 * 105), rel=0.06)
     assert found.is_saturated
 
 
 def test_requests_that_fit_one_step_are_all_at_once() -> None:
     """20 prompts in one step of 2,010 ms."""
     found = demand(poisson(20, 1_000.0), model(max_num_batched_tokens=20 * PROMPT))
-    assert found.yield_at_most == pytest.approx(2_000 / 2_010, rel=1e-6)
-    assert found.load == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
+    assert found.capacity == pytest.approx(2_000 / 2_010, rel=1e-6)
+    assert found.utilization == pytest.approx(0.1 / (2_000 / 2_010), rel=1e-6)
 
 
 def test_one_arrival_is_no_rate() -> None:
     found = demand(poisson(2, 10.0)[:1], model())
-    assert found.load != found.load  # NaN
+    assert found.utilization != found.utilization  # NaN
     assert not found.is_saturated
 
 
 def test_an_engine_whose_steps_cost_nothing_of_their_own_does_work_in_all_of_its_time() -> None:
     found = demand(poisson(50, 1.0), model(t0_ms=0.0))
-    assert found.yield_at_most == pytest.approx(1.0)
-    assert found.load == pytest.approx(100.0)  # a prompt of 100 ms every millisecond
+    assert found.capacity == pytest.approx(1.0)
+    assert found.utilization == pytest.approx(100.0)  # a prompt of 100 ms every millisecond

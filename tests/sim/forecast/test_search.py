@@ -10,13 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from report.pages.search import Quantity, describe
 from report.pages.searchpage import render_search
-from report.pages.searchresults import Quantity
-from report.pages.searchterminal import describe
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario, plan, read_captured
-from sim.forecast.search import SearchConfig, parse_target, search
+from sim.forecast.search import SearchConfig, Target, parse_target, search
 from sim.latency.modelfile import default_model, load_model, save_model
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
@@ -50,12 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(folder: Path, quantity: Quantity, ttft: str, **options: Any) -> SearchConfig:
+def asked(folder: Path, quantity: Quantity, target: str, **options: Any) -> SearchConfig:
     config = SearchConfig(
         trace=folder / "shared.jsonl",
         model=folder / "model.json",
         quantity=quantity,
-        target=parse_target(ttft, "all", 0.75),
+        target=parse_target(target, 0.75),
         scenario=Scenario({}),
         members=MEMBERS,
     )
@@ -73,7 +72,7 @@ def shares_within(folder: Path, scenarios: list[Scenario], rank: int, limit_ms: 
 
 def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> None:
     """To the block; the 60th of 120 is the median."""
-    found = search(asked(folder, "num-gpu-blocks", "p50<=24ms", between=(60.0, 100.0), tolerance=0.0))
+    found = search(asked(folder, "num-gpu-blocks", "ttft.p50<=24ms", between=(60.0, 100.0), tolerance=0.0))
     sizes = range(60, 101)
     shares = shares_within(folder, [Scenario({"num_gpu_blocks": blocks}) for blocks in sizes], 60, 24.0)
     by_size = dict(zip(sizes, shares, strict=True))
@@ -86,7 +85,7 @@ def test_the_smallest_cache_is_the_one_that_trying_all_finds(folder: Path) -> No
 
 
 def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
-    found = search(asked(folder, "rate", "p90<=80ms", between=(1.0, 200.0), tolerance=0.02))
+    found = search(asked(folder, "rate", "ttft.p90<=80ms", between=(1.0, 200.0), tolerance=0.02))
     grid = np.geomspace(60.0, 140.0, 16).tolist()
     shares = shares_within(folder, [Scenario({}, rate=rate) for rate in grid], 108, 80.0)
     assert found.outcome == "found"
@@ -96,13 +95,13 @@ def test_the_highest_rate_is_the_one_that_a_grid_finds(folder: Path) -> None:
 def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No cache makes the front end faster than its 7 ms and a step's 4.3."""
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "4"]
-    assert main([*argv, "--minimize", "num-gpu-blocks", "--ttft", "p50<=9ms"]) == 1
+    assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms"]) == 1
     said = capsys.readouterr().out
     assert said.startswith(
-        "not reachable: TTFT p50<=9ms (all requests, n = 120) with 90% confidence holds at no num-gpu-blocks"
+        "not reachable: ttft.p50<=9ms (all requests, n = 120) with 90% confidence holds at no num-gpu-blocks"
     )
     assert "0% of the members within" in said
-    assert main([*argv, "--minimize", "num-gpu-blocks", "--ttft", "p50<=9ms", "--json"]) == 1
+    assert main([*argv, "--minimize", "num-gpu-blocks", "--target", "ttft.p50<=9ms", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "none holds"
     assert found["answer"] is None
@@ -110,14 +109,14 @@ def test_a_target_out_of_reach_is_said_with_the_best_there_is(folder: Path, caps
 
 
 def test_an_end_that_holds_is_not_passed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = search(asked(folder, "rate", "p50<=1s", between=(0.5, 0.6), tolerance=0.05))
+    found = search(asked(folder, "rate", "ttft.p50<=1s", between=(0.5, 0.6), tolerance=0.05))
     assert (found.outcome, found.answer) == ("all hold", 0.6)
     assert "the end of what was asked" in describe(found)
     assert all(0.5 <= one.value <= 0.6 for one in found.evaluated)
 
 
 def test_an_answer_above_what_the_engine_can_do_says_that_it_will_not_last(folder: Path) -> None:
-    found = search(asked(folder, "rate", "p90<=5s", between=(1.0, 400.0), tolerance=0.1))
+    found = search(asked(folder, "rate", "ttft.p90<=5s", between=(1.0, 400.0), tolerance=0.1))
     at_answer = next(one for one in found.evaluated if one.value == found.answer)
     assert at_answer.saturated
     assert any("more is asked of the engine than it can do" in note for note in found.notes)
@@ -137,7 +136,7 @@ def test_what_was_tried_is_kept_on_interrupt(
 
     monkeypatch.setattr("sim.forecast.search.forecast", interrupted)
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
-    assert main([*argv, "--maximize", "rate", "--ttft", "p90<=80ms"]) == 130
+    assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
     printed = capsys.readouterr()
     assert "interrupted; 2 values are done" in printed.err
     assert "×0.1" in printed.out
@@ -145,7 +144,7 @@ def test_what_was_tried_is_kept_on_interrupt(
 
 
 def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> None:
-    one, same = (search(asked(folder, "rate", "p90<=80ms", tolerance=0.2)) for _ in range(2))
+    one, same = (search(asked(folder, "rate", "ttft.p90<=80ms", tolerance=0.2)) for _ in range(2))
     assert one == same
     page = render_search(one)
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
@@ -157,33 +156,34 @@ def test_a_seed_gives_the_same_search_and_a_page_that_holds_it(folder: Path) -> 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found")
 def test_a_browser_draws_the_page(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(render_search(search(asked(folder, "rate", "p90<=80ms", tolerance=0.2))))
+    page.write_text(render_search(search(asked(folder, "rate", "ttft.p90<=80ms", tolerance=0.2))))
     assert figures_drawn(page) == {"curve"}
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--ttft", "p90<500"], "--ttft: 'p90<500'; expected a percentile and a limit"),
-        (["--ttft", "p0<=500"], "--ttft: 'p0<=500'; expected a percentile and a limit"),
-        (["--ttft", "p90<=0"], "--ttft: 'p90<=0'; expected a percentile and a limit"),
+        (["--target", "ttft.p90<500ms"], "--target ttft.p90<500ms: expected a TTFT percentile of all, turn1, turns2"),
+        (["--target", "ttft.p90<=500"], "--target ttft.p90<=500: expected a TTFT percentile"),
+        (["--target", "ttft.p0<=500ms"], "--target ttft.p0<=500ms: 'p0'; expected pNN"),
+        (["--target", "ttft.p90<=0ms"], "--target ttft.p90<=0ms: expected a limit above 0"),
         (["--confidence", "1.2"], "--confidence: 1.2; expected more than 0 and at most 1"),
         (["--between", "2,1"], "--between: '2,1'; expected two numbers above 0, the smaller first"),
         (["--between", "1"], "--between: '1'; expected two numbers above 0, the smaller first"),
         (["--tolerance", "0"], "--tolerance: 0; expected a share from 0.0001 to below 1"),
         (["--rate", "2"], "--rate: it is what is searched; expected --between to limit it"),
         (["--num-gpu-blocks", "100,200"], "2 scenarios; expected one value of each flag, as rate is varied"),
-        (["--cohort", "turns2+"], "--cohort: turns2+: the trace has no such requests; expected another cohort"),
+        (["--target", "turns2+.ttft.p90<=80ms"], "--target: the trace has no requests of turns2+; expected another"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(folder: Path, flags: list[str], said: str) -> None:
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--maximize", "rate"]
     with pytest.raises(InputError) as refused:
-        main([*argv, "--ttft", "p90<=80ms", *flags])
+        main([*argv, "--target", "ttft.p90<=80ms", *flags])
     assert str(refused.value).startswith(said)
 
 
 def test_targets_are_read_in_either_unit() -> None:
-    assert parse_target("p99.5 <= 2s", "all", 0.9).limit_ms == 2_000.0
-    assert parse_target("p99.5 <= 2s", "all", 0.9).percentile == 0.995
-    assert parse_target("p50<=80", "all", 0.9).limit_ms == 80.0
+    assert parse_target("ttft.p99.5 <= 2s", 0.9).limit_ms == 2_000.0
+    assert parse_target("ttft.p99.5 <= 2s", 0.9).percentile == 0.995
+    assert parse_target("turn1.ttft.p50<=80ms", 0.9) == Target("turn1.ttft.p50<=80ms", 0.5, 80.0, "turn1", 0.9)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from measure.survival import CENSORED, EVENT, FAILED, Waits
+from report.pages.whatif import Measure, Row, WhatIf, describe
 from report.pages.whatifpage import drawn_rows, render_what_if
-from report.pages.whatifresults import Measure, Row, WhatIf
-from report.pages.whatifterminal import describe
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario
@@ -153,7 +152,7 @@ def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> No
     for name in ("ttft.all.p90", "queue.p99"):
         values = [middle(row, name) for row in rates]
         assert values == sorted(values)
-    loads = [row.demand.load or 0.0 for row in rates]
+    loads = [row.demand.utilization or 0.0 for row in rates]
     assert loads == pytest.approx([loads[0] * rate for rate in (1, 2, 4, 8)], rel=0.1)
 
 
@@ -169,8 +168,8 @@ def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Pa
     result = asked(folder, Scenario({}, rate=0.1), trace="rush")
     row, slow = result.rows
     assert row.demand.saturated
-    assert row.demand.load is not None
-    assert row.demand.load > 2.0
+    assert row.demand.utilization is not None
+    assert row.demand.utilization > 2.0
     p99 = row.measures["ttft.all.p99"].value
     assert p99.middle is None
     assert p99.beyond is not None
@@ -319,7 +318,7 @@ def test_the_terminal_names_a_factor_where_a_difference_says_less(folder: Path) 
     assert effect.ratio.middle is not None
     text = describe(result)
     assert f"×{effect.ratio.middle:.3g}"[:4] in text
-    assert "of what the engine can do" in text
+    assert "utilization " in text
 
 
 def test_a_pool_that_no_request_fits_says_who_was_never_served(folder: Path) -> None:

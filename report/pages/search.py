@@ -1,0 +1,134 @@
+"""A search: its records, exactly as ``sim search --json`` writes them, and the same as lines for a terminal."""
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from measure import wording
+from measure.cohorts import cohort_title
+from measure.table import table_lines
+from report.pages.whatif import Span, span_text
+
+SCHEMA: Final = "kvtape-search/1"
+Quantity = Literal["num-gpu-blocks", "rate"]
+Outcome = Literal["found", "all hold", "none holds", "interrupted"]
+"""``all hold``: the hardest value in range does; ``none holds``: the easiest value does not."""
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """A value of the searched quantity, forecast."""
+
+    value: float
+    ttft: Span
+    """The target's percentile over the members."""
+    share: float
+    """Of the members that keep the target."""
+    holds: bool
+    """The share is at least the confidence asked for."""
+    hit_rate: float
+    """The middle member's."""
+    utilization: float | None
+    """Work asked for over the engine's capacity."""
+    saturated: bool
+    warnings: list[str]
+    """Assumptions that no capture supports."""
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole search."""
+
+    schema: Literal["kvtape-search/1"] = SCHEMA
+    trace: str
+    trace_digest: str
+    model_digest: str
+    quantity: Quantity
+    target: str
+    """As given: ``turns2+.ttft.p90<=500ms``."""
+    percentile: float
+    """Between 0 and 1."""
+    limit_ms: float
+    cohort: str
+    confidence: float
+    low: float
+    """The least value asked for."""
+    high: float
+    """The largest."""
+    tolerance: float
+    """Relative distance of two values that are next to each other."""
+    scenario: str
+    """Differences from the capture besides the searched quantity."""
+    members: int
+    seed: int
+    paced: bool
+    requests: int
+    """In the cohort."""
+    outcome: Outcome
+    answer: float | None
+    """The smallest or the largest value that holds with every evaluated value on its safe side. Null: none."""
+    evaluated: list[Evaluated]
+    """In order of value: the curve."""
+    notes: list[str]
+
+
+def describe(found: Search) -> str:
+    """Return the answer, the values tried in order, and notes."""
+    lines = [answer_sentence(found), *(f"note: {note}" for note in found.notes), ""]
+    lines += table_lines(headings(found), [cells(found, one) for one in found.evaluated], gap="   ")
+    lines += [f"warning: {warning}" for warning in answer_warnings(found)]
+    return "\n".join(lines)
+
+
+def answer_sentence(found: Search) -> str:
+    """Return the outcome in a sentence."""
+    target = f"{found.target} ({cohort_title(found.cohort).lower()}, n = {found.requests:,})"
+    sure = f"with {found.confidence:.0%} confidence"
+    which = "smallest" if found.quantity == "num-gpu-blocks" else "highest"
+    if found.outcome == "interrupted":
+        return f"interrupted: no answer yet for {target} {sure}"
+    if found.answer is None:
+        best = max(found.evaluated, key=lambda one: (one.share, -(one.ttft.middle or float("inf"))))
+        return (
+            f"not reachable: {target} {sure} holds at no {found.quantity} between {value(found, found.low)} and "
+            f"{value(found, found.high)}; the best is {value(found, best.value)}: {best.share:.0%} of the members "
+            f"within, {span_text(best.ttft, wording.duration_ms)} ms"
+        )
+    said = f"{which} {found.quantity} for {target} {sure}: {value(found, found.answer)}"
+    if found.outcome == "all hold":
+        said += ", the end of what was asked: it may hold beyond (--between)"
+    return said
+
+
+def answer_warnings(found: Search) -> list[str]:
+    """Return the warnings of the answer; none if there is no answer."""
+    return next((one.warnings for one in found.evaluated if one.value == found.answer), [])
+
+
+def headings(found: Search) -> list[str]:
+    """Return the headings of the columns of ``cells``."""
+    return [found.quantity, f"TTFT p{found.percentile * 100:g} ms", "members within", "hit rate", "utilization", ""]
+
+
+def cells(found: Search, one: Evaluated) -> list[str]:
+    """Return a row: a value that was tried."""
+    return [
+        value(found, one.value),
+        span_text(one.ttft, wording.duration_ms),
+        f"{one.share:.0%}",
+        f"{one.hit_rate:.1%}",
+        "–" if one.utilization is None else f"{one.utilization:.0%}",
+        " ".join(_marks(found, one)),
+    ]
+
+
+def value(found: Search, number: float) -> str:
+    """Return the value in words: a count or a multiple."""
+    return f"{number:,.0f}" if found.quantity == "num-gpu-blocks" else f"×{number:g}"
+
+
+def _marks(found: Search, one: Evaluated) -> Iterator[str]:
+    yield "holds" if one.holds else "fails"
+    if one.saturated:
+        yield "saturated"
+    if one.value == found.answer:
+        yield "← answer"
