@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.commands_page import PAGE, PROGRAMS, commands, page, parser_of
+from scripts.commands_page import PAGE, PROGRAMS, commands, flags_of, page, parser_of
+from tracefile.commandline.oldnames import FLAGS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = list(commands())
@@ -53,3 +54,10 @@ def test_command_lines_are_taken(path: Path, capsys: pytest.CaptureFixture[str])
             if exited.code:
                 refused.append((shlex.join(words), capsys.readouterr().err))
     assert not refused
+
+
+def test_no_page_names_a_flag_of_earlier_commits() -> None:
+    known = {flag for command in COMMANDS for action in flags_of(parser(command)) for flag in action.option_strings}
+    old = {name.rpartition(" ")[2] for name in FLAGS} - known
+    named = {path.name: old & set(re.findall(r"(?<![\w-])--[a-z][\w-]*", path.read_text())) for path in PAGES}
+    assert not {name: flags for name, flags in named.items() if flags and name not in ("CHANGELOG.md", "index.md")}
