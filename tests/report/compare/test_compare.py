@@ -14,6 +14,8 @@ import pytest
 from measure.cohorts import known_cohorts
 from report.__main__ import main
 from report.compare.results import Comparison
+from report.pages.search import Search
+from report.pages.whatif import WhatIf
 from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, trace_digest
 
 MakeTrace = Callable[..., Path]
@@ -244,5 +246,6 @@ def struct_keys(kind: Any) -> set[str]:
 
 def test_docs_define_every_key_and_cohort() -> None:
     said = set(re.findall(r"`([^`\n]+)`", DOCS.read_text()))
-    assert not struct_keys(Comparison) - said, "keys of --json that docs/metrics.md does not define"
+    for result in (Comparison, WhatIf, Search):
+        assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
