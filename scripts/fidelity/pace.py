@@ -15,7 +15,7 @@ from sim.fit.observations import Observations, observe
 from sim.fit.variants import prepare_capture, schedule_of
 from sim.latency.modelfile import Model
 from sim.latency.terms import DECODES
-from sim.workload.workload import plan_arrivals
+from sim.workload.arrivals import plan_arrivals
 from tracefile import load_trace
 from tracefile.records.arrays import FloatArray
 

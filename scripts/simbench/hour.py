@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -14,7 +13,7 @@ from scripts.simbench.timing import Figures, measure, measure_command
 from sim.engine.compiled import build_state, run_state
 from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, save_model
-from sim.workload.workload import Arrival, plan_arrivals
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import read_simulation
 from tracefile import BlockHash, load_trace
@@ -28,7 +27,7 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     meta, records = load_trace(trace)
     arrivals = plan_arrivals(meta, records, model.engine.block_size)
     figures, state = _bench_run("hour", arrivals, model, runs)
-    simulation = read_simulation(arrivals, state)
+    simulation = read_simulation(arrivals.objects(), state)
     ttfts = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
     figures |= {
         "requests": len(arrivals),
@@ -40,7 +39,7 @@ def bench_hour(trace: Path, model: Model, runs: int, *, plain: bool) -> Figures:
     }
     if plain:
         start = process_time()
-        oracle = Engine(arrivals, model.engine, model, seed=0).run()
+        oracle = Engine(arrivals.objects(), model.engine, model, seed=0).run()
         figures["plain_cpu_s"] = round(process_time() - start, 2)
         figures["differing_requests"] = sum(
             (one.ttft_ms, one.e2e_ms, one.itl_ms.tolist()) != (other.ttft_ms, other.e2e_ms, other.itl_ms.tolist())
@@ -70,7 +69,7 @@ def _part_hash(block: int, part: int) -> BlockHash:
     return BlockHash((block * 0x9E3779B97F4A7C15 + part * 0xBF58476D1CE4E5B9) & (1 << 64) - 1)
 
 
-def _bench_run(name: str, arrivals: Sequence[Arrival], model: Model, runs: int) -> tuple[Figures, SimState]:
+def _bench_run(name: str, arrivals: Arrivals, model: Model, runs: int) -> tuple[Figures, SimState]:
     figures = measure(f"{name}_layout", runs, lambda: build_state(arrivals, model.engine, model, 0))
     walls, cpus = [], []
     for _ in range(2 * runs + 1):

@@ -16,7 +16,7 @@ from sim.engine.streaming import StreamingRun
 from sim.engine.summary import Tally
 from sim.latency.modelfile import Model
 from sim.workload.arrivalorder import Part
-from sim.workload.batchplan import BatchPlan
+from sim.workload.arrivals import BatchPlan
 from sim.workload.chain import Chains
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
 from tracefile.records.batches import RecordBatch

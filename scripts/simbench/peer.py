@@ -11,8 +11,8 @@ from sim.engine.compiled import build_state, run_state
 from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import plan_arrivals
 from sim.workload.chain import Chains
-from sim.workload.workload import plan_arrivals
 from tests.sim.oracles.simulation import read_simulation
 from tracefile import load_trace
 
@@ -44,7 +44,7 @@ def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
     arrivals = plan_arrivals(meta, records, engine.block_size)
     figures = measure("peer_from_file", runs, lambda: _run_file(trace, engine, model))
     figures |= measure("peer_from_memory", runs, lambda: run_state(build_state(arrivals, engine, model)))
-    simulation = read_simulation(arrivals, run_state(build_state(arrivals, engine, model)))
+    simulation = read_simulation(arrivals.objects(), run_state(build_state(arrivals, engine, model)))
     ttfts_ms = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
     batch = next(lay_out(records, Chains(meta)))
     return figures | {

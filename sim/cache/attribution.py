@@ -14,9 +14,9 @@ from sim.kernels.asking import ASK, CACHED, NEVER, Asking, ask_all
 from sim.kernels.layout import Pool
 from sim.kernels.pool import NO_KEY
 from sim.vllm.config import FreeRule
-from sim.workload.chain import Chains, tokens_computed
+from sim.workload.chain import Chains, chain_places, tokens_computed
 from sim.workload.groups import Grouping, Groups, namer_of
-from sim.workload.interning import chain_places, intern_chains
+from sim.workload.interning import intern_chains
 from tracefile.records.arrays import IntArray
 from tracefile.records.schema import Record
 

@@ -21,10 +21,8 @@ from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.chainkeys import Keys
-from sim.workload.interning import chain_places
-from sim.workload.workload import Arrival
-from tracefile.records.arrays import IntArray
+from sim.workload.chain import chain_places
+from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
@@ -56,16 +54,15 @@ def run_state(state: SimState) -> SimState:
 
 
 def build_state(
-    arrivals: Sequence[Arrival],
+    arrivals: Arrivals,
     config: EngineConfig,
     model: Model,
     seed: int | None = None,
     first_steps: int = FIRST_STEPS,
 ) -> SimState:
-    """Everything in its place before the first arrival."""
-    columns = Arrivals.of(arrivals)
-    room = int(columns.output_tokens.sum())
-    return lay_out(columns, config, model, seed, first_steps=first_steps, token_room=room)
+    """Lay out a whole workload, before its first arrival."""
+    room = int(arrivals.output_tokens.sum())
+    return lay_out(arrivals, config, model, seed, first_steps=first_steps, token_room=room)
 
 
 def lay_out(
@@ -114,12 +111,11 @@ def lay_out(
     )
 
 
-def with_model(state: SimState, arrivals: Sequence[Arrival], model: Model, seed: int | None) -> SimState:
+def with_model(state: SimState, arrivals: Arrivals, model: Model, seed: int | None) -> SimState:
     """``state``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
     laid out once for many runs. The front end's placement stays."""
     own = cast(SimState, _copied(state))
-    ids = [arrival.record.request_id for arrival in arrivals]
-    return own._replace(costs=np.array(model.costs), draws=_draws(ids, model, seed))
+    return own._replace(costs=np.array(model.costs), draws=_draws(arrivals.ids, model, seed))
 
 
 def _copied(part: Any) -> Any:
@@ -158,7 +154,7 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     return record
 
 
-def _pool(config: EngineConfig, settings: Records, keys: Keys, most_holds: int) -> ChainPool:
+def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds: int) -> ChainPool:
     """An empty one. Arrays are as long as could ever be needed, a block being the least that a record stands for: what
     is not used of them takes no memory."""
     counts = np.zeros(1, layout.CHAIN_POOL)
@@ -192,7 +188,7 @@ def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tu
     return requests, np.where(runs, -(-computed // config.block_size), 0)
 
 
-def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> Keys:
+def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> UInt64Array:
     """The known keys of those who can be served, up to their last full block."""
     full = np.where(blocks > 0, (requests["last_token"][:-1] - 1) // block_size, 0)
     for place in np.flatnonzero(arrivals.full_blocks < full)[:1].tolist():

@@ -21,11 +21,9 @@ from sim.latency.modelfile import engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts
-from sim.workload.arrivals import NOBODY
-from sim.workload.batchplan import BatchPlan
+from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
+from sim.workload.arrivals import NOBODY, BatchPlan
 from sim.workload.chain import Chains
-from sim.workload.workload import linked_records
 from tracefile import InputError, Record, TraceReader, TraceWriter, open_trace, trace_digest
 from tracefile.files.writing import new_writer
 from tracefile.records.arrays import FloatArray
@@ -159,10 +157,7 @@ def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, config: RunConf
     first = next(parts, None)
     if first is None:
         raise InputError(f"{config.trace}: no records; expected at least one request")
-    if not (plan.hashed or config.cold_prompts):
-        raise InputError(
-            f"{config.trace}: block_hashes: no record has any; expected a trace with them, or --cold-prompts"
-        )
+    plan.require_hashes()
     yield first
     yield from parts
     for warning in reader.warnings:

@@ -21,7 +21,7 @@ from sim.kernels.loop import FULL, NONE, NOT_CHAINED, run
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
-from sim.workload.interning import chain_places
+from sim.workload.chain import chain_places
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 

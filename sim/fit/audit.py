@@ -18,7 +18,7 @@ from sim.fit.capturedschedule import Reconstruction, reconstruct
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
-from sim.workload.workload import Arrival, plan_arrivals
+from sim.workload.arrivals import Arrival, plan_arrivals
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 
@@ -78,7 +78,7 @@ def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
         raise InputError(f"{path}: cached_tokens: no record has any; expected an engine that reports them")
-    arrivals = plan_arrivals(meta, records, settings.config.block_size, path=str(path))
+    arrivals = plan_arrivals(meta, records, settings.config.block_size, path=str(path)).objects()
     engine, found = settings.config, reconstruct(arrivals, settings.config)
     if not settings.scheduling_known and found.misfits:
         other = replace(engine, async_scheduling=not engine.async_scheduling)

@@ -13,8 +13,8 @@ from statistics import mode
 
 from sim.fit.capturedschedule import Admitted, CapturedSchedule, Reconstruction, reconstruct
 from sim.vllm.config import EngineConfig
+from sim.workload.arrivals import Arrival
 from sim.workload.chain import is_private
-from sim.workload.workload import Arrival
 
 MOST_RUNS = 400
 """Of other orders, in all: then the rest stays unexplained."""
@@ -76,7 +76,7 @@ def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str
     outcome = found.outcomes[place]
     reported = outcome.arrival.record.cached_tokens or 0
     if outcome.request is None:
-        return "never served under these settings" if outcome.arrival.fate == "runs" else "ended before it was served"
+        return "never served under these settings" if outcome.arrival.kind == "runs" else "ended before it was served"
     if reported % block_size:
         return f"reported is no multiple of {block_size}: another block size"
     blocks = reported // block_size

@@ -22,7 +22,7 @@ from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
 from sim.vllm.stepahead import StepAhead
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
 
 MOST_ROUNDS = 8
 PATIENCE = 2
@@ -157,7 +157,7 @@ class CapturedSchedule:
         for place in order:
             latest = max(latest, steps.get(place, latest))
             ranks[place] = steps.get(place, latest)
-        runs = [place for place in order if arrivals[place].fate == "runs"]
+        runs = [place for place in order if arrivals[place].kind == "runs"]
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
     def _compose(self, *, at_rest: bool) -> Step | None:
@@ -231,15 +231,7 @@ class CapturedSchedule:
     def _add(self, place: int) -> bool:
         """Hand a request to the scheduler; False if it can never serve it."""
         arrival = self._outcomes[place].arrival
-        request = Request(
-            arrival.record.request_id,
-            arrival.prompt_tokens,
-            arrival.output_tokens,
-            list(arrival.hashes),
-            arrival.arrival_ms,
-            place,
-        )
-        request.priority = arrival.record.priority or 0
+        request = arrival.request(place)
         if not self.scheduler.accepts(request):
             return False
         self._outcomes[place].request = request

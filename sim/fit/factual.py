@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
+
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
-from sim.workload.chain import FIRST_PRIVATE
-from sim.workload.workload import Arrival
-from tracefile.records.schema import Record, RequestId
+from sim.workload.arrivals import Arrival, Arrivals
+from tracefile.records.arrays import IntArray
 
 _LONG_BEFORE_MS = 1e12
 
@@ -53,22 +54,26 @@ def factual_pool(
 
 
 def with_factual_hits(
-    arrivals: Sequence[Arrival], config: EngineConfig, cached_tokens: Sequence[int]
-) -> tuple[list[Arrival], EngineConfig]:
+    arrivals: Arrivals, config: EngineConfig, cached_tokens: IntArray
+) -> tuple[Arrivals, EngineConfig]:
     """Return a workload in which each of ``arrivals`` hits its ``cached_tokens``, and an engine that never evicts.
 
-    One request per hit runs long before the capture and leaves those blocks in the cache; these come first.
+    Earlier requests, long before the capture, leave those blocks in the cache; they come first in the workload.
     """
-    begun_ms = min((arrival.arrival_ms for arrival in arrivals), default=0.0) - _LONG_BEFORE_MS
-    keys, size = count(1), config.block_size
-    earlier, own, blocks = [], [], 1
-    for arrival, tokens in zip(arrivals, cached_tokens, strict=True):
-        chain = [next(keys) for _ in range(min(tokens // size, len(arrival.hashes)))]
-        if chain:
-            warm = Record(request_id=RequestId("earlier"))
-            earlier.append(Arrival(warm, "runs", len(chain) * size, 1, chain, begun_ms))
-        own.append(replace(arrival, hashes=chain + [FIRST_PRIVATE] * (len(arrival.hashes) - len(chain))))
-        blocks += len(chain) + len(arrival.hashes) + 4
+    size = config.block_size
+    hits = np.minimum(cached_tokens // size, arrivals.full_blocks)
+    own = replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))
+    warm = own.take(np.flatnonzero(hits))
+    earlier = replace(
+        warm,
+        arrival_ms=np.full(len(warm), arrivals.arrival_ms.min(initial=0.0) - _LONG_BEFORE_MS),
+        prompt_tokens=warm.known * size,
+        output_tokens=np.ones(len(warm), np.int64),
+        abort_after_ms=np.full(len(warm), np.nan),
+        full_blocks=warm.known,
+    )
+    both = earlier.followed_by(own)
     longest = min(config.longest_request, config.usable_blocks * size + 1)
-    roomy = replace(config, num_gpu_blocks=max(blocks, 2), max_model_len=longest, enable_prefix_caching=True)
-    return [*earlier, *own], roomy
+    blocks = int((both.full_blocks + 3).sum()) + 2
+    roomy = replace(config, num_gpu_blocks=blocks, max_model_len=longest, enable_prefix_caching=True)
+    return replace(both, numbers=np.arange(len(both))), roomy

@@ -33,7 +33,7 @@ from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
 from sim.latency.terms import EXTRA_TERMS, TERMS, FrontendPlacement
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import Settings, model_name, settle
-from sim.workload.workload import plan_arrivals
+from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray
@@ -230,7 +230,7 @@ def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, con
         capture.arrivals[place].prompt_tokens - capture.cached_tokens[place]
         for capture in captures
         for place in capture.fitted
-        if capture.arrivals[place].fate == "runs" and capture.records[place].ttft_ms is not None
+        if capture.arrivals[place].kind == "runs" and capture.records[place].ttft_ms is not None
     ]
     require_enough(np.array(usable), _gaps(captures))
     return captures

@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.fit.capturedschedule import CapturedStep
 from sim.latency.terms import Numbers, reception_ms
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
 from tracefile.records.arrays import FloatArray
 
 _LEAST_MS = 1e-6
@@ -21,7 +21,7 @@ class Reception:
     """How much of the front end's work was done by any time: in requests and in prompt tokens."""
 
     def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Numbers) -> None:
-        came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.fate == "runs"))
+        came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.kind == "runs"))
         came_ms, tokens = came.reshape(-1, 2).T
         # A step after a rest begins when the request that ended it has been received, with nothing beside.
         rested_ms = [

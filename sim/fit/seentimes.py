@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
 from tracefile.records.schema import Record
 
 UNSEEN_MS = math.inf

@@ -20,7 +20,7 @@ from sim.fit.residuals import Requests, requests_of
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival, Arrivals
 from tracefile.records.arrays import FloatArray
 from tracefile.records.schema import Record
 
@@ -34,8 +34,10 @@ class Capture:
     """A trace ready to be looked at under any variant."""
 
     records: list[Record]
-    """Those that were planned; parallel to ``arrivals``."""
+    """Parallel to ``arrivals``."""
+    columns: Arrivals
     arrivals: list[Arrival]
+    """The same, one object each."""
     cached_tokens: list[int]
     """Per record: as reported; where it is not, as the pool's rules have it."""
     agreement: float | None
@@ -93,10 +95,9 @@ def columns_of(terms: Sequence[str]) -> list[int]:
     return [column for column, term in enumerate(TERMS) if term.name in terms]
 
 
-def prepare_capture(
-    records: list[Record], arrivals: list[Arrival], config: EngineConfig, source: CachedSource
-) -> Capture:
+def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConfig, source: CachedSource) -> Capture:
     """Settle each record's cached tokens: as reported, or by the pool's rules in the reconstructed schedule."""
+    arrivals = columns.objects()
     ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
     reported = [record.cached_tokens if source == "factual" else None for record in records]
     agree = [
@@ -106,7 +107,7 @@ def prepare_capture(
     ]
     cached = [own if said is None else said for own, said in zip(ruled, reported, strict=True)]
     agreement = round(sum(agree) / len(agree), 4) if agree else None
-    return Capture(records, arrivals, cached, agreement, factual=source == "factual")
+    return Capture(records, columns, arrivals, cached, agreement, factual=source == "factual")
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
@@ -154,9 +155,9 @@ def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Varia
     model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
     for capture in captures:
-        arrivals, config = capture.arrivals, variant.config
+        arrivals, config = capture.columns, variant.config
         if capture.factual:
-            arrivals, config = with_factual_hits(arrivals, config, capture.cached_tokens)
+            arrivals, config = with_factual_hits(arrivals, config, np.array(capture.cached_tokens))
         runs = run_state(build_state(arrivals, config, model)).runs[-len(capture.arrivals) :]
         predicted_ms += [
             None if place in capture.held_out or np.isnan(ttft_ms) else ttft_ms

@@ -21,8 +21,8 @@ from sim.kernels import layout
 from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model, Parameter
 from sim.vllm.config import EngineConfig
-from sim.workload.interning import chain_places
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrivals
+from sim.workload.chain import chain_places
 from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
@@ -37,7 +37,7 @@ class Forecast:
     """What became of each of n requests in each of m members. Arrays of shape (m, n) but for ``gaps_ms``, in the order
     of the arrivals; times in ms, NaN: it never came to that."""
 
-    arrivals: Sequence[Arrival]
+    arrivals: Arrivals
     config: EngineConfig
     outcome: npt.NDArray[np.int8]
     """Place in ``layout.OUTCOMES``."""
@@ -93,7 +93,7 @@ def members(model: Model, count: int, seed: int) -> list[Model]:
 
 
 def forecast(
-    arrivals: Sequence[Arrival],
+    arrivals: Arrivals,
     config: EngineConfig,
     members: Sequence[Model],
     *,
@@ -102,7 +102,7 @@ def forecast(
 ) -> Forecast:
     """Run ``arrivals`` on every member, as many at once as there are cores. Deterministic: member i's luck depends on
     ``seed`` and i alone. ``seed`` None: no luck, the noise's medians; ``done`` is called after each member."""
-    most_steps = sum(arrival.output_tokens for arrival in arrivals)
+    most_steps = int(arrivals.output_tokens.sum())
     template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:

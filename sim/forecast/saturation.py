@@ -5,7 +5,6 @@ spread over; how much of the first comes with it depends on how full the steps a
 measured at its fullest: the same requests, each handed over as soon as there is room for it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from sim.kernels.layout import SimState
 from sim.latency.modelfile import Model
 from sim.latency.terms import TERMS
 from sim.vllm.config import EngineConfig
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import NOBODY, Arrivals
 from tracefile.records.arrays import BoolArray, FloatArray
 
 
@@ -58,16 +57,16 @@ class PointRun:
     """ms of each of these terms."""
 
 
-def run_point(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> PointRun:
+def run_point(arrivals: Arrivals, config: EngineConfig, model: Model) -> PointRun:
     """Run ``arrivals`` on the model itself."""
     state = run_state(build_state(arrivals, config, model))
     counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
     return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
 
 
-def demand_of(run: PointRun, arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> Demand:
+def demand_of(run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model) -> Demand:
     """What ``arrivals``, which ``run`` is of, ask of the engine, and what it can give."""
-    roots_ms = np.array([one.arrival_ms for one in arrivals if one.parent is None and one.fate == "runs"])
+    roots_ms = arrivals.arrival_ms[(arrivals.parents == NOBODY) & arrivals.runs]
     span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
     per_s = (1.0 - 1.0 / len(roots_ms)) / span_s if span_s > 0.0 else np.nan
@@ -89,7 +88,7 @@ def _columns(run: PointRun, *works: str) -> BoolArray:
     return np.array([term.work in works for term in TERMS[: len(run.costs)]])
 
 
-def _capacity(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -> float:
+def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
     """Work done per second of the time until the last request is admitted, when all stand in line at the beginning."""
     run = run_point(_at_once(arrivals), config, model)
     admitted_ms = run.state.runs["admitted_ms"]
@@ -102,18 +101,21 @@ def _capacity(arrivals: Sequence[Arrival], config: EngineConfig, model: Model) -
     return work_ms / float(ends_ms[until - 1] - run.state.timeline.starts_ms[0]) if work_ms else 1.0
 
 
-def _at_once(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """All of them in line in the order they came, nobody waiting for another's end and nobody giving up."""
-    return [
-        replace(
-            arrival,
-            arrival_ms=0.0,
-            parent=None,
-            abort_after_ms=None,
-            output_tokens=min(arrival.output_tokens, max(arrival.record.output_tokens or 1, 1)),
-        )
-        for arrival in sorted(arrivals, key=lambda arrival: arrival.arrival_ms)
-    ]
+def _at_once(arrivals: Arrivals) -> Arrivals:
+    """Queue all requests at time 0, in the order in which they came; none waits for another or is aborted."""
+    order = np.argsort(arrivals.arrival_ms, kind="stable")
+    queued, nothing = arrivals.take(order), np.full(len(order), np.nan)
+    seen = [max(record.output_tokens or 1, 1) for record in arrivals.records(order)]
+    return replace(
+        queued,
+        numbers=np.arange(len(order)),
+        arrival_ms=np.zeros(len(order)),
+        parents=np.full(len(order), NOBODY),
+        last_children=np.full(len(order), NOBODY),
+        think_ms=nothing,
+        abort_after_ms=nothing,
+        output_tokens=np.minimum(queued.output_tokens, np.array(seen, np.int64)),
+    )
 
 
 def _in_flight(state: SimState) -> tuple[float, int]:

@@ -10,7 +10,8 @@ from typing import Any, get_args
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig, FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.workload import Arrival, linked_records, plan_arrivals
+from sim.workload.arrivalorder import linked_records
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 
 MOST_SCENARIOS = 200
@@ -78,7 +79,7 @@ class Load:
     """An scenario, planned: what comes, when, and to which engine."""
 
     scenario: Scenario
-    arrivals: list[Arrival]
+    arrivals: Arrivals
     engine: EngineConfig
     horizon_ms: float
     """Where the capture would have ended: as long after the last planned arrival as it did."""
@@ -105,7 +106,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     arrivals = plan_arrivals(
         captured.meta,
-        captured.records,
+        list(captured.records),
         engine.block_size,
         path=str(captured.path),
         cold_prompts=scenario.cold_prompts or captured.cold,
@@ -113,17 +114,16 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
         needs_hashes=engine.enable_prefix_caching,
     )
     arrivals = at_rate(arrivals, scenario.rate)
-    last_ms = max(arrival.arrival_ms for arrival in arrivals)
-    return Load(scenario, arrivals, engine, last_ms + captured.tail_ms)
+    return Load(scenario, arrivals, engine, float(arrivals.arrival_ms.max()) + captured.tail_ms)
 
 
-def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
+def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
     """Offsets from the first arrival divided by ``rate``; think times stay: people do not think faster because more
     of them come. A child's own offset does not count, it follows its parent."""
     if rate == 1.0:
-        return list(arrivals)
-    first_ms = min(arrival.arrival_ms for arrival in arrivals)
-    return [replace(one, arrival_ms=first_ms + (one.arrival_ms - first_ms) / rate) for one in arrivals]
+        return arrivals
+    first_ms = arrivals.arrival_ms.min()
+    return replace(arrivals, arrival_ms=first_ms + (arrivals.arrival_ms - first_ms) / rate)
 
 
 def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:

@@ -212,10 +212,11 @@ def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
         return RATES
     load = plan(captured, config.scenario)
     size = load.engine.block_size
-    held = [-(-(one.prompt_tokens + one.output_tokens - 1) // size) for one in load.arrivals if one.fate == "runs"]
-    keys = {key for one in load.arrivals for key in one.hashes}
-    least = max(held, default=1) + 1
-    return float(least), float(max(len(keys) + len(held) + 1, least))
+    arrivals = load.arrivals
+    held = -(-(arrivals.prompt_tokens + arrivals.output_tokens - 1) // size)[arrivals.runs]
+    keys = len(np.unique(arrivals.hashes)) + int((arrivals.full_blocks - arrivals.known).sum())
+    least = int(held.max(initial=1)) + 1
+    return float(least), float(max(keys + len(held) + 1, least))
 
 
 def _notes(evaluated: Sequence[Evaluated], answer: float | None, scale: Scale, model: Model) -> Iterator[str]:

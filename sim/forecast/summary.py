@@ -124,7 +124,7 @@ def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
 
 def hit_rates(found: Forecast) -> FloatArray:
     """By member: cached share of the prompt tokens of the requests that were admitted."""
-    prompts = np.array([arrival.prompt_tokens for arrival in found.arrivals])
+    prompts = found.arrivals.prompt_tokens
     admitted = found.cached_tokens >= 0
     looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, found.cached_tokens, 0).sum(axis=1)
     return np.asarray(hit / np.maximum(looked_up, 1))

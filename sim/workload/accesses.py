@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.workload.arrivals import require_times
-from sim.workload.batchplan import hashed_batches, known_prompt_blocks, leading_keys
-from sim.workload.chain import Chains, hashed_records
+from sim.workload.chain import Chains, chain_places, hashed_batches, hashed_records, known_prompt_blocks, leading_keys
 from sim.workload.groups import Grouping, Groups, namer_of
-from sim.workload.interning import chain_places, intern_chains, lay_out_chains
+from sim.workload.interning import intern_chains, lay_out_chains
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
 from tracefile.records.batches import Batch, Hashes

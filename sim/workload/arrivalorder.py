@@ -4,6 +4,7 @@ The order is read off the trace's times and parents alone. Then the trace is rea
 until all that come before it have been read: memory follows the requests in flight, but for some numbers of each.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -12,9 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.workload.arrivals import NOBODY, Arrivals, require_times
+from sim.workload.arrivals import NOBODY, Arrivals, parents_of, require_times
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import Batch
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta, Record
+from tracefile.sessions import infer_sessions
 
 PART = 1 << 15
 """Requests that are handed over at once."""
@@ -60,11 +64,7 @@ def by_session(batches: Iterable[Batch], path: Path) -> Order:
         times.append((batch.times("arrival_ms"), batch.times("e2e_ms"), batch.times("think_ms")))
     arrival_ms, e2e_ms, think_ms = (np.concatenate(columns) for columns in zip(*times, strict=True))
     require_times(path, ids, arrival_ms)
-    places = {name: place for place, name in enumerate(ids)}
-    parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
-    think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)
-    parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
-    think_ms[parents == NOBODY] = np.nan
+    parents, think_ms = parents_of([name or "" for name in ids], parent_ids, arrival_ms, e2e_ms, think_ms)
     return _ordered(*_due(arrival_ms, parents, think_ms), parents, think_ms)
 
 
@@ -128,3 +128,14 @@ def _placed(batch: Arrivals, order: Order, first: int) -> Arrivals:
         last_children=order.last_children[here],
         think_ms=order.think_ms[here],
     )
+
+
+def linked_records(meta: Meta, records: list[Record], path: Path) -> list[Record]:
+    """Return ``records`` with their sessions: as recorded, else inferred from block hashes."""
+    if any(record.parent_id is not None for record in records):
+        return records
+    if meta.block_size is None or all(record.block_hashes is None for record in records):
+        raise InputError(f"{path}: --replay-sessions: no sessions and no block hashes to infer them from")
+    inference = infer_sessions(records, meta.block_size)
+    print(f"{path}: no sessions recorded; inferred from block hashes", file=sys.stderr)
+    return list(inference.records)

@@ -1,95 +1,106 @@
-"""Requests on their way to an engine in columns: arrays of what it needs to know, and who can say the rest of each."""
+"""Requests on their way to an engine, as columns: the one place that reads a trace's fields for a simulated engine.
 
-from collections.abc import Sequence
+``BatchPlan`` turns a trace's batches into ``Arrivals``; ``plan_arrivals`` does so for records in memory. A request has
+an object of its own, ``Arrival``, only where the plain scheduler serves it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from sim.workload.chainkeys import known_keys, numbered
-from sim.workload.interning import chain_places
-from sim.workload.workload import Arrival
-from tracefile.records.arrays import FloatArray, IntArray
-from tracefile.records.batches import Batch, RecordBatch
+from sim.vllm.request import Request
+from sim.workload.chain import FIRST_PRIVATE, Chains, chain_places, known_blocks, leading_keys
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray, UInt64Array
+from tracefile.records.batches import NO_LIST, Batch, RecordBatch
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Record
+from tracefile.records.schema import Meta, Record
 
 NOBODY = -1
+REPLACED = (
+    *("scheduled_ms", "first_byte_ms", "ttft_ms", "itl_ms", "itl_tokens", "output_tokens", "cached_tokens"),
+    *("concurrency", "extra"),
+)
+"""Fields that a predicted record gets afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as the engine's clients send it."""
+
+    record: Record
+    kind: Literal["runs", "as_recorded"]
+    """``as_recorded``: it failed before the engine got it, and is copied; ``runs``: the engine gets it."""
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens that it generates unless its client aborts it."""
+    hashes: list[int]
+    """Keys of every block that gets full (see ``sim.workload.chain``)."""
+    arrival_ms: float
+    """As recorded; the end of its parent decides instead where there is one."""
+    parent: int | None = None
+    """Place of the request whose end it waits for. None: it comes at ``arrival_ms``."""
+    think_ms: float = 0.0
+    """From the parent's end to its arrival."""
+    abort_after_ms: float | None = None
+    """Time after its arrival at which the client or a timeout aborts it. None: never."""
+
+    def request(self, place: int, arrival_ms: float | None = None) -> Request:
+        """Return the scheduler's view of the request at ``place``."""
+        return Request(
+            self.record.request_id,
+            self.prompt_tokens,
+            self.output_tokens,
+            list(self.hashes),
+            self.arrival_ms if arrival_ms is None else arrival_ms,
+            place,
+            self.record.priority or 0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests in the order in which they are handed over; each column has an entry for every one."""
+    """Requests in the order in which they are handed over; each column but ``hashes`` has an entry per request."""
 
     ids: list[str]
     numbers: IntArray
     """Places in the whole workload, ascending."""
     arrival_ms: FloatArray
-    """As recorded; that of one that waits for another's end is overruled by it."""
+    """As recorded; the end of its parent decides instead where there is one."""
     prompt_tokens: IntArray
     output_tokens: IntArray
-    """Tokens it would generate if nobody aborted it."""
-    runs: npt.NDArray[np.bool_]
-    """False: it failed before the engine saw it, and is copied."""
+    """Tokens that it generates unless its client aborts it."""
+    runs: BoolArray
+    """False: it failed before the engine got it, and is copied."""
     priority: IntArray
     abort_after_ms: FloatArray
-    """The client aborts it so long after its arrival. NaN: never."""
+    """Time after its arrival at which the client aborts it. NaN: never."""
     recorded_e2e_ms: FloatArray
     parents: IntArray
-    """Number of the request whose end it waits for; NOBODY: none, or that one has ended."""
+    """Number of the request whose end it waits for; NOBODY: none, or its parent has ended."""
     last_children: IntArray
-    """Number of the last of those that wait for its end; NOBODY: nobody does."""
+    """Number of the last request that waits for its end; NOBODY: none does."""
     think_ms: FloatArray
-    """From its parent's end to its arrival; NaN: it never had one."""
+    """From its parent's end to its arrival; NaN: it has no parent."""
     full_blocks: IntArray
     """Blocks that get full, at least."""
     known: IntArray
-    """How many of these have a hash that others may have too."""
-    hashes: npt.NDArray[np.uint64]
-    """These, request after request; the only column without an entry for each."""
+    """Leading full blocks whose hash the trace has."""
+    hashes: UInt64Array
+    """Hashes of the known blocks, request after request."""
     sources: tuple[Batch, ...]
     source: IntArray
-    """Which of ``sources`` has its record."""
+    """Place in ``sources`` of the batch with its record."""
     rows: IntArray
-    """Which of that source's."""
+    """Row of that batch."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @classmethod
-    def of(cls, arrivals: Sequence[Arrival]) -> Self:
-        """A whole workload."""
-        chains: Sequence[Sequence[int]] = [one.hashes for one in arrivals]
-        try:
-            hashes, known = known_keys(chains)
-        except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
-            hashes, known = known_keys(numbered(chains))
-        places = np.arange(len(arrivals))
-        return cls(
-            ids=[one.record.request_id for one in arrivals],
-            numbers=places,
-            arrival_ms=_floats([one.arrival_ms for one in arrivals]),
-            prompt_tokens=np.array([one.prompt_tokens for one in arrivals], np.int64),
-            output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
-            runs=np.array([one.fate == "runs" for one in arrivals], bool),
-            priority=np.array([one.record.priority or 0 for one in arrivals], np.int64),
-            abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
-            recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),
-            parents=np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64),
-            last_children=_last_children([one.parent for one in arrivals]),
-            think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
-            full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
-            known=known,
-            hashes=hashes,
-            sources=(RecordBatch([one.record for one in arrivals]),),
-            source=np.zeros(len(arrivals), np.int64),
-            rows=places,
-        )
-
     def take(self, places: IntArray) -> Self:
-        """Those at ``places``, in that order; sources that nobody needs any more are let go."""
+        """Select ``places``, in that order; sources without a record among them are dropped."""
         starts = np.cumsum(self.known) - self.known
         needed = np.unique(self.source[places])
         columns: dict[str, Any] = {name: getattr(self, name)[places] for name in _COLUMNS}
@@ -102,7 +113,7 @@ class Arrivals:
         return replace(self, **columns)
 
     def followed_by(self, *others: Self) -> Self:
-        """These and then ``others``."""
+        """Append ``others``."""
         every = (self, *others)
         moved = np.cumsum([0, *(len(one.sources) for one in every)])
         columns: dict[str, Any] = {
@@ -116,7 +127,7 @@ class Arrivals:
         return replace(self, **columns)
 
     def records(self, places: IntArray) -> list[Record]:
-        """Those at ``places``, which the caller may change and asks for once."""
+        """Records at ``places``, which the caller may change and asks for once."""
         found: list[Record] = [None] * len(places)  # type: ignore[list-item]
         sources, rows = self.source[places], self.rows[places]
         for number in np.unique(sources).tolist():
@@ -125,23 +136,168 @@ class Arrivals:
                 found[place] = record
         return found
 
+    def objects(self) -> list[Arrival]:
+        """One object per request; unknown blocks get private keys."""
+        private = FIRST_PRIVATE
+        hashes, at = self.hashes.tolist(), 0
+        found = []
+        for place, record in enumerate(self.records(np.arange(len(self)))):
+            known, own = int(self.known[place]), int(self.full_blocks[place] - self.known[place])
+            parent, abort_after_ms = int(self.parents[place]), float(self.abort_after_ms[place])
+            found.append(
+                Arrival(
+                    record,
+                    "runs" if self.runs[place] else "as_recorded",
+                    int(self.prompt_tokens[place]),
+                    int(self.output_tokens[place]),
+                    hashes[at : at + known] + list(range(private, private - own, -1)),
+                    float(self.arrival_ms[place]),
+                    None if parent == NOBODY else parent,
+                    0.0 if parent == NOBODY else float(self.think_ms[place]),
+                    None if np.isnan(abort_after_ms) else abort_after_ms,
+                )
+            )
+            at, private = at + known, private - own
+        return found
+
 
 _COLUMNS = [one.name for one in fields(Arrivals) if one.name not in ("ids", "hashes", "sources")]
 
 
-def _last_children(parents: Sequence[int | None]) -> IntArray:
-    last = np.full(len(parents), NOBODY)
-    for number, parent in enumerate(parents):
-        if parent is not None:
-            last[parent] = number
+@dataclass(slots=True)
+class BatchPlan:
+    """Turns a trace's batches into arrivals.
+
+    An aborted request asks for all of ``max_tokens`` (where unknown, for the tokens that it got) and is aborted as long
+    after its arrival as it was. A request that failed before a response began never reached the engine.
+    """
+
+    chains: Chains
+    path: str | Path
+    cold_prompts: bool = False
+    hashed: bool = False
+    """Any record so far had hashes."""
+
+    def every(self, batches: Iterable[Batch]) -> Iterator[Arrivals]:
+        """Arrivals of each batch, whose replaced fields are dropped; numbers begin anew in each."""
+        for batch in batches:
+            arrivals = self.arrivals(batch)
+            batch.forget(REPLACED)
+            yield arrivals
+
+    def arrivals(self, batch: Batch) -> Arrivals:
+        """Arrivals without parents, in the trace's order. Raises InputError naming a record without a time."""
+        ids = [name or "" for name in batch.words("request_id")]
+        arrival_ms, e2e_ms = batch.times("arrival_ms"), batch.times("e2e_ms")
+        require_times(self.path, ids, arrival_ms)
+        prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), asked_tokens(batch)
+        runs = (prompt_tokens > 0) & (output_tokens > 0) & _reached_engine(batch)
+        full = np.where(runs, (prompt_tokens + output_tokens - 1) // self.chains.block_size, 0)
+        known, hashes = self._known(batch, full)
+        count = len(batch)
+        return Arrivals(
+            ids=ids,
+            numbers=np.arange(count),
+            arrival_ms=arrival_ms,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            runs=runs,
+            priority=batch.numbers("priority"),
+            abort_after_ms=np.where(_is(batch, "ok"), np.nan, e2e_ms),
+            recorded_e2e_ms=e2e_ms,
+            parents=np.full(count, NOBODY),
+            last_children=np.full(count, NOBODY),
+            think_ms=np.full(count, np.nan),
+            full_blocks=full,
+            known=known,
+            hashes=hashes,
+            sources=(batch,),
+            source=np.zeros(count, np.int64),
+            rows=np.arange(count),
+        )
+
+    def require_hashes(self) -> None:
+        """Raise InputError if no record had hashes and they matter."""
+        if not (self.hashed or self.cold_prompts):
+            raise InputError(
+                f"{self.path}: block_hashes: no record has any; expected a trace with them, or --cold-prompts"
+            )
+
+    def _known(self, batch: Batch, full: IntArray) -> tuple[IntArray, UInt64Array]:
+        """Count the ``full`` blocks whose hashes the trace has, and return these hashes, request after request."""
+        if self.cold_prompts:
+            return np.zeros(len(batch), np.int64), np.empty(0, np.uint64)
+        hashes = batch.hashes()
+        self.hashed = self.hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+        known = np.minimum(known_blocks(batch, hashes, self.chains), full)
+        return known, leading_keys(hashes, hashes.starts, known, self.chains.factor)
+
+
+def plan_arrivals(
+    meta: Meta,
+    records: list[Record],
+    block_size: int,
+    *,
+    path: str = "trace",
+    cold_prompts: bool = False,
+    replay_sessions: bool = False,
+    needs_hashes: bool = True,
+) -> Arrivals:
+    """Turn records into arrivals, in their order. Raises InputError naming the record that cannot be simulated."""
+    batch, plan = RecordBatch(records), BatchPlan(Chains(meta, block_size), path, cold_prompts)
+    arrivals = plan.arrivals(batch)
+    if needs_hashes:
+        plan.require_hashes()
+    if not replay_sessions:
+        return arrivals
+    parents, think_ms = parents_of(
+        arrivals.ids, batch.words("parent_id"), arrivals.arrival_ms, arrivals.recorded_e2e_ms, batch.times("think_ms")
+    )
+    return replace(arrivals, parents=parents, last_children=last_children(parents), think_ms=think_ms)
+
+
+def asked_tokens(batch: Batch) -> IntArray:
+    """Output tokens that each request asks for."""
+    most = batch.numbers("max_tokens")
+    streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
+    seen = batch.numbers("output_tokens")
+    seen = np.where(seen == 0, streamed, seen)
+    return np.where(_is(batch, "ok"), np.where(seen == 0, most, seen), np.maximum(np.maximum(most, seen), 1))
+
+
+def _reached_engine(batch: Batch) -> BoolArray:
+    answered = ~_is(batch, "error") | (batch.numbers("http_status") == 200)
+    return np.asarray(_is(batch, "ok") | (~np.isnan(batch.times("e2e_ms")) & answered))
+
+
+def _is(batch: Batch, status: str) -> BoolArray:
+    return np.array([(word or "ok") == status for word in batch.words("status")], bool)
+
+
+def parents_of(
+    ids: Sequence[str],
+    parent_ids: Sequence[str | None],
+    arrival_ms: FloatArray,
+    e2e_ms: FloatArray,
+    think_ms: FloatArray,
+) -> tuple[IntArray, FloatArray]:
+    """Places of the requests' parents and think times; a request that came before its parent's end has no parent."""
+    places = {name: place for place, name in enumerate(ids)}
+    parents = np.array([NOBODY if name is None else places.get(name, NOBODY) for name in parent_ids], np.int64)
+    think_ms = np.where(np.isnan(think_ms), arrival_ms - (arrival_ms + e2e_ms)[parents], think_ms)
+    parents[~(think_ms >= 0.0) | (parents == np.arange(len(parents)))] = NOBODY
+    think_ms[parents == NOBODY] = np.nan
+    return parents, think_ms
+
+
+def last_children(parents: IntArray) -> IntArray:
+    """Largest place among each request's children; NOBODY: it has none."""
+    last, children = np.full(len(parents), NOBODY), np.flatnonzero(parents != NOBODY)
+    last[parents[children]] = children
     return last
 
 
-def _floats(values: Sequence[float | None]) -> FloatArray:
-    return np.array(values, np.float64)
-
-
-def require_times(path: Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:
+def require_times(path: str | Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:
     """Raise InputError naming the first request without an arrival."""
     for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
         raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")

@@ -7,11 +7,16 @@ beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted 
 import sys
 from collections.abc import Iterator
 
+import numpy as np
+
 from tracefile.hashing.downsampling import downsample
+from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.batches import NO_LIST, Batch, Hashes
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
+UNKNOWN = -1
 FIRST_PRIVATE = -(2**63) - 1
 """Keys of our own go down from here: below every 64-bit hash, signed ones of other tools included."""
 
@@ -113,3 +118,52 @@ def end_reading(reader: TraceReader, *, hashed: bool) -> None:
 
 def _length(tokens: int | None) -> int:
     return tokens or 0
+
+
+def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
+    """First ``known`` keys of the chains at ``starts``, chain after chain, in blocks of ``factor`` of the trace's.
+
+    The hash of a larger block is that of the last smaller block in it.
+    """
+    within = chain_places(np.zeros(len(known), np.int64), known)
+    return np.asarray(hashes.values[np.repeat(starts, known) + within * factor + factor - 1])
+
+
+def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
+    """A trace's batches and their chains, as they come; at the end the reader's warnings go to stderr.
+
+    Raises InputError, at the end too, if no record had hashes.
+    """
+    hashed = False
+    for batch in reader.batches():
+        hashes = batch.hashes()
+        hashed = hashed or bool((hashes.prompt_blocks != NO_LIST).any())
+        yield batch, hashes
+    end_reading(reader, hashed=hashed)
+
+
+def known_prompt_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
+    """Count each prompt's leading blocks with a true hash in the trace."""
+    prompt = np.maximum(hashes.prompt_blocks, 0) // chains.factor
+    true = batch.numbers("hashable_blocks", UNKNOWN)
+    return np.where(true == UNKNOWN, prompt, np.minimum(true // chains.factor, prompt))
+
+
+def known_blocks(batch: Batch, hashes: Hashes, chains: Chains) -> IntArray:
+    """Count the leading blocks of ``Chains.whole`` with a hash in the trace."""
+    prompt_tokens, output_tokens = batch.numbers("prompt_tokens"), batch.numbers("output_tokens")
+    prompt = np.maximum(hashes.prompt_blocks, 0)
+    whole = prompt == prompt_tokens // chains.fine_block_size
+    in_all = (prompt + np.maximum(hashes.output_blocks, 0)) // chains.factor
+    prompt //= chains.factor
+    known = known_prompt_blocks(batch, hashes, chains)
+    goes_on = (known == prompt) & (known == prompt_tokens // chains.block_size)
+    goes_on &= (hashes.output_blocks != NO_LIST) & (whole | (chains.factor == 1))
+    computed = prompt_tokens + np.maximum(output_tokens - 1, 0)
+    return np.minimum(np.where(goes_on, in_all, known), computed // chains.block_size)
+
+
+def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
+    """Places starts[0], starts[0] + 1 … ``counts[0]`` of them, then likewise for the next start."""
+    ends = np.cumsum(counts)
+    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))

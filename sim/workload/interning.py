@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.kernels.interning import number_hashes
-from sim.workload.chain import is_private
+from sim.workload.chain import chain_places, is_private
 from tracefile.records.arrays import IntArray
 
 Int32Array = npt.NDArray[np.int32]
@@ -72,9 +72,3 @@ def _number_hashes(hashes: npt.NDArray[np.uint64]) -> tuple[Int32Array, int]:
     bits = max(2 * len(hashes), 2).bit_length()
     found = np.empty(len(hashes), np.int32)
     return found, number_hashes(hashes, np.zeros(1 << bits, np.int32), bits, found)
-
-
-def chain_places(starts: IntArray, counts: IntArray) -> IntArray:
-    """starts[0], starts[0] + 1 … for ``counts[0]``, then those of the next."""
-    ends = np.cumsum(counts)
-    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts))

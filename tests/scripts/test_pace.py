@@ -7,7 +7,7 @@ import pytest
 
 from scripts.fidelity.pace import pace
 from sim.latency.modelfile import Model, default_model
-from sim.workload.workload import plan_arrivals
+from sim.workload.arrivals import plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import predicted_records
 from tracefile import BlockHash, Meta, Record, RequestId, TraceWriter
@@ -32,7 +32,7 @@ def capture(path: Path, model: Model) -> Path:
                 output_block_hashes=hashes[5:7],
             )
         )
-    simulation = Engine(plan_arrivals(meta, records, BLOCK_SIZE), model.engine, model).run()
+    simulation = Engine(plan_arrivals(meta, records, BLOCK_SIZE).objects(), model.engine, model).run()
     with TraceWriter(path, meta) as writer:
         for record in predicted_records(simulation):
             writer.write(record)

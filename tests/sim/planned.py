@@ -16,7 +16,7 @@ from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from sim.latency.modelfile import Model
 from sim.latency.terms import reception_ms
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import RequestRun, predicted_records
 from tracefile import BlockHasher, HashKey, Meta, Record, TraceWriter

@@ -16,12 +16,11 @@ from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig, FreeRule, SchedulingPolicy
+from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import FIRST_PRIVATE
-from sim.workload.chainkeys import known_keys, numbered
 from sim.workload.interning import intern_chains
-from sim.workload.workload import Arrival, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine
-from tests.sim.oracles.simulation import Simulation, read_simulation, simulate
+from tests.sim.oracles.simulation import Simulation, columns, known_keys, read_simulation, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
 from tracefile.records.errors import InputError
 
@@ -99,7 +98,7 @@ def outcome(simulation: Simulation) -> list[object]:
 
 
 def plan(records: list[Record], block_size: int) -> list[Arrival]:
-    return plan_arrivals(Meta(block_size=4), records, block_size, replay_sessions=True)
+    return plan_arrivals(Meta(block_size=4), records, block_size, replay_sessions=True).objects()
 
 
 CONFIGS = st.builds(
@@ -156,7 +155,7 @@ def test_a_timeline_that_is_full_grows_and_the_run_goes_on() -> None:
     config = EngineConfig(num_gpu_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     arrivals = plan(load(random.Random(5), 40, 30.0), 4)
-    grown = run_state(build_state(arrivals, config, model, first_steps=2))
+    grown = run_state(build_state(columns(arrivals), config, model, first_steps=2))
     assert outcome(read_simulation(arrivals, grown)) == outcome(simulate(arrivals, config, model))
 
 
@@ -211,8 +210,8 @@ def test_what_it_keeps_follows_branches_and_not_blocks() -> None:
         ]
         config = EngineConfig(num_gpu_blocks=300 * parts, block_size=64 // parts)
         model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-        arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts)
-        pool = run_state(build_state(arrivals, config, model)).scheduler.pool
+        arrivals = plan_arrivals(Meta(block_size=64 // parts), records, 64 // parts).objects()
+        pool = run_state(build_state(columns(arrivals), config, model)).scheduler.pool
         used.append([int(pool.counts[name][0]) for name in ("num_segments", "num_holds")])
     conversations, answers = 4, 20
     assert used == [[conversations, conversations], [conversations + answers, 2 * conversations]]
@@ -222,13 +221,6 @@ def test_known_keys_end_where_private_ones_begin() -> None:
     keys, counts = known_keys([[7, 2**64 - 1, FIRST_PRIVATE], [], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]])
     assert keys.tolist() == [7, 2**64 - 1, 7]
     assert counts.tolist() == [2, 0, 0, 1]
-
-
-def test_hashes_beyond_64_bits_are_numbered() -> None:
-    chains = [[-1, 2**70, FIRST_PRIVATE], [-1, 5]]
-    with pytest.raises(OverflowError):
-        known_keys(chains)
-    assert numbered(chains) == [[0, 1, FIRST_PRIVATE], [0, 2]]
 
 
 @given(
@@ -266,5 +258,5 @@ def test_known_answers(usable: int, rule: FreeRule, hit_blocks: int) -> None:
     apart = [msgspec.structs.replace(record, arrival_ms=1e7 * place) for place, record in enumerate(records)]
     config = EngineConfig(num_gpu_blocks=usable + 1, block_size=512, max_num_batched_tokens=8192, free_rule=rule)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
-    simulation = simulate(plan_arrivals(meta, apart, 512), config, model)
+    simulation = simulate(plan_arrivals(meta, apart, 512).objects(), config, model)
     assert simulation.prefix.hit_tokens == 512 * hit_blocks

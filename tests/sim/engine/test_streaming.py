@@ -24,13 +24,11 @@ from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig
 from sim.workload import arrivalorder
 from sim.workload.arrivalorder import Part, by_session, in_parts
-from sim.workload.arrivals import Arrivals
-from sim.workload.batchplan import BatchPlan
+from sim.workload.arrivals import Arrival, Arrivals, BatchPlan, plan_arrivals
 from sim.workload.chain import Chains
-from sim.workload.workload import Arrival, plan_arrivals
 from tests.sim.engine.test_compiled import CONFIGS, NOISE, STEP, load
 from tests.sim.oracles.plain_engine import Engine
-from tests.sim.oracles.simulation import predicted_records, simulate
+from tests.sim.oracles.simulation import columns, predicted_records, simulate
 from tracefile import Meta, Record, RequestId, TraceWriter, encode_record, open_trace
 from tracefile.records.batches import RecordBatch
 
@@ -48,7 +46,7 @@ def parts_of(arrivals: Arrivals, size: int) -> Iterator[Part]:
 def written(arrivals: list[Arrival], config: EngineConfig, model: Model, seed: int | None, size: int) -> list[Record]:
     """As ``sim run`` writes them, ``size`` arrivals at a time."""
     run = StreamingRun(config, model, seed)
-    return list(predicted_in_parts(parts_of(Arrivals.of(arrivals), size), run, Tally(), config.block_size))
+    return list(predicted_in_parts(parts_of(columns(arrivals), size), run, Tally(), config.block_size))
 
 
 @settings(max_examples=80, deadline=None)
@@ -76,7 +74,7 @@ def test_parts_give_the_same_records(  # noqa: PLR0917 - one for each strategy
         {**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE, placement=placement
     )
     records = sorted(load(random.Random(load_seed), requests, spacing_ms), key=lambda record: record.arrival_ms or 0.0)
-    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size)
+    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size).objects()
     whole = simulate(arrivals, config, model, seed=seed)
     expected = [encode_record(record) for record in predicted_records(whole)]
     with pytest.MonkeyPatch.context() as patch:  # arenas that are full after a few tokens or steps
@@ -92,9 +90,9 @@ def test_steps_and_preemptions_are_counted_over_all_parts() -> None:
     config = EngineConfig(num_gpu_blocks=30, block_size=4, max_num_seqs=6, max_num_batched_tokens=16)
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
     records = sorted(load(random.Random(5), 60, 10.0), key=lambda record: record.arrival_ms or 0.0)
-    arrivals = plan_arrivals(Meta(block_size=4), records, 4)
+    arrivals = plan_arrivals(Meta(block_size=4), records, 4).objects()
     whole, run = simulate(arrivals, config, model), StreamingRun(config, model, None)
-    for part in parts_of(Arrivals.of(arrivals), 7):
+    for part in parts_of(columns(arrivals), 7):
         for _ in run.feed(*part):
             pass
     assert whole.preemptions > 0
@@ -141,7 +139,7 @@ def test_what_is_held_follows_what_is_in_flight() -> None:
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config, NOISE)
     records = sorted(load(random.Random(3), 300, 1000.0), key=lambda record: record.arrival_ms or 0.0)
     run, held = StreamingRun(config, model, None), []
-    for part in parts_of(Arrivals.of(plan_arrivals(Meta(block_size=4), records, 4)), 5):
+    for part in parts_of(plan_arrivals(Meta(block_size=4), records, 4), 5):
         held += [run.held for _ in run.feed(*part)]
     assert max(held) < 20  # a part, and the few that a second of spacing leaves in flight
 
@@ -160,7 +158,7 @@ def test_sessions_in_parts_give_the_same_records(
     records = load(random.Random(made[0]), *made[1:])
     order = by_session([RecordBatch(records)], Path("trace"))
     in_order = [records[place] for place in np.argsort(order.numbers).tolist()]
-    arrivals = plan_arrivals(Meta(block_size=4), in_order, config.block_size, replay_sessions=True)
+    arrivals = plan_arrivals(Meta(block_size=4), in_order, config.block_size, replay_sessions=True).objects()
     expected = [encode_record(record) for record in predicted_records(simulate(arrivals, config, model, seed=7))]
     plan = BatchPlan(Chains(Meta(block_size=4), config.block_size), Path("trace"))
     own = [copy.copy(record) for record in records]

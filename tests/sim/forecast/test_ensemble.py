@@ -12,13 +12,13 @@ from sim.forecast.ensemble import forecast, interval, members
 from sim.kernels.layout import OUTCOMES
 from sim.latency.modelfile import Model, default_model
 from sim.latency.terms import DECODES, RECEIVED, STEPS
-from sim.workload.workload import Arrival, plan_arrivals
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.simulation import simulate
 from tracefile import Meta, Record, RequestId
 
 
 @pytest.fixture(scope="module")
-def arrivals(synthetic: ModuleType) -> list[Arrival]:
+def arrivals(synthetic: ModuleType) -> Arrivals:
     records: list[Record] = synthetic.calibration(seed=3, prompts=6, mixed=30)
     impatient = Record(
         request_id=RequestId("impatient"),
@@ -47,13 +47,13 @@ def drawn_model() -> Model:
     return msgspec.structs.replace(model, draws=[[value * share for value in row] for share in (0.9, 1.0, 1.3)])
 
 
-def test_a_member_is_the_same_run_as_by_itself(arrivals: list[Arrival]) -> None:
+def test_a_member_is_the_same_run_as_by_itself(arrivals: Arrivals) -> None:
     model = drawn_model()
     drawn = members(model, 4, seed=5)
     found = forecast(arrivals, model.engine, drawn, seed=None)
     assert found.members == 4
     for number, member in enumerate(drawn):
-        alone = simulate(arrivals, model.engine, member)
+        alone = simulate(arrivals.objects(), model.engine, member)
         for place, request_run in enumerate(alone.runs):
             assert OUTCOMES[found.outcome[number, place]] == request_run.outcome
             assert found.arrival_ms[number, place] == request_run.arrival_ms
@@ -71,7 +71,7 @@ def nan_or(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: list[Arrival]) -> None:
+def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: Arrivals) -> None:
     model = drawn_model()
     assert members(model, 5, seed=1) == members(model, 5, seed=1)
     assert members(model, 5, seed=1) != members(model, 5, seed=2)
@@ -80,7 +80,7 @@ def test_a_seed_gives_the_same_members_and_the_same_forecast(arrivals: list[Arri
     np.testing.assert_array_equal(one.e2e_ms, same.e2e_ms)
 
 
-def test_a_member_is_the_same_beside_few_or_many(arrivals: list[Arrival]) -> None:
+def test_a_member_is_the_same_beside_few_or_many(arrivals: Arrivals) -> None:
     """So that a run may be begun with few members and go on with more."""
     drawn = members(drawn_model(), 5, seed=1)
     all_of_them = forecast(arrivals, default_model().engine, drawn, seed=7)
@@ -120,20 +120,20 @@ def test_a_model_that_knows_no_doubt_has_equal_members() -> None:
     assert {member.costs for member in members(model, 3, seed=0)} == {model.costs}
 
 
-def test_the_same_luck_meets_another_cache(arrivals: list[Arrival]) -> None:
+def test_the_same_luck_meets_another_cache(arrivals: Arrivals) -> None:
     """Nothing is shared in the isolated prompts' first turns: with caching off they come out the same, member by
     member."""
     drawn = members(drawn_model(), 3, seed=1)
     config = default_model().engine
     cached = forecast(arrivals, config, drawn, seed=7)
     uncached = forecast(arrivals, replace(config, enable_prefix_caching=False), drawn, seed=7)
-    first = next(place for place, arrival in enumerate(arrivals) if arrival.record.request_id == "cold 0")
+    first = arrivals.ids.index("cold 0")
     np.testing.assert_array_equal(cached.ttft_ms[:, first], uncached.ttft_ms[:, first])
     assert (cached.cached_tokens.sum(axis=1) > 0).all()
     assert (uncached.cached_tokens.max(axis=1) == 0).all()
 
 
-def test_gaps_beyond_the_most_are_thinned(arrivals: list[Arrival], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_beyond_the_most_are_thinned(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
     config, drawn = default_model().engine, [default_model()]
     whole = forecast(arrivals, config, drawn, seed=7).gaps_ms[0]
     monkeypatch.setattr("sim.forecast.ensemble.MOST_GAPS", 100)

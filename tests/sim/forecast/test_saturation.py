@@ -2,12 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from sim.forecast.saturation import Demand, demand_of, run_point
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
-from sim.workload.workload import Arrival, plan_arrivals
+from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile import BlockHash, Meta, Record, RequestId
 
 PROMPT = 1_000
@@ -28,7 +29,7 @@ def model(
     return make_model(step, config)
 
 
-def poisson(count: int, spacing_ms: float, output_tokens: int = 1, seed: int = 0) -> list[Arrival]:
+def poisson(count: int, spacing_ms: float, output_tokens: int = 1, seed: int = 0) -> Arrivals:
     """Unshared prompts at random times, exactly ``count`` − 1 spacings from the first to the last."""
     rng = random.Random(seed)
     last_ms = (count - 1) * spacing_ms
@@ -46,7 +47,7 @@ def poisson(count: int, spacing_ms: float, output_tokens: int = 1, seed: int = 0
     return plan_arrivals(Meta(block_size=16), records, 16)
 
 
-def demand(arrivals: list[Arrival], of: Model) -> Demand:
+def demand(arrivals: Arrivals, of: Model) -> Demand:
     return demand_of(run_point(arrivals, of.engine, of), arrivals, of.engine, of)
 
 
@@ -96,7 +97,7 @@ def test_requests_that_fit_one_step_are_all_at_once() -> None:
 
 
 def test_one_arrival_is_no_rate() -> None:
-    found = demand(poisson(2, 10.0)[:1], model())
+    found = demand(poisson(2, 10.0).take(np.array([0])), model())
     assert found.utilization != found.utilization  # NaN
     assert not found.is_saturated
 

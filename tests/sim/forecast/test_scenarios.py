@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import msgspec
+import numpy as np
 import pytest
 
 from sim.forecast.scenarios import (
@@ -18,6 +19,7 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.latency.modelfile import default_model
+from sim.workload.arrivals import NOBODY
 from tracefile import Engine, InputError, Meta, Record, TraceWriter, Workload
 
 
@@ -81,11 +83,11 @@ def test_a_rate_divides_offsets_and_leaves_think_times(synthetic: ModuleType) ->
     records = synthetic.calibration(0, prompts=3, mixed=4)
     before = plan(captured(records, paced=True), Scenario({})).arrivals
     twice = at_rate(before, 2.0)
-    roots = [place for place, one in enumerate(before) if one.parent is None]
-    assert [twice[place].arrival_ms for place in roots] == [before[place].arrival_ms / 2.0 for place in roots]
-    assert [one.think_ms for one in twice] == [one.think_ms for one in before]
-    shifted = [replace(one, arrival_ms=one.arrival_ms + 600.0) for one in before]
-    assert min(one.arrival_ms for one in at_rate(shifted, 4.0)) == 600.0
+    roots = before.parents == NOBODY
+    assert (twice.arrival_ms[roots] == before.arrival_ms[roots] / 2.0).all()
+    np.testing.assert_array_equal(twice.think_ms, before.think_ms)
+    shifted = replace(before, arrival_ms=before.arrival_ms + 600.0)
+    assert at_rate(shifted, 4.0).arrival_ms.min() == 600.0
 
 
 def test_another_block_size_is_the_same_memory_unless_blocks_are_said(synthetic: ModuleType) -> None:
@@ -126,5 +128,5 @@ def test_a_replay_is_paced_and_cold_as_it_was_sent(tmp_path: Path, synthetic: Mo
                 writer.write(record)
         read = read_captured(path, default_model(), paced=None)
         assert read.paced is paced
-        hashes = [key for arrival in plan(read, Scenario({})).arrivals for key in arrival.hashes]
+        hashes = [key for arrival in plan(read, Scenario({})).arrivals.objects() for key in arrival.hashes]
         assert (len(set(hashes)) == len(hashes)) is cold

@@ -18,7 +18,7 @@ from sim.forecast.scenarios import Scenario
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
-from sim.workload.workload import plan_arrivals
+from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 

@@ -12,7 +12,8 @@ from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
+from tests.sim.oracles.simulation import columns
 from tracefile import Record, RequestId
 
 _add, _abort, _schedule, _finish = (
@@ -40,7 +41,7 @@ class CompiledScheduler:
             for one in requests
         ]
         model = make_model({"t0_ms": 1.0}, config)
-        self._scheduler = build_state(arrivals, config, model).scheduler
+        self._scheduler = build_state(columns(arrivals), config, model).scheduler
         self._scheduler.requests["arrival_ms"][:-1] = [one.arrival_ms for one in requests]
         self._preemptions = self._scheduler.requests["preemptions"].copy()
 

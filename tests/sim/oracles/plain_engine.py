@@ -22,7 +22,7 @@ from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import Arrival
 from tests.sim.oracles.shared_core import SharedCore
 from tests.sim.oracles.simulation import RequestRun, Simulation, Timeline
 
@@ -223,14 +223,11 @@ class Engine:
         request_run = self._runs[place]
         arrival = request_run.arrival
         request_run.arrival_ms = time_ms
-        if arrival.fate == "as_recorded":
+        if arrival.kind == "as_recorded":
             request_run.e2e_ms = arrival.record.e2e_ms
             self._end(place, "as_recorded")
             return
-        request = Request(
-            arrival.record.request_id, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes, time_ms, place
-        )
-        request.priority = arrival.record.priority or 0
+        request = arrival.request(place, time_ms)
         if not self.scheduler.accepts(request):
             request_run.e2e_ms = self._work_ms(place)
             self._end(place, "unservable")

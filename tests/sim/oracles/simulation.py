@@ -17,9 +17,11 @@ from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request, State
 from sim.vllm.scheduler import PrefixStats
-from sim.workload.workload import Arrival
+from sim.workload.arrivals import NOBODY, Arrival, Arrivals, last_children
+from sim.workload.chain import is_private
 from tracefile import Record
-from tracefile.records.arrays import FloatArray
+from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
+from tracefile.records.batches import RecordBatch
 
 _STATES: tuple[State, ...] = ("waiting", "running", "finished")
 
@@ -112,7 +114,7 @@ class Simulation:
 
 def simulate(arrivals: Sequence[Arrival], config: EngineConfig, model: Model, *, seed: int | None = None) -> Simulation:
     """Run ``arrivals`` on an engine in virtual time. ``seed`` None: no draws, the noise's medians."""
-    return read_simulation(arrivals, run_state(build_state(arrivals, config, model, seed)))
+    return read_simulation(arrivals, run_state(build_state(columns(arrivals), config, model, seed)))
 
 
 def read_simulation(arrivals: Sequence[Arrival], state: SimState) -> Simulation:
@@ -199,3 +201,40 @@ def predicted_records(simulation: Simulation, *, keep_hashes: bool = True) -> li
         if request_run.outcome is not None:
             order.add(result_of(request_run, number), simulation.block_size, keep_hashes=keep_hashes)
     return order.release()
+
+
+def columns(arrivals: Sequence[Arrival]) -> Arrivals:
+    """A whole workload of objects as columns."""
+    hashes, known = known_keys([one.hashes for one in arrivals])
+    parents = np.array([NOBODY if one.parent is None else one.parent for one in arrivals], np.int64)
+    places = np.arange(len(arrivals))
+    return Arrivals(
+        ids=[one.record.request_id for one in arrivals],
+        numbers=places,
+        arrival_ms=_floats([one.arrival_ms for one in arrivals]),
+        prompt_tokens=np.array([one.prompt_tokens for one in arrivals], np.int64),
+        output_tokens=np.array([one.output_tokens for one in arrivals], np.int64),
+        runs=np.array([one.kind == "runs" for one in arrivals], bool),
+        priority=np.array([one.record.priority or 0 for one in arrivals], np.int64),
+        abort_after_ms=_floats([one.abort_after_ms for one in arrivals]),
+        recorded_e2e_ms=_floats([one.record.e2e_ms for one in arrivals]),
+        parents=parents,
+        last_children=last_children(parents),
+        think_ms=_floats([None if one.parent is None else one.think_ms for one in arrivals]),
+        full_blocks=np.array([len(one.hashes) for one in arrivals], np.int64),
+        known=known,
+        hashes=hashes,
+        sources=(RecordBatch([one.record for one in arrivals]),),
+        source=np.zeros(len(arrivals), np.int64),
+        rows=places,
+    )
+
+
+def known_keys(chains: Sequence[Sequence[int]]) -> tuple[UInt64Array, IntArray]:
+    """The true hashes of each chain, which come before its private keys, chain after chain; how many each has."""
+    known = [[key for key in chain if not is_private(key)] for chain in chains]
+    return np.array([key for chain in known for key in chain], np.uint64), np.array([len(c) for c in known], np.int64)
+
+
+def _floats(values: Sequence[float | None]) -> FloatArray:
+    return np.array(values, np.float64)
