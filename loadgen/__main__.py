@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args, overload
 
-from engines.recognition import AUTO, CHOICES
 from loadgen.core.draws import Vocabulary
-from loadgen.core.runflags import add_run_arguments, run_flags
-from loadgen.core.spans import FORMS, Span, parse_span
+from loadgen.core.runflags import add_target_arguments, run_flags
+from loadgen.core.spans import FORMS, Span, parse_pause, parse_span
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
 from loadgen.running import run_load
 from loadgen.text.spoken import Api
 from tracefile import InputError
+from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 
@@ -22,7 +22,7 @@ EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
 "loadgen selftest" measures what this machine can send, and how true its times are, without an engine;
-"--pattern calibrate" is another thing: the load whose capture "sim fit" learns an engine's step times from.
+"--pattern calibration" is another thing: the load whose capture "sim fit" learns an engine's step times from.
 """
 
 
@@ -43,7 +43,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
     turns, min_turns, max_turns = _turns(args, dataset_path)
     return LoadConfig(
         url=args.url,
-        trace=args.trace,
+        trace=args.output,
         model=args.model,
         dialect=args.dialect,
         api=args.api,
@@ -55,14 +55,14 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         burstiness=args.burstiness,
         spacing=args.spacing,
         burst_size=args.burst_size,
-        burst_every_s=args.burst_every_s,
+        burst_every_s=args.burst_every,
         steps=args.steps,
-        step_s=args.step_s,
+        step_s=args.step_duration,
         rate_series=() if args.rate_series is None else read_rate_series(args.rate_series),
         rate_between=args.rate_between,
         duration_s=args.duration,
         number=args.number,
-        parallel=STAGED_PARALLEL if args.pattern == "calibrate" and args.parallel is None else args.parallel,
+        parallel=STAGED_PARALLEL if args.pattern == "calibration" and args.parallel is None else args.parallel,
         parallel_sessions=args.parallel_sessions,
         seed=args.seed,
         dataset=dataset,
@@ -77,12 +77,12 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         turns=turns,
         min_turns=min_turns,
         max_turns=max_turns,
-        think_s=None if args.think_s is None else parse_span("--think-s", args.think_s, minimum=0, whole=False),
+        think_s=None if args.think is None else parse_pause("--think", args.think),
         tool_role=args.tool_role,
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
-        timeout_s=args.timeout_s,
+        timeout_s=args.timeout,
         overwrite=args.overwrite,
-        summary=args.json,
+        as_json=args.json,
         run=run_flags(args),
     )
 
@@ -122,7 +122,7 @@ def _lengths(flag: str, text: str | None) -> Span | None:
 
 def _prompts(args: argparse.Namespace) -> Span:
     """How long prompts are, where no flag says: as the pattern has them."""
-    usual = STAGED_PROMPT if args.pattern == "calibrate" else USUAL_PROMPT
+    usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
     return (
         usual
         if args.prompt_tokens is None
@@ -145,25 +145,6 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[Span, i
     return parse_span("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
 
 
-def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that loadgen and replay share."""
-    parser.add_argument("--url", required=True, metavar="URL", help="the engine, or a tap before it")
-    parser.add_argument("--trace", required=True, type=Path, help="the trace to write (.gz and .zst compress)")
-    parser.add_argument("--model", default="auto", help="model to name (auto: the first of /v1/models)")
-    parser.add_argument(
-        "--dialect", choices=CHOICES, default=AUTO, help="which engine's fields to send (auto: asks what it is)"
-    )
-    parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send (1000)")
-    parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="ids stay below this (100000)")
-    parser.add_argument(
-        "--tokenizer", default="auto", metavar="PATH", help="the model's, for words: a directory, engine, none (auto)"
-    )
-    parser.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="longest request (600)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the trace if there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here as JSON too")
-    add_run_arguments(parser)
-
-
 def _parser() -> Parser:
     parser = Parser(prog="loadgen", description=__doc__, epilog=EPILOG, commands=["selftest"])
     add_target_arguments(parser)
@@ -184,9 +165,13 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
         "--burstiness", type=float, metavar="B", help="gamma: below 1 burstier than poisson, above evener"
     )
     when.add_argument("--burst-size", type=int, metavar="K", help="burst: so many at once")
-    when.add_argument("--burst-every-s", type=float, metavar="S", help="burst: and again after so long")
+    when.add_argument(
+        "--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s"
+    )
     when.add_argument("--steps", type=int, metavar="N", help="staircase: so many, from A to B")
-    when.add_argument("--step-s", type=float, metavar="S", help="staircase: how long each is")
+    when.add_argument(
+        "--step-duration", type=duration, metavar="TIME", help="staircase: duration of each step, such as 30s"
+    )
     when.add_argument("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL of t_s and rate")
     when.add_argument(
         "--rate-between", choices=["steps", "lines"], default="steps", help="series: hold each rate, or go to the next"
@@ -198,10 +183,10 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     bounds = parser.add_argument_group("how much")
     bounds.add_argument(
-        "--duration", type=float, metavar="S", help="start nothing new after S seconds; sessions finish"
+        "--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m; open ones finish"
     )
     bounds.add_argument("--number", type=int, metavar="N", help="sessions in all; a dataset is begun again if need be")
-    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight (calibrate: 8)")
+    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight (calibration: 8)")
     bounds.add_argument("--parallel-sessions", type=int, metavar="P", help="most sessions open, pauses included")
 
 
@@ -210,14 +195,16 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--api", choices=get_args(Api), default="completions", help="what is sent to (completions)")
     what.add_argument("--chat-template", action="store_true", help="apply it here, send the chat's ids as completions")
     what.add_argument(
-        "--prompt-tokens", metavar="N", help="new tokens of a turn, prefix apart (256; calibrate: 64:10000)"
+        "--prompt-tokens", metavar="N", help="new tokens of a turn, prefix apart (256; calibration: 64:10000)"
     )
     what.add_argument("--output-tokens", metavar="N", help="generated, exactly (as the dataset says, else 16)")
     what.add_argument("--prefix-count", type=int, default=0, metavar="K", help="shared prefixes to choose from (0)")
     what.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="their length (0)")
     what.add_argument("--turns", metavar="T", help="of a random session (1)")
     what.add_argument(
-        "--think-s", metavar="X", help="from an answer's end to the next turn (as the dataset says, else 0)"
+        "--think",
+        metavar="TIME",
+        help="pause from a response's end to the next turn, such as 2s or 1s:5s (dataset's, else 0)",
     )
 
 

@@ -63,7 +63,7 @@ def run_load(config: LoadConfig) -> int:
         notes = [*recognition_notes(found), *_notes(driven, config), *truth_notes(truth)]
         summary = summarize(driven, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
-    print_summary(summary, summary_lines(summary, truth_lines(truth)), config.summary)
+    print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
     return exit_code(driven)
 
 
@@ -83,7 +83,7 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
 
 def most_shards(config: LoadConfig) -> int | None:
     """Into how many shards the load can be cut so that each has sessions, now and then all at once; null: any."""
-    if config.pattern == "calibrate":
+    if config.pattern == "calibration":
         return 1
     bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
     return min(bounds, default=None)

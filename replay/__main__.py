@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from loadgen.__main__ import add_target_arguments
 from loadgen.core.draws import Vocabulary
 from loadgen.core.request import SESSION_HEADER
-from loadgen.core.runflags import run_flags
+from loadgen.core.runflags import add_target_arguments, run_flags
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.running import run_replay
 from tracefile import open_trace
+from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 
@@ -34,7 +34,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
     return ReplayConfig(
         source=args.source,
         url=args.url,
-        trace=args.trace,
+        trace=args.output,
         nonce=nonce_of(args),
         run=run_flags(args),
         model=args.model,
@@ -45,7 +45,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         closed_loop=args.closed_loop,
         parallel=args.parallel,
         cold_prompts=args.cold_prompts,
-        output_substitution=not args.no_splice,
+        output_substitution=not args.no_output_substitution,
         speedup=args.speedup,
         max_think_s=args.max_think,
         start_s=args.start,
@@ -56,9 +56,9 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         session_headers=tuple(args.session_header or (SESSION_HEADER,)),
         loras=parse_loras(args.lora_map),
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
-        timeout_s=args.timeout_s,
+        timeout_s=args.timeout,
         overwrite=args.overwrite,
-        summary=args.json,
+        as_json=args.json,
     )
 
 
@@ -66,8 +66,8 @@ def nonce_of(args: argparse.Namespace) -> str:
     """As given; else the one of the run that is to go on, or a new one."""
     if args.nonce is not None:
         return str(args.nonce)
-    if args.resume and args.trace.exists():
-        with open_trace(args.trace) as reader:
+    if args.resume and args.output.exists():
+        with open_trace(args.output) as reader:
             workload = reader.meta.workload
             if workload is not None and workload.nonce is not None:
                 return workload.nonce
@@ -95,13 +95,15 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     )
     when.add_argument("--parallel", type=int, metavar="P", help="most requests in flight; later ones wait")
     when.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide arrivals and pauses by X")
-    when.add_argument("--max-think", type=float, metavar="S", help="cut longer pauses within sessions to S seconds")
+    when.add_argument(
+        "--max-think", type=duration, metavar="TIME", help="cut longer pauses within sessions to TIME, such as 5s"
+    )
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("which part of the trace")
-    part.add_argument("--start", type=float, metavar="S", help="arrivals from S on, in seconds of the trace's clock")
-    part.add_argument("--end", type=float, metavar="S", help="arrivals before S")
+    part.add_argument("--start", type=duration, metavar="TIME", help="only arrivals from TIME on, on the trace's clock")
+    part.add_argument("--end", type=duration, metavar="TIME", help="only arrivals before TIME")
     part.add_argument("--limit", type=int, metavar="N", help="of these the first N by arrival")
     part.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="all of it N times in a row, sharing nothing (1)"
@@ -118,7 +120,9 @@ def _add_content(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
     what.add_argument(
-        "--no-splice", action="store_true", help="made-up tokens where a prompt repeats an answer, not the real ones"
+        "--no-output-substitution",
+        action="store_true",
+        help="send made-up tokens where a prompt repeats an earlier output; by default this run's own output tokens",
     )
     what.add_argument("--nonce", metavar="WORD", help="the tokens of an earlier run (default: new ones)")
 

@@ -64,8 +64,8 @@ class ReplayConfig:
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
-    summary: Path | None = None
-    """Where the summary goes as JSON; null: nowhere."""
+    as_json: bool = False
+    """Print the summary as one JSON object on stdout, its lines on stderr."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -93,7 +93,7 @@ class ReplayConfig:
             "--limit": self.limit,
             "--parallel": self.parallel,
             "--repeat": self.repeat,
-            "--timeout-s": self.timeout_s,
+            "--timeout": self.timeout_s,
         }.items():
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{flag}: {value:g}; expected a number above 0")

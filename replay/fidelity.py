@@ -103,7 +103,8 @@ def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool)
         )
     if not output_substitution and fidelity.missed_blocks:
         notes.append(
-            f"--no-splice: {fidelity.missed_blocks} prompt blocks that were generated in the capture were made up"
+            f"--no-output-substitution: {fidelity.missed_blocks} prompt blocks that were generated in the capture "
+            "were made up"
         )
     return notes
 

@@ -128,7 +128,9 @@ def report(
     told = [*account_lines(account), *fidelity_lines(fidelity)]
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
-    print_summary(ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), config.summary)
+    print_summary(
+        ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), as_json=config.as_json
+    )
     return exit_code(driven)
 
 

@@ -37,22 +37,23 @@ class Loads:
 # Small enough for three minutes in all; the embedded engine prefills about 12,000 tokens a second.
 SIM_LOADS = Loads(
     calibrations=(
-        "--pattern multiturn --turns 2 --rate 1.2 --duration 14 --seed 11 --prompt-tokens 64:3000 --output-tokens 8:24",
-        "--pattern poisson --rate 4 --duration 12 --seed 12"
+        "--pattern multiturn --turns 2 --rate 1.2 --duration 14s --seed 11"
+        " --prompt-tokens 64:3000 --output-tokens 8:24",
+        "--pattern poisson --rate 4 --duration 12s --seed 12"
         " --prefix-count 4 --prefix-tokens 800 --prompt-tokens 32:1200 --output-tokens 8:32",
     ),
-    session="--pattern multiturn --turns 4 --rate 0.9 --duration 18 --seed 1 --think-s 0.2:1.0"
+    session="--pattern multiturn --turns 4 --rate 0.9 --duration 18s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 4000 --prompt-tokens 64:256 --output-tokens 16:48",
 )
 # The real engine: two prefixes of 10,000 tokens and five turns, as an assistant with a long system prompt would see.
 VLLM_LOADS = Loads(
     calibrations=(
-        "--pattern multiturn --turns 2 --parallel 1 --number 40 --seed 11 --think-s 0.3"
+        "--pattern multiturn --turns 2 --parallel 1 --number 40 --seed 11 --think 0.3s"
         " --prompt-tokens 64:5500 --output-tokens 8:48",
-        "--pattern poisson --rate 1.5 --duration 60 --seed 12"
+        "--pattern poisson --rate 1.5 --duration 60s --seed 12"
         " --prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:1500 --output-tokens 8:64",
     ),
-    session="--pattern multiturn --turns 5 --rate 0.3 --duration 60 --seed 1 --think-s 0.2:1.0"
+    session="--pattern multiturn --turns 5 --rate 0.3 --duration 60s --seed 1 --think 0.2s:1.0s"
     " --prefix-count 2 --prefix-tokens 10000 --prompt-tokens 64:256 --output-tokens 16:64",
 )
 LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
@@ -79,10 +80,10 @@ def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
     trace = work.path(f"{name}.jsonl.zst")
     httpx.post(f"{engine_url}/reset_prefix_cache", timeout=30.0).raise_for_status()
     address = f"127.0.0.1:{free_port()}"
-    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
+    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "-o", trace, "--tokenizer", "ids"]
     with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")
-        work.run(f"{name} load", ["loadgen", "--url", tap_url, "--trace", client_trace, *load.split()])
+        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split()])
     return trace
 
 
@@ -106,7 +107,7 @@ def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
                 url,
                 "--replay-sessions",
                 *flags,
-                "--trace",
+                "-o",
                 labelled[name],
             ]
             work.run(name, replay)

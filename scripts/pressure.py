@@ -28,11 +28,11 @@ from scripts.job import Workspace
 from scripts.proxybench.processes import free_port
 
 LOADS = {
-    "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think-s 0.2:2 --prefix-count 3"
+    "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think 0.2s:2s --prefix-count 3"
     " --prefix-tokens 1000 --prompt-tokens 64:400 --output-tokens 32:128",
     "poisson": "--pattern poisson --rate 3.5 --seed 32 --prefix-count 12 --prefix-tokens 1500"
     " --prompt-tokens 32:300 --output-tokens 32:192",
-    "burst": "--pattern burst --burst-size 24 --burst-every-s 10 --seed 33 --prefix-count 8 --prefix-tokens 700"
+    "burst": "--pattern burst --burst-size 24 --burst-every 10s --seed 33 --prefix-count 8 --prefix-tokens 700"
     " --prompt-tokens 32:500 --output-tokens 48:256",
 }
 STEP = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
@@ -97,7 +97,7 @@ def measure(
             for name in loads:
                 idle(url)
                 before = preemptions(url)
-                trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}")
+                trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}s")
                 preempted = preemptions(url) - before
                 text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
                 yield {"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)}

@@ -19,13 +19,13 @@ from scripts.demo import capture, engine
 from scripts.job import Command, Workspace
 
 LOAD = (
-    "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think-s 0.2:1.0"
+    "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think 0.2s:1.0s"
     " --prefix-count 3 --prefix-tokens 2500 --prompt-tokens 64:256 --output-tokens 16:96"
 )
 REPLAYS = {
     "replayed": ["--reset-cache"],
     "replayed-again": ["--reset-cache"],
-    "made-up": ["--reset-cache", "--no-splice"],
+    "made-up": ["--reset-cache", "--no-output-substitution"],
     "cold": ["--cold-prompts"],
     "cold-again": ["--cold-prompts"],
 }
@@ -38,7 +38,7 @@ def run_replays(work: Workspace, url: str, replays: Sequence[str]) -> dict[str, 
     for name in replays:
         traces[name] = work.path(f"{name}.jsonl.zst")
         source: Command = ["replay", traces["captured"], "--url", url, "--replay-sessions"]
-        work.run(name, [*source, *REPLAYS[name], "--trace", traces[name]])
+        work.run(name, [*source, *REPLAYS[name], "-o", traces[name]])
     return traces
 
 

@@ -77,8 +77,8 @@ def measure(args: argparse.Namespace, url: str, work: Workspace) -> list[tuple[i
             for kind, flags in prompts.items():
                 empty_cache(url)
                 trace = work.path(f"{kind}-{answers}-{number}.jsonl.zst")
-                load = f"--pattern burst --burst-size {answers} --number {answers} --burst-every-s 1 --seed {number}"
-                more = f"--output-tokens {args.output_tokens} --trace {trace} --overwrite"
+                load = f"--pattern burst --burst-size {answers} --number {answers} --burst-every 1s --seed {number}"
+                more = f"--output-tokens {args.output_tokens} -o {trace} --overwrite"
                 work.run(f"{kind} {answers}", ["loadgen", "--url", url, *f"{load} {flags} {more}".split()])
                 found.setdefault((answers, kind), []).append(step_ms(trace))
     middle = {key: statistics.median(times_ms) for key, times_ms in found.items()}

@@ -2,9 +2,10 @@
 
     scripts/truth.py [--seed K] [--number N] [--fault KIND[=VALUE][:RATE]] [--keep FOLDER]
 
-`sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibrate` sends it, `sim fit` learns
-from the capture alone. Prints each parameter's truth beside what was found; exit status 1 if one is neither within 5 %
-nor inside its interval. Needs an idle machine: what else runs on it is time that the engine's model does not know.
+`sim serve` keeps the built-in model's time, `tap` records what `loadgen --pattern calibration` sends it, `sim fit`
+learns from the capture alone. Prints each parameter's truth beside what was found; exit status 1 if one is neither
+within 5 % nor inside its interval. Needs an idle machine: other work on it is time that the engine's model does not
+know.
 """
 
 import argparse
@@ -46,17 +47,13 @@ def learn(args: argparse.Namespace, folder: Path) -> Model:
     capture.unlink(missing_ok=True)
     save_model(default_model(), truth)
     faults = [word for fault in args.fault for word in ("--fault", fault)]
-    load = ["--pattern", "calibrate", "--seed", args.seed, *(["--number", args.number] if args.number else [])]
+    load = ["--pattern", "calibration", "--seed", args.seed, *(["--number", args.number] if args.number else [])]
     with (
         serving(["sim", "serve", "--latency-model", truth, "--listen", engine, *faults], engine),
-        serving(
-            ["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "--trace", capture], tap
-        ),
+        serving(["tap", "--upstream", f"http://{engine}", "--listen", tap, "--tokenizer", "ids", "-o", capture], tap),
     ):
         client = folder / "client.jsonl.zst"
-        subprocess.run(
-            module(["loadgen", "--url", f"http://{tap}", "--trace", client, "--overwrite", *load]), check=True
-        )
+        subprocess.run(module(["loadgen", "--url", f"http://{tap}", "-o", client, "--overwrite", *load]), check=True)
     # What sim serve does not tell of itself: how many run at once, and how much of a prompt a step takes.
     config = default_model().engine
     settings = ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]

@@ -8,7 +8,7 @@ from typing import get_args
 
 from engines.dialect import DialectName
 from tap.supervisor.config import (
-    Balance,
+    Route,
     TapConfig,
     at_least,
     checked_headers,
@@ -22,6 +22,7 @@ from tap.supervisor.config import (
     more_than_zero,
 )
 from tap.supervisor.service import serve
+from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from wire.loop import run
@@ -55,11 +56,11 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         help="in place of --upstream: a URL a line, # begins a comment; read again on SIGHUP",
     )
     group.add_argument(
-        "--balance",
-        choices=get_args(Balance),
+        "--route",
+        choices=get_args(Route),
         default="round-robin",
-        help="which of several upstreams gets a request: each in turn, or the one that has its X-Session-ID "
-        "(default %(default)s)",
+        help="choice among several upstreams: round-robin, or session: all requests with the same X-Session-ID header "
+        "to the same upstream (default %(default)s)",
     )
     group.add_argument(
         "--listen", required=True, metavar="HOST:PORT", help="where clients connect; port 0: any free one"
@@ -74,12 +75,14 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--trace", required=True, metavar="FILE", help="the trace to write (.jsonl, .jsonl.zst, .jsonl.gz)"
+        "-o", "--output", required=True, metavar="TRACE", help="the trace to write (.jsonl, .jsonl.zst, .jsonl.gz)"
     )
-    group.add_argument("--overwrite", action="store_true", help="replace a trace that is there already")
-    group.add_argument("--resume", action="store_true", help="go on with a trace that is there already")
-    group.add_argument("--rotate-mb", type=float, metavar="MB", help="begin a new segment of the trace at this size")
-    group.add_argument("--rotate-s", type=float, metavar="S", help="begin a new segment of the trace at this age")
+    group.add_argument("--overwrite", action="store_true", help="replace an existing trace")
+    group.add_argument("--resume", action="store_true", help="append to an existing trace")
+    group.add_argument("--rotate-mb", type=float, metavar="MB", help="start a new segment of the trace at this size")
+    group.add_argument(
+        "--rotate-age", type=duration, metavar="TIME", help="start a new segment of the trace at this age, such as 1h"
+    )
     group.add_argument(
         "--upload", metavar="URL", help="send closed segments there: s3://bucket/folder, or any URL that fsspec takes"
     )
@@ -153,19 +156,19 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s",
     )
     group.add_argument(
-        "--engine-metrics-s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="sample the engine's /metrics that often into TRACE.engine.jsonl, on the trace's clock "
-        "(default %(default)g: never)",
+        "--engine-metrics-interval",
+        type=duration,
+        default="0",
+        metavar="TIME",
+        help="sample the engine's /metrics at this interval into TRACE.engine.jsonl, on the trace's clock "
+        "(default %(default)s: never)",
     )
     group.add_argument(
-        "--wait-s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="how long to wait for the upstream at start (default %(default)g)",
+        "--wait",
+        type=duration,
+        default="0",
+        metavar="TIME",
+        help="wait this long at start until the upstream accepts connections, such as 10m (default %(default)s)",
     )
 
 
@@ -185,11 +188,11 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="memory for all copies together; beyond it records are dropped and counted (default %(default)g)",
     )
     group.add_argument(
-        "--drain-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="how long requests in flight may go on after SIGTERM or Ctrl-C (default %(default)g)",
+        "--drain",
+        type=duration,
+        default="30s",
+        metavar="TIME",
+        help="time that requests in flight have to end after SIGTERM or Ctrl-C (default %(default)s)",
     )
 
 
@@ -197,16 +200,16 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     """The checked settings; raises InputError."""
     args = parser().parse_args(argv)
     _check_numbers(args)
-    rotates = args.rotate_mb is not None or args.rotate_s is not None
+    rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
-        balance=args.balance,
+        route=args.route,
         listen=checked_listen("--listen", args.listen),
         workers=args.workers,
-        trace=checked_trace(args.trace, overwrite=args.overwrite, resume=args.resume),
+        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume),
         rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
-        rotate_s=args.rotate_s,
+        rotate_s=args.rotate_age,
         resume=args.resume,
         overwrite=args.overwrite,
         sample=checked_sample(args.sample),
@@ -223,10 +226,10 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         inject=checked_injection(args.inject, args.dialect),
         dialect=args.dialect,
         engine_facts=args.engine_facts,
-        engine_metrics_s=args.engine_metrics_s,
+        engine_metrics_s=args.engine_metrics_interval,
         admin=None if args.admin is None else checked_listen("--admin", args.admin),
-        wait_s=args.wait_s,
-        drain_s=args.drain_s,
+        wait_s=args.wait,
+        drain_s=args.drain,
     )
 
 
@@ -236,12 +239,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
         at_least("--block-size", args.block_size, 1)
     at_least("--workers", args.workers, 1)
     more_than_zero("--rotate-mb", args.rotate_mb)
-    more_than_zero("--rotate-s", args.rotate_s)
+    more_than_zero("--rotate-age", args.rotate_age)
     at_least("--max-body-mb", args.max_body_mb, 0)
     at_least("--queue-mb", args.queue_mb, 0)
-    at_least("--engine-metrics-s", args.engine_metrics_s, 0)
-    at_least("--wait-s", args.wait_s, 0)
-    at_least("--drain-s", args.drain_s, 0)
 
 
 def main(argv: Sequence[str]) -> int:

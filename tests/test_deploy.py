@@ -116,7 +116,7 @@ def test_compose_runs_the_tap_read_only_and_lets_it_finish() -> None:
     container = compose_tap()
     args = parsed([*image_arguments(), *container["command"]], "compose.yaml")
     assert container["read_only"] is True
-    assert seconds(container["stop_grace_period"]) > args.drain_s + FINISH_S
+    assert seconds(container["stop_grace_period"]) > args.drain + FINISH_S
 
 
 def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> None:
@@ -131,7 +131,7 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
         ("/readyz", "admin"),
     ]
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod()["terminationGracePeriodSeconds"] > pause + args.drain_s + FINISH_S
+    assert pod()["terminationGracePeriodSeconds"] > pause + args.drain + FINISH_S
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
 
@@ -139,7 +139,7 @@ def test_the_sidecar_is_probed_on_its_admin_port_and_has_time_to_finish() -> Non
 def test_the_unit_stops_the_supervisor_alone_and_waits_for_it() -> None:
     settings, args = unit(), parsed(unit_arguments(), "kvtape-tap.service")
     assert settings["KillMode"] == "mixed"
-    assert int(settings["TimeoutStopSec"]) > args.drain_s + FINISH_S
+    assert int(settings["TimeoutStopSec"]) > args.drain + FINISH_S
     assert (str(args.key_file), settings["LoadCredential"]) == ("%d/key", "key:/etc/kvtape/key")
 
 

@@ -39,7 +39,7 @@ FLOORS = {
     "report": ["compare", "pages", ""],
 }
 # Folders of loadgen that replay stands on.
-REPLAY_USES = {"__main__", "core", "text", "sending", "runs"}
+REPLAY_USES = {"core", "text", "sending", "runs"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 MOST_MODULES = 20

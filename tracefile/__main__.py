@@ -40,7 +40,7 @@ class Config:
     output: str | None = None
     overwrite: bool = False
     sessions: bool = False
-    times: float = 1.0
+    scale: float = 1.0
     spread: float = 1.0
     seed: int = 0
 
@@ -69,7 +69,9 @@ def parse_config(argv: Sequence[str]) -> Config:
     join.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     synthesis = actions.add_parser("synthesize", help="scale a trace: more, or less, of the same traffic")
     synthesis.add_argument("trace", metavar="TRACE")
-    synthesis.add_argument("--times", type=float, required=True, metavar="X", help="how many times its conversations")
+    synthesis.add_argument(
+        "--scale", type=float, required=True, metavar="X", help="conversations to write, as a multiple of the trace's"
+    )
     synthesis.add_argument(
         "--spread",
         type=float,
@@ -137,7 +139,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
 def synthesize_trace(config: Config, reader: TraceReader) -> int:
     """Scale the trace; only it and the conversations that have turns to come are in memory."""
     assert config.output is not None
-    scale = Scale(times=config.times, spread=config.spread, seed=config.seed)
+    scale = Scale(times=config.scale, spread=config.spread, seed=config.seed)
     source = Source(counted(reader, "records read"), config.trace)
     header = synthetic_meta(reader.meta, trace_digest(config.trace), scale)
     with new_writer(config.output, header, overwrite=config.overwrite) as writer:

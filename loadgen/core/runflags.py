@@ -4,8 +4,11 @@ import argparse
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+from engines.recognition import CHOICES
 from tracefile import InputError
+from tracefile.commandline.durations import duration
 
 AUTO = "auto"
 
@@ -33,8 +36,33 @@ class RunFlags:
 ONE_PROCESS = RunFlags()
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``RunFlags``, for loadgen and replay alike."""
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that loadgen and replay share."""
+    parser.add_argument("--url", required=True, metavar="URL", help="base URL of the engine, or of a tap before it")
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="TRACE", help="the trace to write (.gz and .zst compress)"
+    )
+    parser.add_argument("--model", default=AUTO, help="served model's name (auto: the first of /v1/models)")
+    parser.add_argument(
+        "--dialect", choices=CHOICES, default=AUTO, help="engine whose request fields are sent (auto: ask the engine)"
+    )
+    parser.add_argument("--vocab-low", type=int, default=1000, metavar="ID", help="lowest token id to send (1000)")
+    parser.add_argument("--vocab-high", type=int, default=100_000, metavar="ID", help="ids stay below this (100000)")
+    parser.add_argument(
+        "--tokenizer",
+        default=AUTO,
+        metavar="PATH",
+        help="tokenizer for prompts of text: a directory, engine, or none (auto: the engine's, if it has /tokenize)",
+    )
+    parser.add_argument(
+        "--timeout", type=duration, default="10m", metavar="TIME", help="longest time a request may take (10m)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+    _add_run_arguments(parser)
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("how it is run")
     run.add_argument(
         "--procs", default="1", metavar="N", help="send from N pairs of processes, or auto: one for each 2 cores (1)"

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracefile import InputError
+from tracefile.commandline.durations import DURATION, duration
 
 Bits = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
@@ -68,6 +69,18 @@ def parse_span(flag: str, text: str, *, minimum: float, whole: bool) -> Span:
     if span.low < minimum or span.high < span.low:
         raise InputError(f"{flag}: {text!r}; {expected}, MIN not above MAX")
     return span
+
+
+def parse_pause(flag: str, text: str) -> Span:
+    """A span of seconds, said with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
+    bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
+    if number := next((found for found in re.findall(NUMBER, bare) if float(found)), None):
+        raise InputError(f"{flag}: {text!r}: {number} has no unit; expected {number}s or {number}ms")
+    seconds = DURATION.sub(lambda found: f"{duration(found[0]):.9f}", text)
+    try:
+        return parse_span(flag, seconds, minimum=0, whole=False)
+    except InputError:
+        raise InputError(f"{flag}: {text!r}; expected times with units, such as 2s or 500ms, as {FORMS}") from None
 
 
 def _distribution(name: str, values: list[float], minimum: float) -> Span | None:

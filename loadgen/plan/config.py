@@ -13,7 +13,7 @@ from loadgen.datasets import DATASETS, Dataset
 from loadgen.text.spoken import Api
 from tracefile import InputError
 
-Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibrate"]
+Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibration"]
 Spacing = Literal["poisson", "constant", "gamma"]
 
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
@@ -24,7 +24,7 @@ ONE_TURN = Span(1, 1)
 USUAL_PROMPT = Span(256, 256)
 
 STAGED_PROMPT = Span(64, 10_000)
-"""Of ``--pattern calibrate``, from the shortest to the longest."""
+"""Of ``--pattern calibration``, from the shortest to the longest."""
 STAGED_PARALLEL = 8
 STAGED_ROUNDS = 3
 LEAST_RANGE = 8
@@ -99,8 +99,8 @@ class LoadConfig:
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
-    summary: Path | None = None
-    """Where the summary goes as JSON; null: nowhere."""
+    as_json: bool = False
+    """Print the summary as one JSON object on stdout, its lines on stderr."""
     run: RunFlags = ONE_PROCESS
 
     def __post_init__(self) -> None:
@@ -157,10 +157,10 @@ def _check_numbers(config: LoadConfig) -> None:
     _check_positive("--number", config.number)
     _check_positive("--parallel", config.parallel)
     _check_positive("--parallel-sessions", config.parallel_sessions)
-    _check_positive("--timeout-s", config.timeout_s)
+    _check_positive("--timeout", config.timeout_s)
     _check_positive("--burst-size", config.burst_size)
-    _check_positive("--burst-every-s", config.burst_every_s)
-    _check_positive("--step-s", config.step_s)
+    _check_positive("--burst-every", config.burst_every_s)
+    _check_positive("--step-duration", config.step_s)
     _check_positive("--min-turns", config.min_turns)
     _check_positive("--max-turns", config.max_turns)
     if config.burstiness is not None and not config.burstiness > 0:
@@ -176,23 +176,23 @@ def _check_numbers(config: LoadConfig) -> None:
 def _check_pattern(config: LoadConfig) -> None:
     """Refuse flags that belong to another pattern, and patterns without theirs."""
     pattern = config.pattern
-    _only_with("--burst-size, --burst-every-s", config.burst_size or config.burst_every_s, pattern, "burst")
-    _only_with("--steps, --step-s", config.steps or config.step_s, pattern, "staircase")
+    _only_with("--burst-size, --burst-every", config.burst_size or config.burst_every_s, pattern, "burst")
+    _only_with("--steps, --step-duration", config.steps or config.step_s, pattern, "staircase")
     _only_with("--rate-series", config.rate_series, pattern, "series")
     _only_with("--spacing", config.spacing, pattern, *CHANGING)
     _only_with("--rate A:B", config.rate_to is not None, pattern, "staircase", "ramp")
     if pattern in ("burst", "series"):
         _refuse("--rate", config.rate, f"--pattern {pattern}, which has rates of its own")
     if pattern == "burst" and (config.burst_size is None or config.burst_every_s is None):
-        raise InputError("--burst-size, --burst-every-s: missing; expected both with --pattern burst")
+        raise InputError("--burst-size, --burst-every: missing; expected both with --pattern burst")
     if pattern == "series" and not config.rate_series:
         raise InputError("--rate-series: missing; expected a file of seconds and rates with --pattern series")
     if pattern in ("staircase", "ramp") and config.rate_to is None:
         raise InputError(f"--rate: no range; expected A:B with --pattern {pattern}")
     if pattern == "staircase":
-        _refuse("--duration", config.duration_s, "--pattern staircase, which lasts --steps times --step-s")
+        _refuse("--duration", config.duration_s, "--pattern staircase, which lasts --steps times --step-duration")
         if config.steps is None or config.step_s is None:
-            raise InputError("--steps, --step-s: missing; expected both with --pattern staircase")
+            raise InputError("--steps, --step-duration: missing; expected both with --pattern staircase")
     if pattern == "ramp" and config.duration_s is None:
         raise InputError("--duration: missing; expected how long the ramp of --pattern ramp is")
     if (config.burstiness is not None) != (pattern == "gamma" or config.spacing == "gamma"):
@@ -200,24 +200,26 @@ def _check_pattern(config: LoadConfig) -> None:
 
 
 def _check_staged(config: LoadConfig) -> None:
-    """Refuse what would make ``--pattern calibrate`` another load than the one it is: see ``loadgen.plan.stages``."""
-    if config.pattern != "calibrate":
+    """Refuse what would make ``--pattern calibration`` another load than the one it is: see ``loadgen.plan.stages``."""
+    if config.pattern != "calibration":
         return
-    designed = "--pattern calibrate, which says by itself what comes when"
+    designed = "--pattern calibration, which says by itself what comes when"
     _refuse("--rate", config.rate, designed)
     _refuse("--parallel-sessions", config.parallel_sessions, f"{designed}; expected --parallel")
-    _refuse("--think-s", config.think_s, designed)
+    _refuse("--think", config.think_s, designed)
     _refuse("--dataset", config.dataset_path, designed)
     for flag, value in (("--prefix-count", config.prefix_count), ("--dataset-offset", config.dataset_offset)):
         _refuse(flag, value or None, designed)
     _refuse("--turns", None if config.turns == ONE_TURN else config.turns, designed)
     prompts = config.prompt_tokens
     if prompts.shape != "uniform" or prompts.high < LEAST_RANGE * prompts.low:
-        raise InputError(f"--prompt-tokens: {prompts}; expected LOW:HIGH with --pattern calibrate, HIGH at least 8 LOW")
+        raise InputError(
+            f"--prompt-tokens: {prompts}; expected LOW:HIGH with --pattern calibration, HIGH at least 8 LOW"
+        )
     if config.parallel is None or config.parallel < 2:
-        raise InputError("--parallel: expected 2 or more with --pattern calibrate: it measures what several cost")
+        raise InputError("--parallel: expected 2 or more with --pattern calibration: it measures what several cost")
     if config.run.resume or config.run.ray is not None or config.run.procs not in (None, 1):
-        raise InputError("--resume, --ray, --procs: with --pattern calibrate, which one process sends in one go")
+        raise InputError("--resume, --ray, --procs: with --pattern calibration, which one process sends in one go")
 
 
 def _check_bounds(config: LoadConfig) -> None:
@@ -225,7 +227,7 @@ def _check_bounds(config: LoadConfig) -> None:
         raise InputError(
             "--rate: missing; expected arrivals a second, or --parallel or --parallel-sessions for a closed loop"
         )
-    if config.pattern == "calibrate":
+    if config.pattern == "calibration":
         return
     if config.ends_s is None and config.number is None and config.dataset_path is None:
         raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")

@@ -23,7 +23,7 @@ from loadgen.text.prompts import Prompt, TextForm, TokenForm
 from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 
-ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "summary", "run", "dataset_path", "dialect"})
+ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
 """Of a config, what says nothing of the load itself."""
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
@@ -163,7 +163,7 @@ class OpenLoad:
     def _ahead(self) -> Iterator[Send]:
         """The plan with its first send made, while nothing is due: a dataset may have to be read to its end for it."""
         if self._sends is None:
-            sends = self._staged() if self.load.workload.config.pattern == "calibrate" else self.load.plan()
+            sends = self._staged() if self.load.workload.config.pattern == "calibration" else self.load.plan()
             self._sends = chain(list(islice(sends, 1)), sends)
         return self._sends
 

@@ -1,4 +1,4 @@
-"""What ``--pattern calibrate`` sends: a designed load in which every cost that ``sim fit`` looks for varies on its own.
+"""Load of ``--pattern calibration``: designed so that every cost that ``sim fit`` looks for varies on its own.
 
 It comes in rounds of the same stages, a round in waves of sessions, and a wave begins when all of the one before it
 is over, so that each meets an idle engine however fast that is:

@@ -69,7 +69,7 @@ class Workload:
     """Names what words stand for in what is sent; empty: token ids are sent."""
 
     def __iter__(self) -> Iterator[SessionShape]:
-        if self.config.pattern == "calibrate":
+        if self.config.pattern == "calibration":
             return chain.from_iterable(wave.sessions for wave in waves(self.config))
         if self.config.dataset_path is None:
             return chain.from_iterable(draw_sessions(self.config, *places) for places in self._places())

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -317,12 +316,8 @@ def _cpu(summary: Summary) -> str:
     return ", ".join(f"{name} {max(cpus):.0%}" for name, cpus in used if cpus) or "nothing"
 
 
-def print_summary(summary: msgspec.Struct, lines: list[str], path: Path | None) -> None:
-    """Print a summary, and write it as JSON where asked."""
-    print("\n".join(lines))
-    if path is None:
-        return
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    except OSError as error:
-        print(f"warning: --json: {path}: cannot write ({error.strerror or error})", file=sys.stderr)
+def print_summary(summary: msgspec.Struct, lines: list[str], *, as_json: bool) -> None:
+    """Print a summary as lines; as JSON: one object on stdout, and the lines on stderr."""
+    print("\n".join(lines), file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())

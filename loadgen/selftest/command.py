@@ -25,11 +25,12 @@ from loadgen.core.capacity import (
 )
 from loadgen.selftest.truth import Served, Truth, quantile, received_ns, steady_rate, ttft_errors_ms
 from tracefile import InputError, keyed_id, load_key, load_trace
+from tracefile.commandline.durations import duration
 from tracefile.commandline.parser import Parser
 from wire.process import module_command, module_environment
 
-SECONDS = 4.0
 SHORTEST_S = 0.5
+LONGEST_S = 30.0
 PARALLEL = 64
 """Requests in flight for each sender where it goes as fast as it can."""
 
@@ -37,7 +38,7 @@ RATES = (50.0, 200.0)
 PACED_ANSWER = 64
 AT_ONCE = ("--tokens-per-write", "16")
 PACED = ("--ttft-ms", "20:80", "--gap-ms", "10", "--tokens-per-write", "1")
-LONGEST_S = 60.0
+RUN_TIMEOUT_S = 60.0
 EPILOG = """\
 loadgen runs here as it always does, against a built-in server on this machine that knows the truth. Later runs of
 loadgen and replay say which share of it they offered. Not to be confused with the load that a model is fitted on.
@@ -48,20 +49,24 @@ def parser() -> Parser:
     """Return the parser of ``loadgen selftest``."""
     made = Parser(prog="loadgen selftest", description=__doc__, epilog=EPILOG)
     made.add_argument("--procs", type=int, default=1, metavar="N", help="senders, as in the runs to come (1)")
-    made.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="of each of five runs (4)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the calibration here as JSON too")
+    made.add_argument(
+        "--duration", type=duration, default="4s", metavar="TIME", help="duration of each of five runs (4s)"
+    )
+    made.add_argument("--json", action="store_true", help="print the result as one JSON object; the text on stderr")
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, keep."""
     args = parser().parse_args(argv)
-    if not SHORTEST_S <= args.seconds <= 30 or args.procs < 1:
-        raise InputError(f"--seconds, --procs: {args.seconds:g}, {args.procs}; expected 0.5 to 30, and 1 or more")
+    if not SHORTEST_S <= args.duration <= LONGEST_S or args.procs < 1:
+        raise InputError(f"--duration, --procs: {args.duration:g} s, {args.procs}; expected 0.5s to 30s, and 1 or more")
     with tempfile.TemporaryDirectory(prefix="kvtape-calibrate-") as folder:
-        found = calibrate(args.seconds, args.procs, Path(folder), _tell)
-    print("\n".join(calibration_lines(found)))
-    _keep(found, args.json)
+        found = calibrate(args.duration, args.procs, Path(folder), _tell)
+    lines = [*calibration_lines(found), _keep(found)]
+    print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     return 0
 
 
@@ -88,13 +93,12 @@ def _ms(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
-def _keep(found: Calibration, file: Path | None) -> None:
+def _keep(found: Calibration) -> str:
+    """Save the result for later runs, and return the line that says where."""
     try:
-        print(f"kept in {save_calibration(found)}")
-        if file is not None:
-            file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        return f"kept in {save_calibration(found)}"
     except OSError as error:
-        print(f"warning: {error.filename}: cannot write ({error.strerror or error})", file=sys.stderr)
+        return f"warning: {error.filename}: cannot write ({error.strerror or error})"
 
 
 def _tell(text: str) -> None:
@@ -166,13 +170,15 @@ class Runner:
         """As many requests a second as it can."""
         parallel = PARALLEL * self.procs
         self.tell(f"{name}: {parallel} requests in flight, for {self.seconds:g} s")
-        return self._run(server, name, answer, prompt, ["--parallel", str(parallel), "--duration", f"{self.seconds:g}"])
+        return self._run(
+            server, name, answer, prompt, ["--parallel", str(parallel), "--duration", f"{self.seconds:g}s"]
+        )
 
     def at_rate(self, server: TruthProcess, rate: float) -> RateTruth:
         """So many a second, twice as long."""
         seconds = 2 * self.seconds
         self.tell(f"{rate:g} requests/s, for {seconds:g} s")
-        flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
+        flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}s"]
         run = self._run(server, f"at {rate:g}", PACED_ANSWER, SHORT_PROMPT, flags)
         errors_ms = ttft_errors_ms(run.served, told_ttfts_ns(run.trace, run.served))
         lag = run.summary["lag"] or {}
@@ -190,17 +196,17 @@ class Runner:
         """Raises InputError with loadgen's words if it fails."""
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
-        trace, summary = folder / "trace.jsonl", folder / "summary.json"
-        command = module_command("loadgen", "--url", server.url, "--trace", str(trace), "--json", str(summary))
+        trace = folder / "trace.jsonl"
+        command = module_command("loadgen", "--url", server.url, "-o", str(trace), "--json")
         command += ["--output-tokens", str(answer), "--prompt-tokens", str(prompt), *flags]
         command += ["--procs", str(self.procs)] if self.procs > 1 else []
         before = len(server.truth().served)
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LONGEST_S, check=False, env=module_environment()
+            command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env=module_environment()
         )
         if done.returncode:
-            raise InputError(f"calibrate: loadgen failed here: {done.stderr.strip()[-500:]}; expected it to run")
-        return Run(server.truth().served[before:], msgspec.json.decode(summary.read_bytes()), trace)
+            raise InputError(f"selftest: loadgen failed here: {done.stderr.strip()[-500:]}; expected it to run")
+        return Run(server.truth().served[before:], msgspec.json.decode(done.stdout), trace)
 
 
 def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], None]) -> Calibration:

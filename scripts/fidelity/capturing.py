@@ -79,11 +79,11 @@ class Bench:
     def send(self, capture: Capture, trace: Path) -> Command:
         """The load through a tap in front of the engine."""
         address = f"127.0.0.1:{free_port()}"
-        tap: Command = ["tap", "--upstream", self.url, "--listen", address, "--trace", trace, "--tokenizer", "ids"]
+        tap: Command = ["tap", "--upstream", self.url, "--listen", address, "-o", trace, "--tokenizer", "ids"]
         client_trace = self.work.path(f"{capture.shape}-{capture.name}-client.jsonl.zst")
         flags = LOADS[capture.shape][capture.load].split()
         with self.work.serving(f"{capture.shape} {capture.name} tap", tap, f"http://{address}") as tap_url:
-            load: Command = ["loadgen", "--url", tap_url, "--trace", client_trace, "--overwrite", *flags]
+            load: Command = ["loadgen", "--url", tap_url, "-o", client_trace, "--overwrite", *flags]
             self.work.run(f"{capture.shape} {capture.name}", load)
         return ["loadgen", "--url", "$TAP", *flags]
 
@@ -91,7 +91,7 @@ class Bench:
         """The warm capture, sent again."""
         source = trace_path(self.out, Capture(capture.shape, capture.load))
         flags = [*REPLAY_FLAGS[capture.way], *(["--replay-sessions"] if capture.has_sessions else [])]
-        command: Command = ["replay", source, "--url", self.url, *flags, "--trace", trace]
+        command: Command = ["replay", source, "--url", self.url, *flags, "-o", trace]
         self.work.run(f"{capture.shape} {capture.name}", command)
         return ["replay", source.name, "--url", "$VLLM", *flags]
 

@@ -12,39 +12,39 @@ Way = Literal["warm", "again", "replayed", "cold-replayed", "small", "uncached"]
 a nonce for every request; into a pool too small for it; with prefix caching switched off."""
 REPLAY_FLAGS: dict[Way, tuple[str, ...]] = {"replayed": ("--reset-cache",), "cold-replayed": ("--cold-prompts",)}
 
-_SESSION = "--pattern multiturn --turns 5 --think-s 0.2:1.0 --prefix-count 2 --prompt-tokens 64:256"
+_SESSION = "--pattern multiturn --turns 5 --think 0.2s:1.0s --prefix-count 2 --prompt-tokens 64:256"
 _SINGLE = "--prefix-count 4 --prefix-tokens 2000 --prompt-tokens 32:500 --output-tokens 8:64"
 # 128 hidden × 2 layers, float32: a cold prompt of 10,000 tokens takes 2 to 2.6 s on one core, one of 2,250 about 0.15.
 LOADS_128X2 = {
-    "calibration-1": "--pattern calibrate --parallel 16 --seed 1",
-    "calibration-2": "--pattern calibrate --parallel 16 --seed 2",
-    "calibration-3": "--pattern calibrate --parallel 16 --seed 3",
-    "calibration-4": "--pattern calibrate --parallel 16 --seed 4",
+    "calibration-1": "--pattern calibration --parallel 16 --seed 1",
+    "calibration-2": "--pattern calibration --parallel 16 --seed 2",
+    "calibration-3": "--pattern calibration --parallel 16 --seed 3",
+    "calibration-4": "--pattern calibration --parallel 16 --seed 4",
     # As many answers at once as the engine takes.
-    "calibration-5": "--pattern calibrate --parallel 32 --seed 5",
+    "calibration-5": "--pattern calibration --parallel 32 --seed 5",
     # Warm at a fifth of what the engine can do; cold at more than three times that.
-    "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 51",
+    "session-fast": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.3 --duration 90s --seed 51",
     # The same sessions where a cold cache keeps up as well: six tenths of the engine.
     "session-slow": f"{_SESSION} --prefix-tokens 10000 --output-tokens 16:64 --rate 0.05 --number 8 --seed 52",
-    "session-short": f"{_SESSION} --prefix-tokens 3000 --output-tokens 16:64 --rate 0.3 --duration 90 --seed 53",
-    "poisson-slow": f"--pattern poisson {_SINGLE} --rate 1.5 --duration 75 --seed 54",
-    "poisson-fast": f"--pattern poisson {_SINGLE} --rate 4 --duration 40 --seed 55",
-    "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-s 8 --seed 56",
-    "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every-s 8 --duration 48 --seed 57",
+    "session-short": f"{_SESSION} --prefix-tokens 3000 --output-tokens 16:64 --rate 0.3 --duration 90s --seed 53",
+    "poisson-slow": f"--pattern poisson {_SINGLE} --rate 1.5 --duration 75s --seed 54",
+    "poisson-fast": f"--pattern poisson {_SINGLE} --rate 4 --duration 40s --seed 55",
+    "staircase": f"--pattern staircase {_SINGLE} --rate 2:20 --steps 5 --step-duration 8s --seed 56",
+    "burst": f"--pattern burst {_SINGLE} --burst-size 20 --burst-every 8s --duration 48s --seed 57",
 }
 # 256 × 4 takes three to four times as long, so its loads are as much slower or shorter; calibrations have one round.
 LOADS_256X4 = {
-    "calibration-1": "--pattern calibrate --number 63 --seed 4",
-    "calibration-2": "--pattern calibrate --number 63 --seed 5",
-    "calibration-3": "--pattern calibrate --number 63 --seed 6",
-    "calibration-4": "--pattern calibrate --parallel 32 --number 183 --seed 7",
+    "calibration-1": "--pattern calibration --number 63 --seed 4",
+    "calibration-2": "--pattern calibration --number 63 --seed 5",
+    "calibration-3": "--pattern calibration --number 63 --seed 6",
+    "calibration-4": "--pattern calibration --parallel 32 --number 183 --seed 7",
     "session-fast": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.15 --number 16 --seed 61",
     "session-slow": f"{_SESSION} --prefix-tokens 5000 --output-tokens 16:64 --rate 0.05 --number 8 --seed 66",
     "session-short": f"{_SESSION} --prefix-tokens 2000 --output-tokens 16:64 --rate 0.12 --number 12 --seed 62",
     "poisson-slow": f"--pattern poisson {_SINGLE} --rate 0.6 --number 50 --seed 63",
     "poisson-fast": f"--pattern poisson {_SINGLE} --rate 1.4 --number 60 --seed 64",
-    "staircase": f"--pattern staircase {_SINGLE} --rate 0.6:6 --steps 5 --step-s 8 --seed 65",
-    "burst": f"--pattern burst {_SINGLE} --burst-size 8 --burst-every-s 8 --duration 48 --seed 67",
+    "staircase": f"--pattern staircase {_SINGLE} --rate 0.6:6 --steps 5 --step-duration 8s --seed 65",
+    "burst": f"--pattern burst {_SINGLE} --burst-size 8 --burst-every 8s --duration 48s --seed 67",
 }
 LOADS = {"128x2": LOADS_128X2, "256x4": LOADS_256X4}
 

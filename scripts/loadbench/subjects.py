@@ -71,8 +71,8 @@ def _kvtape(case: Case, url: str, folder: Path) -> list[str]:
     if case.rate is not None:
         when = ["--pattern", "constant", "--rate", f"{case.rate:g}"]
     return [
-        *(sys.executable, "-m", "loadgen", "--url", url, "--trace", str(folder / "trace.jsonl"), "--model", "truth"),
-        *("--duration", f"{case.duration_s:g}", *when, "--json", str(folder / "summary.json")),
+        *(sys.executable, "-m", "loadgen", "--url", url, "-o", str(folder / "trace.jsonl"), "--model", "truth"),
+        *("--duration", f"{case.duration_s:g}s", *when, "--json"),
         *("--prompt-tokens", str(case.prompt_tokens), "--output-tokens", str(case.output_tokens)),
     ]
 

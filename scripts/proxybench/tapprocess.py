@@ -63,7 +63,7 @@ async def running_tap(
     """``tap`` in front of a port until the block ends."""
     port, trace, log = free_port(), trace or folder / "captured.jsonl", folder / "tap.log"
     command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{upstream}"]
-    command += ["--listen", f"127.0.0.1:{port}", "--trace", str(trace), *flags]
+    command += ["--listen", f"127.0.0.1:{port}", "-o", str(trace), *flags]
     given = environment or {}
     path = os.pathsep.join(filter(None, (given.get("PYTHONPATH"), str(ROOT))))
     variables = {**os.environ, "KVTAPE_KEY_FILE": str(folder / "key"), **given, "PYTHONPATH": path}

@@ -43,19 +43,19 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
     if ttfts < LEAST_INTERVALS:
         raise InputError(
             f"only {ttfts} requests have a TTFT and a prompt length; expected at least {LEAST_INTERVALS} streamed "
-            "ones: capture loadgen --pattern calibrate"
+            "ones: capture loadgen --pattern calibration"
         )
     if gaps < LEAST_INTERVALS:
         raise InputError(
             f"only {gaps} gaps between tokens; expected at least {LEAST_INTERVALS}, of streamed answers of 8 tokens "
-            "and more: capture loadgen --pattern calibrate"
+            "and more: capture loadgen --pattern calibration"
         )
     low, high = np.quantile(uncached_tokens, [0.05, 0.95])
     if high < 2.0 * max(low, 1.0):
         raise InputError(
             f"uncached prompts are all of about one size ({low:.0f} to {high:.0f} tokens), so that a step's constant "
             f"cannot be told from its cost per token: capture {TERMS[PREFILL_TOKENS].capture}, as "
-            "loadgen --pattern calibrate sends them"
+            "loadgen --pattern calibration sends them"
         )
 
 
@@ -116,6 +116,6 @@ def next_capture(config: EngineConfig, seed: int) -> str:
     scale = 10 ** max(0, len(str(longest)) - 2)
     shortest = min(64, max(1, longest // 8))
     return (
-        f"loadgen --url http://TAP --trace client.jsonl.zst --pattern calibrate --prompt-tokens "
+        f"loadgen --url http://TAP -o client.jsonl.zst --pattern calibration --prompt-tokens "
         f"{shortest}:{longest // scale * scale} --parallel {max(2, min(_PARALLEL, config.max_num_seqs))} --seed {seed}"
     )

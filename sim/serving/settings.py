@@ -11,6 +11,7 @@ from sim.latency.modelfile import Model, Parameter, default_model, engine_with, 
 from sim.latency.terms import TERMS
 from sim.serving.engine.faults import Fault, parse_faults
 from sim.vllm.flags import add_engine_flags, engine_overrides
+from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 
 MAX_ENGINES = 64
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engines, each with its own cache (default 1)",
     )
     add("--route", choices=RULES, default="round-robin", help="which engine gets a request (default %(default)s)")
-    add("--drain-s", type=float, default=5.0, metavar="S", help="wait for answers at SIGTERM (default 5)")
+    add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
     faults = parser.add_argument_group("what goes wrong on purpose")
     faults.add_argument(
         "--fault",
@@ -96,8 +97,6 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         raise InputError(f"--tool-share: {arguments.tool_share}; expected a share from 0 to 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
         raise InputError(f"--engines: {arguments.engines}; expected 1 to {MAX_ENGINES}")
-    if not 0.0 <= arguments.drain_s < float("inf"):
-        raise InputError(f"--drain-s: {arguments.drain_s}; expected seconds, 0 or more")
     return ServeConfig(
         host=host,
         port=port,
@@ -113,7 +112,7 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         route=arguments.route,
         faults=parse_faults(arguments.fault, "--fault"),
         fault_control=arguments.fault_control,
-        drain_s=arguments.drain_s,
+        drain_s=arguments.drain,
     )
 
 

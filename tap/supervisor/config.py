@@ -15,7 +15,7 @@ from tracefile.records.schema import HashAlgorithm
 from wire.errors import WireError
 from wire.url import Origin, parse_listen, parse_url
 
-Balance = Literal["round-robin", "session"]
+Route = Literal["round-robin", "session"]
 
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
 
@@ -30,7 +30,7 @@ class TapConfig:
     upstreams: tuple[Origin, ...]
     upstreams_file: Path | None
     """Where ``upstreams`` were read from, to be read again on SIGHUP. Null: they were flags."""
-    balance: Balance
+    route: Route
     listen: tuple[str, int]
     workers: int
     trace: str
@@ -115,9 +115,9 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
     found = Path(path)
     if found.is_dir():
-        raise InputError(f"--trace {path}: is a directory; expected a file to write")
+        raise InputError(f"--output {path}: is a directory; expected a file to write")
     if found.is_file() and found.stat().st_size and not overwrite and not resume:
-        raise InputError(f"--trace {path}: already has a trace; expected a new file, --resume or --overwrite")
+        raise InputError(f"--output {path}: already has a trace; expected a new file, --resume or --overwrite")
     return path
 
 
@@ -145,7 +145,7 @@ def checked_upload(url: str | None, *, rotates: bool) -> str | None:
     if not re.match(r"[a-z][a-z0-9+.-]*://", url):
         raise InputError(f"--upload {url}: expected a URL, such as s3://bucket/folder")
     if not rotates:
-        raise InputError(f"--upload {url}: sends closed segments; expected --rotate-mb or --rotate-s beside it")
+        raise InputError(f"--upload {url}: sends closed segments; expected --rotate-mb or --rotate-age beside it")
     return url
 
 
@@ -156,6 +156,8 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
     for word in wanted:
         if word not in known:
             raise InputError(f"--inject {word}: expected {' or '.join(known)}")
+    if wanted and dialect == "openai":
+        raise InputError("--inject: additions are not known to be removable from OpenAI's responses; expected none")
     if wanted and dialect == "trtllm":
         raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
     if "token-ids" in wanted and dialect is not None and "token-ids" not in DIALECTS[dialect].injectable:

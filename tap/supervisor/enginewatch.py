@@ -32,7 +32,7 @@ async def reach_upstreams(origins: Sequence[Origin], wait_s: float) -> list[Orig
         if time.monotonic() >= deadline:
             raise InputError(
                 f"--upstream {origins[0]}: cannot be reached ({failures[0]}); expected a server that listens there, "
-                "or --wait-s to wait for one"
+                "or --wait to wait for one"
             )
         await asyncio.sleep(RETRY_S)
 

@@ -98,7 +98,7 @@ def worker_setup(
         workers=config.workers,
         listen_fd=listen_fd,
         upstreams=list(map(str, upstreams)),
-        by_session=config.balance == "session",
+        by_session=config.route == "session",
         counts_path=str(runtime.counts),
         recorder_socket=runtime.recorder_socket,
         admin_socket=None if config.admin is None else runtime.admin_socket,

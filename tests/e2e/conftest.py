@@ -25,7 +25,7 @@ def running_tap(engine_url: str, trace: Path, *flags: str) -> Iterator[str]:
     """The address of a tap with these flags for the length of the block; it must end cleanly."""
     command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0", *flags]
     process = subprocess.Popen(
-        [*command, "--trace", str(trace)],
+        [*command, "-o", str(trace)],
         env=os.environ | {"KVTAPE_KEY_FILE": str(trace.with_name("key"))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

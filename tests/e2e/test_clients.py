@@ -85,7 +85,7 @@ def tap(tmp_path: Path) -> Tap:
         trace = tmp_path / "captured.jsonl"
         command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
-            [*command, "--trace", str(trace), "--tokenizer", "bytes", *flags],
+            [*command, "-o", str(trace), "--tokenizer", "bytes", *flags],
             env=os.environ | {"KVTAPE_KEY_FILE": str(tmp_path / "key")},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -24,7 +24,7 @@ from tracefile import Record, load_trace
 CALIBRATION = "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12"
 SESSIONS = (
     "--pattern multiturn --turns 3 --rate 2 --number 12 --seed 6 --prefix-count 2 --prefix-tokens 1000"
-    " --prompt-tokens 40:120 --output-tokens 40:70 --think-s 0.05:0.2"
+    " --prompt-tokens 40:120 --output-tokens 40:70 --think 0.05s:0.2s"
 )
 
 
@@ -59,7 +59,7 @@ class Job:
             port = probe.getsockname()[1]
         command = ["tap", "--upstream", self.engine_url, "--listen", f"127.0.0.1:{port}"]
         process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--trace", str(trace), "--tokenizer", tokenizer],
+            [sys.executable, "-m", *command, "-o", str(trace), "--tokenizer", tokenizer],
             env=self.environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -78,7 +78,7 @@ class Job:
         trace = self.directory / f"{name}.jsonl.zst"
         httpx.post(f"{self.engine_url}/reset_prefix_cache", timeout=30).raise_for_status()
         with self.tap(trace) as url:
-            self.run("loadgen", "--url", url, "--trace", self.directory / f"{name}-client.jsonl", *load.split())
+            self.run("loadgen", "--url", url, "-o", self.directory / f"{name}-client.jsonl", *load.split())
         return trace
 
 
@@ -130,8 +130,8 @@ def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> N
 
     replayed_path, cold_path = tmp_path / "replayed.jsonl", tmp_path / "cold.jsonl"
     replay = ["replay", str(captured_path), "--url", engine_url, "--replay-sessions"]
-    job.run(*replay, "--reset-cache", "--trace", replayed_path)
-    job.run(*replay, "--cold-prompts", "--trace", cold_path)
+    job.run(*replay, "--reset-cache", "-o", replayed_path)
+    job.run(*replay, "--cold-prompts", "-o", cold_path)
     replayed, cold = records_of(replayed_path), records_of(cold_path)
     assert replayed.keys() == captured.keys() == cold.keys()
     # Warm: the same tokens shared in the same way hit the same blocks, first turns aside, whose hits depend on which

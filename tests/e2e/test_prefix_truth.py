@@ -1,6 +1,5 @@
 """Loads and replays of text on a real vLLM: the prompts that it saw are the planned ones, to the token, on each API."""
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main as replay
+from tests.jsonoutput import json_of
 from tracefile import load_trace
 
 pytestmark = pytest.mark.vllm
@@ -32,10 +32,9 @@ def vllm() -> str:
 
 
 def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
-    trace, summary = folder / "t.jsonl", folder / "s.json"
-    arguments = ["--url", url, "--trace", str(trace), "--json", str(summary), "--overwrite"]
-    assert loadgen([*arguments, *SESSIONS, *flags]) == 0
-    found: dict[str, Any] = json.loads(summary.read_bytes())
+    trace = folder / "t.jsonl"
+    arguments = ["--url", url, "-o", str(trace), "--overwrite"]
+    found: dict[str, Any] = json_of(loadgen, [*arguments, *SESSIONS, *flags])
     return found
 
 
@@ -75,10 +74,9 @@ def test_a_rendered_chat_keeps_the_generated_ids(vllm: str, tmp_path: Path) -> N
 def test_a_replay_in_words_hits_what_the_capture_hit(vllm: str, tmp_path: Path, api: str) -> None:
     run(vllm, tmp_path, "--chat-template", "--seed", f"4{len(api)}")
     source = {record.request_id: record for record in load_trace(tmp_path / "t.jsonl")[1]}
-    out, summary = tmp_path / "r.jsonl", tmp_path / "r.json"
-    target = ["--url", vllm, "--trace", str(out), "--json", str(summary), "--api", api, "--replay-sessions"]
-    assert replay([str(tmp_path / "t.jsonl"), *target]) == 0
-    truth = json.loads(summary.read_bytes())["run"]["prefix_truth"]
+    out = tmp_path / "r.jsonl"
+    target = ["--url", vllm, "-o", str(out), "--api", api, "--replay-sessions"]
+    truth = json_of(replay, [str(tmp_path / "t.jsonl"), *target])["run"]["prefix_truth"]
     assert truth["verdict"].startswith("exact (4 of 4 sampled prompts by the tokenizer; ")
     later = [record for record in load_trace(out)[1] if record.turn != 1]
     assert len(later) == 12

@@ -27,4 +27,4 @@ def test_every_command_is_taken(command: str, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "day.csv").write_text("t_s,rate\n0,2\n60,0\n")
     for name in re.findall(r"--dataset [\w-]+:(\S+)", command):
         (tmp_path / name).touch()
-    parse_config(shlex.split(command.replace("$T", "--url http://localhost:8000 --trace out.jsonl")))
+    parse_config(shlex.split(command.replace("$T", "--url http://localhost:8000 -o out.jsonl")))

@@ -1,6 +1,5 @@
 """``loadgen`` as a user runs it, against a scripted engine over a real socket."""
 
-import json
 import os
 import shlex
 import signal
@@ -15,16 +14,17 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from tests.jsonoutput import json_of
 from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 50 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
-    " --output-tokens 3:40 --think-s 0.001:0.01 --seed 4"
+    " --output-tokens 3:40 --think 0.001s:0.01s --seed 4"
 )
 
 
 def load(engine: Any, trace: Path, flags: Sequence[str]) -> int:
-    return main(["--url", engine.url, "--trace", str(trace), *flags])
+    return main(["--url", engine.url, "-o", str(trace), *flags])
 
 
 def turns_of(records: Sequence[Record], session: str | None) -> list[Record]:
@@ -152,13 +152,12 @@ def test_a_closed_loop_keeps_so_many_in_flight(engine: Any, tmp_path: Path) -> N
     _, records = load_trace(tmp_path / "t")
     assert len(records) == 9
     assert max(record.concurrency or 0 for record in records) == 3
-    assert load(engine, tmp_path / "u", ["--parallel", "3", "--duration", "0.1"]) == 0
+    assert load(engine, tmp_path / "u", ["--parallel", "3", "--duration", "0.1s"]) == 0
     assert 3 <= len(load_trace(tmp_path / "u")[1]) <= 18
 
 
 def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
-    assert load(engine, tmp_path / "t", [*SESSIONS, "--json", str(tmp_path / "s.json")]) == 0
-    summary = json.loads((tmp_path / "s.json").read_text())
+    summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS])
     assert summary["sent"] == 18
     assert summary["statuses"] == {"ok": 18}
     assert summary["exact_output_share"] == 1.0
@@ -189,7 +188,7 @@ def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> Non
 
 
 def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "loadgen", "--url", engine_url, "--trace", str(trace), *flags]
+    command = [sys.executable, "-m", "loadgen", "--url", engine_url, "-o", str(trace), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
@@ -241,4 +240,4 @@ def test_a_trace_that_is_there_is_not_overwritten(engine: Any, tmp_path: Path) -
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://"])
 def test_a_url_that_is_none(tmp_path: Path, url: str) -> None:
     with pytest.raises(InputError, match="--url"):
-        main(["--url", url, "--trace", str(tmp_path / "t"), "--rate", "1", "--number", "1"])
+        main(["--url", url, "-o", str(tmp_path / "t"), "--rate", "1", "--number", "1"])

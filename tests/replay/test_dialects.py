@@ -21,6 +21,7 @@ from loadgen.core.draws import ORDINARY
 from replay.__main__ import main
 from replay.running import cache_probe, require_adapters
 from replay.survey import survey_trace
+from tests.jsonoutput import json_of
 from tracefile import BlockHash, InputError, load_trace
 from wire.answer import parse_answer
 
@@ -218,10 +219,9 @@ def test_ids_that_were_held_back_are_not_taken_for_the_answer(
 
 
 def test_a_whole_replay_finds_out_whom_it_talks_to(start: Callable[[str], Any], session: Path, tmp_path: Path) -> None:
-    engine, out, summary = start("trtllm"), tmp_path / "out.jsonl", tmp_path / "summary.json"
-    assert main([str(session), "--url", engine.url, "--trace", str(out), "--json", str(summary)]) == 0
+    engine, out = start("trtllm"), tmp_path / "out.jsonl"
+    found = json_of(main, [str(session), "--url", engine.url, "-o", str(out)])
     assert engine.refusals == []
-    found = json.loads(summary.read_text())
     assert found["dialect"] == "trtllm"
     assert "--dialect auto: trtllm, as /v1/models says" in found["run"]["notes"]
     meta, records = load_trace(out)

@@ -15,12 +15,13 @@ import pytest
 
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main
+from tests.jsonoutput import json_of
 from tests.replay.traces import request, written
 from tracefile import InputError, Record, RequestId, load_trace, trace_digest
 
 SESSIONS = shlex.split(
     "--pattern multiturn --turns 3 --rate 40 --number 6 --prefix-count 2 --prefix-tokens 70 --prompt-tokens 20:50"
-    " --output-tokens 3:40 --think-s 0.005:0.02 --seed 4"
+    " --output-tokens 3:40 --think 0.005s:0.02s --seed 4"
 )
 
 
@@ -28,12 +29,16 @@ SESSIONS = shlex.split(
 def captured(engine: Any, tmp_path: Path) -> Path:
     """A session load on the first engine, as a client recorded it."""
     trace = tmp_path / "captured.jsonl"
-    assert loadgen(["--url", engine.url, "--trace", str(trace), *SESSIONS]) == 0
+    assert loadgen(["--url", engine.url, "-o", str(trace), *SESSIONS]) == 0
     return trace
 
 
 def replay(engine: Any, source: Path, trace: Path, *flags: str) -> int:
-    return main([str(source), "--url", engine.url, "--trace", str(trace), *flags])
+    return main([str(source), "--url", engine.url, "-o", str(trace), *flags])
+
+
+def replay_json(engine: Any, source: Path, trace: Path, *flags: str) -> Any:
+    return json_of(main, [str(source), "--url", engine.url, "-o", str(trace), *flags])
 
 
 def by_id(path: Path) -> dict[RequestId, Record]:
@@ -53,7 +58,7 @@ def hits(path: Path) -> tuple[dict[RequestId, int | None], Counter[int | None]]:
 
 def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     out = tmp_path / "replayed.jsonl"
-    assert replay(other_engine, captured, out, "--replay-sessions", "--json", str(tmp_path / "s.json")) == 0
+    summary = replay_json(other_engine, captured, out, "--replay-sessions")
     assert hits(out) == hits(captured)
     before, after = by_id(captured), by_id(out)
     for request_id, record in after.items():
@@ -63,7 +68,7 @@ def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: A
         assert record.output_block_hashes == source.output_block_hashes
         assert record.scheduled_ms is not None
         assert (record.think_ms is None) == (source.think_ms is None)
-    fidelity = json.loads((tmp_path / "s.json").read_text())["fidelity"]
+    fidelity = summary["fidelity"]
     assert fidelity["prompt_exact"] == fidelity["output_exact"] == 18
     assert fidelity["cached_exact"] == sum(
         cached(out)[request_id] == tokens for request_id, tokens in cached(captured).items()
@@ -210,7 +215,7 @@ def run_command(*command: str | Path) -> "subprocess.Popen[str]":
 
 def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp_path: Path) -> None:
     other_engine.stalls = True
-    running = run_command(captured, "--url", other_engine.url, "--trace", tmp_path / "t")
+    running = run_command(captured, "--url", other_engine.url, "-o", tmp_path / "t")
     while len(other_engine.seen) < 3:
         assert running.poll() is None
         time.sleep(0.01)
@@ -224,7 +229,7 @@ def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp
 @pytest.mark.parametrize("source", ["missing.jsonl", "not-a-trace"])
 def test_bad_input_is_one_line_and_2(tmp_path: Path, source: str) -> None:
     (tmp_path / "not-a-trace").write_text("hello\n")
-    running = run_command(tmp_path / source, "--url", "http://127.0.0.1:1", "--trace", tmp_path / "t")
+    running = run_command(tmp_path / source, "--url", "http://127.0.0.1:1", "-o", tmp_path / "t")
     out, err = running.communicate(timeout=20)
     assert (running.returncode, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
@@ -239,7 +244,7 @@ def test_each_request_can_go_where_it_was_captured(start_sim_server: Any, tmp_pa
     source = written(tmp_path / "s", records, block_size=16)
     with start_sim_server("--speed", "max", "--block-size", "16") as url:
         flags = ["--api", "auto", "--closed-loop", "--parallel", "1"]
-        assert main([str(source), "--url", url, "--trace", str(tmp_path / "t"), *flags]) == 0
+        assert main([str(source), "--url", url, "-o", str(tmp_path / "t"), *flags]) == 0
     after = [by_id(tmp_path / "t")[RequestId(f"r{at}")] for at in range(len(endpoints))]
     assert [record.endpoint for record in after] == [endpoint or "/v1/completions" for endpoint in endpoints]
     assert {record.status for record in after} == {"ok"}
@@ -256,9 +261,8 @@ def test_several_processes_send_one_load(captured: Path, other_engine: Any, tmp_
     for count in ("1", "3"):
         other_engine.seen.clear()
         other_engine.cache.clear()
-        flags = ["--replay-sessions", "--nonce", "n", "--procs", count, "--json", str(tmp_path / "s.json")]
-        assert replay(other_engine, captured, tmp_path / f"by-{count}", *flags) == 0
-        summaries.append(json.loads((tmp_path / "s.json").read_text()))
+        flags = ["--replay-sessions", "--nonce", "n", "--procs", count]
+        summaries.append(replay_json(other_engine, captured, tmp_path / f"by-{count}", *flags))
         prompts.append(Counter(tuple(body["prompt"][:64]) for body in other_engine.seen))
     one, three = summaries
     assert one["run"]["digest"] == three["run"]["digest"]
@@ -280,18 +284,17 @@ def test_a_run_that_was_cut_short_goes_on_under_its_own_nonce(
             return len(other_engine.seen) > 6
 
     other_engine.stalls = AfterSix()
-    running = run_command(captured, "--url", other_engine.url, "--trace", tmp_path / "t", "--json", tmp_path / "s.json")
+    running = run_command(captured, "--url", other_engine.url, "-o", tmp_path / "t", "--json")
     while len(other_engine.seen) < 8:
         assert running.poll() is None
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    assert running.communicate(timeout=20)
-    cut = json.loads((tmp_path / "s.json").read_text())["account"]
+    out, _ = running.communicate(timeout=20)
+    cut = json.loads(out)["account"]
     assert cut["sent"] + sum(cut["not_sent"].values()) == 18
     done = {request_id for request_id, record in by_id(tmp_path / "t").items() if record.status == "ok"}
     other_engine.stalls = False
-    assert replay(other_engine, captured, tmp_path / "t", "--resume", "--json", str(tmp_path / "s.json")) == 0
-    account = json.loads((tmp_path / "s.json").read_text())["account"]
+    account = replay_json(other_engine, captured, tmp_path / "t", "--resume")["account"]
     assert account["earlier"] == len(done) > 0
     assert account["sent"] == 18 - len(done)
     assert {record.status for record in by_id(tmp_path / "t").values()} == {"ok"}

@@ -1,6 +1,5 @@
 """Captured prompts as words: which sharing is kept to the block, what the template takes, and how sessions go on."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from replay.__main__ import main as replay
 from replay.capture import Captured
 from replay.expansion import Expansion
 from replay.text import Exchange, TextReplay, TextTarget, goes_on, open_text, orders, text_notes, words_for
+from tests.jsonoutput import json_of
 from tracefile import BlockHash, Record, RequestId, load_trace
 
 BLOCK = 8
@@ -184,7 +184,7 @@ def chats(sim_server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sessions of chats as their client recorded them."""
     trace = tmp_path_factory.mktemp("captured") / "t.jsonl"
     flags = ["--turns", "3", "--rate", "30", "--number", "4", "--prompt-tokens", "40:70", "--output-tokens", "24"]
-    assert loadgen(["--url", sim_server, "--trace", str(trace), "--api", "chat", *flags]) == 0
+    assert loadgen(["--url", sim_server, "-o", str(trace), "--api", "chat", *flags]) == 0
     return trace
 
 
@@ -194,10 +194,9 @@ def test_a_session_replay_in_words_hits_what_the_capture_hit(
 ) -> None:
     """The embedded engine's prefix cache, over real sockets."""
     source = {record.request_id: record for record in load_trace(chats)[1]}
-    out, summary = tmp_path / "t.jsonl", tmp_path / "s.json"
-    target = ["--url", sim_server, "--api", api, "--trace", str(out), "--json", str(summary), "--nonce", api]
-    assert replay([str(chats), *target, "--replay-sessions"]) == 0
-    told: dict[str, Any] = json.loads(summary.read_bytes())["run"]["prefix_truth"]
+    out = tmp_path / "t.jsonl"
+    target = ["--url", sim_server, "--api", api, "-o", str(out), "--nonce", api]
+    told: dict[str, Any] = json_of(replay, [str(chats), *target, "--replay-sessions"])["run"]["prefix_truth"]
     assert told["verdict"].startswith("exact (4 of 4 sampled prompts by the tokenizer; ")
     later = [record for record in load_trace(out)[1] if record.turn != 1]
     assert len(later) == 8
@@ -210,5 +209,5 @@ def test_a_session_replay_in_words_hits_what_the_capture_hit(
 
 def test_cold_words_hit_nothing(sim_server: str, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
-    assert replay([str(chats), "--url", sim_server, "--api", "chat", "--trace", str(out), "--cold-prompts"]) == 0
+    assert replay([str(chats), "--url", sim_server, "--api", "chat", "-o", str(out), "--cold-prompts"]) == 0
     assert {record.cached_tokens for record in load_trace(out)[1]} == {0}

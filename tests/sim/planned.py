@@ -1,6 +1,6 @@
 """A load's plan carried out by a simulated engine in virtual time: what a tap between the two would have captured.
 
-Loaded by the fixture ``planned``. Two minutes of ``loadgen --pattern calibrate`` take a second or two.
+Loaded by the fixture ``planned``. Two minutes of ``loadgen --pattern calibration`` take a second or two.
 """
 
 import heapq

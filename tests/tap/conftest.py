@@ -270,7 +270,7 @@ async def tap_command(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tap", "--listen", "127.0.0.1:0"),
         *(() if {"--upstream", "--upstreams"} & set(extra) else ("--upstream", f"http://127.0.0.1:{upstream_port}")),
-        *("--trace", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
+        *("-o", str(folder / "captured.jsonl"), "--tokenizer", "ids", *extra),
         env=environment(folder),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -321,7 +321,7 @@ class Lab:
             ledger = Ledger(counts, 1)
             async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger) as recorder:
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
-                upstreams = Upstreams(config.upstreams, by_session=config.balance == "session")
+                upstreams = Upstreams(config.upstreams, by_session=config.route == "session")
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
                     wanted=config.inject,
@@ -357,7 +357,7 @@ class Lab:
         defaults: dict[str, Any] = {
             "upstreams": (Origin("http", "127.0.0.1", upstream_port, base_path),),
             "upstreams_file": None,
-            "balance": "round-robin",
+            "route": "round-robin",
             "workers": 1,
             "rotate_bytes": None,
             "rotate_s": None,

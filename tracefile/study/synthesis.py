@@ -56,7 +56,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         if not 0 < self.times < math.inf:
-            raise InputError(f"--times: {self.times}; expected more than 0")
+            raise InputError(f"--scale: {self.times}; expected more than 0")
         if not 0 <= self.spread <= 1:
             raise InputError(f"--spread: {self.spread}; expected 0 to 1")
 
@@ -110,7 +110,7 @@ def synthetic_meta(meta: Meta, digest: str, scale: Scale) -> Meta:
             pattern="synthetic",
             seed=scale.seed,
             source_digest=digest,
-            extra={"times": scale.times, "spread": scale.spread},
+            extra={"scale": scale.times, "spread": scale.spread},
         ),
         extra={},
     )

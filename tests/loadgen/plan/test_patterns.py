@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from tests.jsonoutput import json_of
 from tracefile import InputError, Record, load_trace
 
 
 def load(engine: Any, trace: Path, flags: str) -> list[Record]:
-    assert main(["--url", engine.url, "--trace", str(trace), *shlex.split(flags)]) == 0
+    assert main(["--url", engine.url, "-o", str(trace), *shlex.split(flags)]) == 0
     return load_trace(trace)[1]
 
 
@@ -34,14 +35,14 @@ def most_open(records: Sequence[Record]) -> int:
 
 
 def test_a_staircase_is_sent_as_planned(engine: Any, tmp_path: Path) -> None:
-    flags = "--pattern staircase --rate 10:30 --steps 3 --step-s 0.2 --spacing constant --output-tokens 2"
+    flags = "--pattern staircase --rate 10:30 --steps 3 --step-duration 0.2s --spacing constant --output-tokens 2"
     # 2, 4 and 6 arrivals, each step's evenly.
     expected = [0, 100, 200, 250, 300, 350, 400, 433.333, 466.667, 500, 533.333, 566.667]
     assert scheduled(load(engine, tmp_path / "t", flags)) == pytest.approx(expected, abs=0.01)
 
 
 def test_bursts_are_due_at_once(engine: Any, tmp_path: Path) -> None:
-    flags = "--pattern burst --burst-size 3 --burst-every-s 0.2 --number 7 --output-tokens 2"
+    flags = "--pattern burst --burst-size 3 --burst-every 0.2s --number 7 --output-tokens 2"
     assert scheduled(load(engine, tmp_path / "t", flags)) == pytest.approx([0, 0, 0, 200, 200, 200, 400], abs=0.01)
 
 
@@ -72,28 +73,28 @@ def test_a_series_is_read_from_a_file(engine: Any, tmp_path: Path) -> None:
 )
 def test_a_bad_series_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "s").write_text(text)
-    flags = ["--url", "http://127.0.0.1:1", "--trace", str(tmp_path / "t"), "--pattern", "series"]
+    flags = ["--url", "http://127.0.0.1:1", "-o", str(tmp_path / "t"), "--pattern", "series"]
     with pytest.raises(InputError, match=message):
         main([*flags, "--rate-series", str(tmp_path / "s")])
 
 
 def test_a_cap_on_sessions_holds_back_those_that_arrive(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.03
-    flags = "--pattern constant --rate 100 --number 12 --turns 2 --think-s 0.01 --parallel-sessions 2 --output-tokens 2"
-    summary = tmp_path / "s.json"
-    records = load(engine, tmp_path / "t", f"{flags} --json {summary}")
+    flags = "--pattern constant --rate 100 --number 12 --turns 2 --think 0.01s --parallel-sessions 2 --output-tokens 2"
+    summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *shlex.split(flags)])
+    records = load_trace(tmp_path / "t")[1]
     assert len(records) == 24
     assert most_open(records) == 2
     firsts = [record for record in records if record.turn == 1]
     # Their latency counts from when they arrived, not from when there was room.
     assert scheduled(firsts) == pytest.approx([10.0 * index for index in range(12)], abs=0.01)
     assert {record.think_ms for record in firsts} == {None}
-    assert json.loads(summary.read_text())["held"] >= 8
+    assert summary["held"] >= 8
 
 
 def test_both_caps_hold_in_a_closed_loop(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.02
-    flags = "--number 12 --turns 1:3 --think-s 0:0.03 --parallel-sessions 5 --parallel 2 --output-tokens 2 --seed 1"
+    flags = "--number 12 --turns 1:3 --think 0:0.03s --parallel-sessions 5 --parallel 2 --output-tokens 2 --seed 1"
     records = load(engine, tmp_path / "t", flags)
     assert max(record.concurrency or 0 for record in records) == 2
     assert most_open([record for record in records if record.session_id]) <= 5
@@ -102,7 +103,7 @@ def test_both_caps_hold_in_a_closed_loop(engine: Any, tmp_path: Path) -> None:
 
 def test_time_over_no_session_starts_but_those_begun_end(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.05
-    flags = "--parallel-sessions 2 --turns 3 --duration 0.12 --output-tokens 2"
+    flags = "--parallel-sessions 2 --turns 3 --duration 0.12s --output-tokens 2"
     records = load(engine, tmp_path / "t", flags)
     # A session takes 150 ms: two begin, none after the time, and both have all their turns.
     assert [sorted(record.turn or 0 for record in records).count(turn) for turn in (1, 2, 3)] == [2, 2, 2]
@@ -110,7 +111,7 @@ def test_time_over_no_session_starts_but_those_begun_end(engine: Any, tmp_path: 
 
 def test_sessions_that_found_no_room_in_time_are_told_of(engine: Any, tmp_path: Path, capsys: Any) -> None:
     engine.first_token_s = 0.1
-    flags = "--pattern constant --rate 50 --duration 0.15 --parallel-sessions 1 --output-tokens 2"
+    flags = "--pattern constant --rate 50 --duration 0.15s --parallel-sessions 1 --output-tokens 2"
     records = load(engine, tmp_path / "t", flags)
     # Eight arrive; the second ends after the time is over.
     assert len(records) == 2
@@ -178,6 +179,6 @@ def test_a_dataset_of_several_processes_is_the_same_load(engine: Any, tmp_path: 
 
 
 def test_a_dataset_that_is_not_there_is_named(tmp_path: Path) -> None:
-    flags = shlex.split(f"--trace {tmp_path / 't'} --dataset trie:{tmp_path / 'none'} --parallel 1 --number 1")
+    flags = shlex.split(f"-o {tmp_path / 't'} --dataset trie:{tmp_path / 'none'} --parallel 1 --number 1")
     with pytest.raises(InputError, match=r"--dataset: .*none: not there"):
         main(["--url", "http://127.0.0.1:1", *flags])

@@ -1,4 +1,4 @@
-"""The designed load of ``--pattern calibrate``: which stages, how they follow one another, what it refuses."""
+"""The designed load of ``--pattern calibration``: which stages, how they follow one another, what it refuses."""
 
 import shlex
 from dataclasses import replace
@@ -21,12 +21,12 @@ from loadgen.plan.workload import Workload
 from tracefile import HashKey, InputError, load_trace
 
 SMALL = LoadConfig(
-    url="http://x", trace=Path("t"), pattern="calibrate", prompt_tokens=Span(50, 400), parallel=4, seed=1
+    url="http://x", trace=Path("t"), pattern="calibration", prompt_tokens=Span(50, 400), parallel=4, seed=1
 )
 
 
 def flags(text: str = "") -> LoadConfig:
-    return parse_config(["--url", "http://x", "--trace", "t", "--pattern", "calibrate", *shlex.split(text)])
+    return parse_config(["--url", "http://x", "-o", "t", "--pattern", "calibration", *shlex.split(text)])
 
 
 def first_round(config: LoadConfig) -> list[Wave]:
@@ -104,7 +104,7 @@ def test_rounds_come_until_a_bound() -> None:
     short = list(waves(flags("--number 70")))
     assert sum(len(wave.sessions) for wave in short) == 70
     assert short[-1].sessions == usual[len(short) - 1].sessions[: len(short[-1].sessions)]
-    sent = list(islice(waves(flags("--duration 60")), 200))  # the engine says how many there is time for
+    sent = list(islice(waves(flags("--duration 60s")), 200))  # the engine says how many there is time for
     assert [wave.stage for wave in sent].count("mix") > 3
 
 
@@ -121,19 +121,19 @@ def test_the_digest_is_this_on_every_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--rate 2", "--rate: 2.0 with --pattern calibrate"),
-        ("--turns 3", "--turns: 3 with --pattern calibrate"),
-        ("--think-s 1", "--think-s: 1 with --pattern calibrate"),
-        ("--prefix-count 2 --prefix-tokens 9", "--prefix-count: 2 with --pattern calibrate"),
-        ("--dataset-offset 3", "--dataset-offset: 3 with --pattern calibrate"),
-        (f"--dataset trie:{__file__}", "--dataset: .* with --pattern calibrate"),
+        ("--rate 2", "--rate: 2.0 with --pattern calibration"),
+        ("--turns 3", "--turns: 3 with --pattern calibration"),
+        ("--think 1s", "--think: 1 with --pattern calibration"),
+        ("--prefix-count 2 --prefix-tokens 9", "--prefix-count: 2 with --pattern calibration"),
+        ("--dataset-offset 3", "--dataset-offset: 3 with --pattern calibration"),
+        (f"--dataset trie:{__file__}", "--dataset: .* with --pattern calibration"),
         ("--parallel-sessions 9", "--parallel-sessions: 9 .* expected --parallel"),
         ("--parallel 1", "--parallel: expected 2 or more"),
         ("--prompt-tokens 500", "--prompt-tokens: 500; expected LOW:HIGH"),
         ("--prompt-tokens 500:1000", "--prompt-tokens: 500:1000; expected LOW:HIGH .* HIGH at least 8 LOW"),
-        ("--procs 2", "--resume, --ray, --procs: with --pattern calibrate"),
-        ("--resume", "--resume, --ray, --procs: with --pattern calibrate"),
-        ("--steps 2", "--steps, --step-s: with --pattern calibrate"),
+        ("--procs 2", "--resume, --ray, --procs: with --pattern calibration"),
+        ("--resume", "--resume, --ray, --procs: with --pattern calibration"),
+        ("--steps 2", "--steps, --step-duration: with --pattern calibration"),
     ],
 )
 def test_flags_that_would_make_it_another_load_are_refused(text: str, message: str) -> None:
@@ -215,11 +215,11 @@ def test_no_wave_begins_when_the_time_is_over(plan_runner: ModuleType) -> None:
 
 def test_it_is_sent_and_recorded_with_its_sessions(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    text = "--pattern calibrate --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 12"
-    assert main(["--url", engine.url, "--trace", str(trace), *shlex.split(text)]) == 0
+    text = "--pattern calibration --prompt-tokens 16:128 --output-tokens 2:4 --parallel 2 --number 12"
+    assert main(["--url", engine.url, "-o", str(trace), *shlex.split(text)]) == 0
     meta, records = load_trace(trace)
     assert meta.workload is not None
-    assert meta.workload.pattern == "calibrate"
+    assert meta.workload.pattern == "calibration"
     assert meta.workload.extra["prompt_tokens"] == "16:128"
     # Four sizes, each extended; two, and two that are extended, at once; a short one beside two turns, twice.
     assert len(records) == 4 * 2 + 2 + 2 * 2 + 2 * 3

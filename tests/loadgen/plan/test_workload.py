@@ -157,7 +157,7 @@ def test_arrivals_are_in_order_in_every_shard() -> None:
         assert np.all(np.diff(np.array(due)) >= 0)
 
 
-URL = ["--url", "http://127.0.0.1:1", "--trace", "t.jsonl"]
+URL = ["--url", "http://127.0.0.1:1", "-o", "t.jsonl"]
 
 
 CLOSED = ["--parallel", "1", "--number", "1"]
@@ -176,33 +176,37 @@ OPEN = ["--rate", "1", "--number", "1"]
         ([*OPEN, "--prompt-tokens", "9:3"], "--prompt-tokens: '9:3'"),
         ([*OPEN, "--prompt-tokens", "0"], "--prompt-tokens: '0'"),
         ([*OPEN, "--output-tokens", "1.5"], "--output-tokens: '1.5'"),
-        ([*OPEN, "--think-s=-1"], "--think-s: '-1'"),
+        ([*OPEN, "--think=-1s"], "--think: '-1s'"),
+        ([*OPEN, "--think", "1:5s"], "--think: '1:5s': 1 has no unit; expected 1s or 1ms"),
         ([*OPEN, "--prefix-count", "2"], "2 prefixes of 0 tokens"),
         ([*OPEN, "--vocab-high", "10"], "--vocab-low, --vocab-high"),
         ([*OPEN, "--turns", "2", "--min-turns", "1"], "--turns: with --min-turns or --max-turns"),
         ([*OPEN, "--min-turns", "3", "--max-turns", "2"], "--min-turns, --max-turns: '3:2'"),
         (
             [*OPEN, "--burst-size", "4"],
-            "--burst-size, --burst-every-s: with --pattern poisson; expected --pattern burst",
+            "--burst-size, --burst-every: with --pattern poisson; expected --pattern burst",
         ),
-        ([*OPEN, "--steps", "4"], "--steps, --step-s: with --pattern poisson; expected --pattern staircase"),
+        ([*OPEN, "--steps", "4"], "--steps, --step-duration: with --pattern poisson; expected --pattern staircase"),
         ([*OPEN, "--spacing", "constant"], "--spacing: with --pattern poisson"),
         ([*OPEN, "--burstiness", "2"], "--burstiness: expected it with --pattern gamma"),
         ([*OPEN, "--pattern", "gamma"], "--burstiness: expected it with --pattern gamma"),
         (
-            [*OPEN, "--pattern", "burst", "--burst-size", "1", "--burst-every-s", "1"],
+            [*OPEN, "--pattern", "burst", "--burst-size", "1", "--burst-every", "1s"],
             "--rate: 1.0 with --pattern burst",
         ),
-        (["--pattern", "burst", "--number", "1"], "--burst-size, --burst-every-s: missing"),
+        (["--pattern", "burst", "--number", "1"], "--burst-size, --burst-every: missing"),
         (["--rate", "1:2", "--number", "1"], "--rate A:B: with --pattern poisson"),
         ([*OPEN, "--pattern", "ramp"], "--rate: no range; expected A:B with --pattern ramp"),
         (["--rate", "1:2", "--number", "1", "--pattern", "ramp"], "--duration: missing"),
-        (["--rate", "1:2", "--pattern", "staircase"], "--steps, --step-s: missing"),
+        (["--rate", "1:2", "--pattern", "staircase"], "--steps, --step-duration: missing"),
         (
-            ["--rate", "1:2", "--pattern", "staircase", "--steps", "2", "--step-s", "1", "--duration", "9"],
+            ["--rate", "1:2", "--pattern", "staircase", "--steps", "2", "--step-duration", "1s", "--duration", "9s"],
             "--duration: 9.0 with --pattern staircase",
         ),
-        (["--rate", "1:2", "--pattern", "staircase", "--steps", "1", "--step-s", "1"], "--steps: 1; expected 2"),
+        (
+            ["--rate", "1:2", "--pattern", "staircase", "--steps", "1", "--step-duration", "1s"],
+            "--steps: 1; expected 2",
+        ),
         (["--pattern", "series", "--number", "1"], "--rate-series: missing"),
         ([*CLOSED, "--pattern", "constant"], "--pattern: constant without --rate"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),

@@ -1,6 +1,5 @@
 """A run says which share of the machine it offered: what ``loadgen selftest`` keeps, later runs are measured by."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.capacity import Calibration, save_calibration
+from tests.jsonoutput import json_of
 
 # 1 ms a request, 1 µs an event, nothing a prompt token: 1,000 requests/s are the machine.
 SLOW = Calibration(
@@ -30,10 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(engine: Any, folder: Path) -> dict[str, Any]:
     """A run of 20 requests of 16 tokens."""
-    summary = folder / "summary.json"
-    flags = ["--parallel", "4", "--number", "20", "--prompt-tokens", "20", "--json", str(summary), "--overwrite"]
-    assert main(["--url", engine.url, "--trace", str(folder / "t.jsonl"), *flags]) == 0
-    found: dict[str, Any] = json.loads(summary.read_text())
+    flags = ["--parallel", "4", "--number", "20", "--prompt-tokens", "20", "--overwrite"]
+    found: dict[str, Any] = json_of(main, ["--url", engine.url, "-o", str(folder / "t.jsonl"), *flags])
     return found
 
 
@@ -46,7 +44,7 @@ def test_a_run_says_its_share(engine: Any, tmp_path: Path, capsys: pytest.Captur
     summary = run(engine, tmp_path)
     # However long it took: 20 ms for the requests, 320 µs for their tokens. Seconds are rounded to the ms.
     assert summary["offered_share"] * summary["seconds"] == pytest.approx(0.02032, rel=0.05)
-    assert "of what this machine can send (loadgen selftest)" in capsys.readouterr().out
+    assert "of what this machine can send (loadgen selftest)" in capsys.readouterr().err
 
 
 def test_a_run_beyond_the_machine_is_flagged(engine: Any, tmp_path: Path) -> None:

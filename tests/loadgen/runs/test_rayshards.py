@@ -14,6 +14,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.runs.rayshards import CLOCK_QUESTIONS, measured_offset
+from tests.jsonoutput import json_of
 from tracefile import InputError, load_trace
 
 SESSIONS = shlex.split(
@@ -50,7 +51,7 @@ def test_without_ray_the_flag_says_what_to_install(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    flags = ["--url", engine.url, "--trace", str(tmp_path / "t.jsonl"), *SESSIONS, "--ray", "auto"]
+    flags = ["--url", engine.url, "-o", str(tmp_path / "t.jsonl"), *SESSIONS, "--ray", "auto"]
     with pytest.raises(InputError, match=r"expected pip install 'kvtape\[ray\]'"):
         main(flags)
     with pytest.raises(InputError, match="--resume: with --ray"):
@@ -67,7 +68,7 @@ def cluster() -> Iterator[str]:
 
 
 def run_on(cluster: str, engine: Any, trace: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "--trace", str(trace), "--ray", cluster, *flags]
+    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "-o", str(trace), "--ray", cluster, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -76,11 +77,11 @@ def test_shards_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pat
     engine.answer = [2000, 2001, 2002]
     folder = tmp_path / "run"
     folder.mkdir()
-    local = ["--url", engine.url, "--trace", str(folder / "local"), *SESSIONS, "--json", str(folder / "local.json")]
-    assert main(local) == 0
-    done = run_on(cluster, engine, folder / "ray.zst", *SESSIONS, "--procs", "auto", "--json", str(folder / "ray.json"))
+    local = ["--url", engine.url, "-o", str(folder / "local"), *SESSIONS]
+    here = json_of(main, local)
+    done = run_on(cluster, engine, folder / "ray.zst", *SESSIONS, "--procs", "auto", "--json")
     assert done.returncode == 0, done.stderr
-    here, there = (json.loads((folder / name).read_text()) for name in ("local.json", "ray.json"))
+    there = json.loads(done.stdout)
     for key in ("digest", "sent_digest", "sent", "statuses", "prompt_tokens", "output_tokens"):
         assert here[key] == there[key], key
     assert len(there["processes"]) == 4
@@ -92,7 +93,7 @@ def test_shards_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pat
     assert len(meta.extra["shard_clocks"]) == 2
     for clock in meta.extra["shard_clocks"]:
         assert abs(clock["offset_ms"]) <= clock["round_trip_ms"]
-    assert sorted(os.listdir(folder)) == ["local", "local.json", "ray.json", "ray.zst"]
+    assert sorted(os.listdir(folder)) == ["local", "ray.zst"]
 
     too_many = run_on(cluster, engine, folder / "more", *SESSIONS, "--procs", "5")
     assert too_many.returncode == 2
@@ -101,6 +102,6 @@ def test_shards_on_a_cluster_are_the_same_run(cluster: str, engine: Any, tmp_pat
 
 def test_a_cluster_that_is_not_there(engine: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    flags = ["--url", engine.url, "--trace", str(tmp_path / "t"), *SESSIONS, "--ray", "127.0.0.1:1"]
+    flags = ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS, "--ray", "127.0.0.1:1"]
     with pytest.raises(InputError, match=r"--ray: 127\.0\.0\.1:1: .*; expected the address of a Ray cluster"):
         main(flags)

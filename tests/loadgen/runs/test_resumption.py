@@ -24,9 +24,9 @@ SESSIONS, TURNS = 40, 3
 
 
 def flags(engine: Any, trace: Path, *more: str, rate: int = 30) -> list[str]:
-    load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think-s 0:0.05 --seed 4"
+    load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think 0:0.05s --seed 4"
     lengths = "--prompt-tokens 20 --output-tokens 4"
-    return ["--url", engine.url, "--trace", str(trace), *load.split(), *lengths.split(), *more]
+    return ["--url", engine.url, "-o", str(trace), *load.split(), *lengths.split(), *more]
 
 
 def recorded(trace: Path) -> int:
@@ -105,9 +105,9 @@ def test_a_run_cut_short_by_ctrl_c_is_completed(engine: Any, tmp_path: Path) -> 
 
 def test_what_is_there_must_be_of_the_same_load(engine: Any, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    assert main(flags(engine, trace, "--duration", "0.1")) == 0
+    assert main(flags(engine, trace, "--duration", "0.1s")) == 0
     with pytest.raises(InputError, match=r"--resume: .*t\.jsonl: is of workload .*; expected .* the same flags"):
-        main([*flags(engine, trace, "--duration", "0.2"), "--resume"])
+        main([*flags(engine, trace, "--duration", "0.2s"), "--resume"])
 
 
 def test_nothing_there_is_a_run_from_the_beginning(engine: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from loadgen.__main__ import main
 from loadgen.core.runflags import RunFlags
 from loadgen.runs.driving import Drive, shard_count
+from tests.jsonoutput import json_of
 from tracefile import InputError, Meta, load_trace
 
 SESSIONS = shlex.split(
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def arguments(engine: Any, trace: Path, *flags: str) -> list[str]:
-    return ["--url", engine.url, "--trace", str(trace), *flags]
+    return ["--url", engine.url, "-o", str(trace), *flags]
 
 
 def test_however_many_shards_it_is_one_run(engine: Any, folder: Path) -> None:
@@ -40,10 +41,9 @@ def test_however_many_shards_it_is_one_run(engine: Any, folder: Path) -> None:
     seen, said, ids = [], [], []
     for procs in (1, 2, 3):
         engine.seen.clear()
-        trace, summary = folder / f"{procs}.jsonl", folder / f"{procs}.json"
-        assert main(arguments(engine, trace, *SESSIONS, "--procs", str(procs), "--json", str(summary))) == 0
+        trace = folder / f"{procs}.jsonl"
+        said.append(json_of(main, arguments(engine, trace, *SESSIONS, "--procs", str(procs))))
         seen.append(sorted(json.dumps(body) for body in engine.seen))
-        said.append(json.loads(summary.read_text()))
         meta, records = load_trace(trace)
         ids.append(sorted(record.request_id for record in records))
         assert meta.extra.get("shards", 1) == procs
@@ -56,7 +56,7 @@ def test_however_many_shards_it_is_one_run(engine: Any, folder: Path) -> None:
     assert ids[0] == ids[1] == ids[2]
     for key in ("digest", "sent_digest", "sent", "statuses", "prompt_tokens", "output_tokens"):
         assert said[0][key] == said[1][key] == said[2][key], key
-    assert sorted(os.listdir(folder)) == sorted(f"{procs}.{kind}" for procs in (1, 2, 3) for kind in ("json", "jsonl"))
+    assert sorted(os.listdir(folder)) == [f"{procs}.jsonl" for procs in (1, 2, 3)]
 
 
 @contextlib.contextmanager
@@ -94,14 +94,14 @@ ENDLESS = ("--pattern", "constant", "--rate", "40", "--number", "100000", "--out
 
 def test_when_a_shard_dies_the_others_stop_and_what_was_recorded_is_kept(engine: Any, folder: Path) -> None:
     trace = folder / "t.jsonl"
-    with running(engine, trace, *ENDLESS, "--json", str(folder / "s.json")) as process:
+    with running(engine, trace, *ENDLESS, "--json") as process:
         shards = shards_of(trace, process)
         os.kill(shards[0], signal.SIGKILL)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 1, err
-    assert f"FAILED: shard 0: process {shards[0]} was ended by SIGKILL" in out
+    assert f"FAILED: shard 0: process {shards[0]} was ended by SIGKILL" in err
     assert "Traceback" not in err
-    summary = json.loads((folder / "s.json").read_text())
+    summary = json.loads(out)
     assert summary["interrupted"] == "shard failed"
     assert summary["sent_digest"] is None
     _, records = load_trace(trace)

@@ -157,7 +157,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
         os.setsid()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "--trace", str(tmp_path / "t.jsonl")]
+    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "-o", str(tmp_path / "t.jsonl")]
     process = subprocess.Popen(
         [*command, *("--pattern", "constant", "--rate", "20", "--number", "1000", "--procs", "2")],
         stdin=theirs,
@@ -185,7 +185,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
 
 
 def test_a_log_gets_no_control_codes(engine: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "--trace", str(tmp_path / "t.jsonl")]
+    command = [sys.executable, "-m", "loadgen", "--url", engine.url, "-o", str(tmp_path / "t.jsonl")]
     flags = ("--pattern", "constant", "--rate", "20", "--number", "30", "--json-progress", "-")
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate(timeout=60)

@@ -91,13 +91,12 @@ def test_the_command_prints_and_keeps_what_it_found(
         return ROUND
 
     monkeypatch.setattr("loadgen.selftest.command.calibrate", found)
-    file = tmp_path / "found.json"
-    assert main(["selftest", "--seconds", "2", "--json", str(file)]) == 0
+    assert main(["selftest", "--duration", "2s", "--json"]) == 0
     assert asked == [(2.0, 1)]
-    assert msgspec.json.decode(file.read_bytes(), type=Calibration) == load_calibration() == ROUND
-    printed = capsys.readouterr().out
-    assert "most requests" in printed
-    assert f"kept in {calibration_file(1)}" in printed
+    printed = capsys.readouterr()
+    assert msgspec.json.decode(printed.out, type=Calibration) == load_calibration() == ROUND
+    assert "most requests" in printed.err
+    assert f"kept in {calibration_file(1)}" in printed.err
 
 
 def test_runs_are_counted_by_the_server_and_held_against_it(tmp_path: Path) -> None:
@@ -118,6 +117,6 @@ def test_runs_are_counted_by_the_server_and_held_against_it(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    for flags in (["--seconds", "0"], ["--procs", "0"]):
-        with pytest.raises(InputError, match="--seconds, --procs"):
+    for flags in (["--duration", "0"], ["--procs", "0"]):
+        with pytest.raises(InputError, match="--duration, --procs"):
             main(["selftest", *flags])

@@ -20,7 +20,7 @@ def ran(folder: Path, server_flags: list[str], flags: list[str]) -> tuple[Meta, 
     """A run against a server of its own: its trace, and the truth by the ids that the trace has."""
     trace = folder / "t.jsonl"
     with truth_server(server_flags) as server:
-        assert main(["--url", server.url, "--trace", str(trace), *flags]) == 0
+        assert main(["--url", server.url, "-o", str(trace), *flags]) == 0
         truth = server.truth()
     meta, records = load_trace(trace)
     key = load_key()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from tests.jsonoutput import json_of
 from tracefile import InputError, load_trace
 
 SESSIONS = shlex.split(
@@ -17,10 +18,9 @@ SESSIONS = shlex.split(
 
 def run(url: str, folder: Path, *flags: str) -> dict[str, Any]:
     """A run's summary."""
-    trace, summary = folder / "t.jsonl", folder / "s.json"
-    arguments = ["--url", url, "--trace", str(trace), "--json", str(summary), "--overwrite"]
-    assert main([*arguments, *SESSIONS, *flags]) == 0
-    found: dict[str, Any] = json.loads(summary.read_bytes())
+    trace = folder / "t.jsonl"
+    arguments = ["--url", url, "-o", str(trace), "--overwrite"]
+    found: dict[str, Any] = json_of(main, [*arguments, *SESSIONS, *flags])
     return found
 
 
@@ -63,7 +63,6 @@ def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Pat
     }
     dataset = tmp_path / "trie.jsonl"
     dataset.write_text(json.dumps(row))
-    summary = tmp_path / "s.json"
     flags = [
         "--dataset",
         f"trie:{dataset}",
@@ -76,9 +75,8 @@ def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Pat
         "--rate",
         "30",
     ]
-    arguments = ["--url", sim_server, "--trace", str(tmp_path / "t.jsonl"), "--json", str(summary)]
-    assert main([*arguments, *flags]) == 0
-    truth = json.loads(summary.read_bytes())["prefix_truth"]
+    arguments = ["--url", sim_server, "-o", str(tmp_path / "t.jsonl")]
+    truth = json_of(main, [*arguments, *flags])["prefix_truth"]
     assert truth["verdict"] == "exact (6 of 6 sampled prompts by the tokenizer; 9 of 9 by usage)"
     assert (truth["counts"]["answers"], truth["counts"]["answers_changed"]) == (6, 0)
 
@@ -103,7 +101,7 @@ def test_without_a_tokenizer_the_run_says_so(
     assert truth["verdict"] == "not known (no tokenizer was asked: --tokenizer none)"
     assert truth["counts"]["planned"] == 0
     assert truth["counts"]["unplanned"] == 18
-    assert "may share more or less than was asked for" in capsys.readouterr().out
+    assert "may share more or less than was asked for" in capsys.readouterr().err
 
 
 def test_what_cannot_be_had_is_named(sim_server: str, engine: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``loadgen --pattern calibrate`` on engines whose parameters are known, in virtual time: the fit finds them again.
+"""``loadgen --pattern calibration`` on engines whose parameters are known, in virtual time: the fit finds them again.
 
 ``scripts/truth.py`` is the same over sockets and in real time.
 """
@@ -29,7 +29,7 @@ def learn(
     extra_terms: tuple[str, ...] | None = None,
 ) -> Model:
     """The load sent to an engine of ``truth``, captured and fitted."""
-    argv = f"--url http://x --trace t --pattern calibrate --seed {seed} {flags}"
+    argv = f"--url http://x -o t --pattern calibration --seed {seed} {flags}"
     records = planned.capture(parse_config(shlex.split(argv)), truth, spread=spread, delay_ms=delay_ms)
     path = planned.write(folder / f"{len(list(folder.iterdir()))}.jsonl", records, truth)
     config = FitConfig((path,), folder / "model.json", {}, frontend=truth.frontend_placement, extra_terms=extra_terms)

@@ -53,7 +53,7 @@ def test_what_is_lacking_is_named(changes: dict[str, int], parameter: str, said:
 
 def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
     """What is learnt of an engine that was sent this load."""
-    config = parse_config(["--url", "http://x", "--trace", "t", *shlex.split(flags)])
+    config = parse_config(["--url", "http://x", "-o", "t", *shlex.split(flags)])
     truth = default_model()
     path = planned.write(folder / "capture.jsonl", planned.capture(config, truth, spread=0.05), truth)
     return fit_traces(FitConfig((path,), folder / "model.json", {}, frontend="parallel", bootstrap=100))
@@ -91,11 +91,11 @@ def test_a_load_that_lacks_something_leaves_it_open(
     command = re.search(r"^  loadgen (.*)$", said, re.MULTILINE)
     assert command is not None
     config = parse_config(shlex.split(command[1]))
-    assert (config.pattern, str(config.prompt_tokens), config.seed) == ("calibrate", "64:10000", 2)
+    assert (config.pattern, str(config.prompt_tokens), config.seed) == ("calibration", "64:10000", 2)
 
 
 def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Path) -> None:
-    fitted = fit(planned, tmp_path, "--pattern calibrate --number 63 --seed 5")
+    fitted = fit(planned, tmp_path, "--pattern calibration --number 63 --seed 5")
     assert fitted.unidentified == []
     assert fitted.model.diagnostics["next_capture"] is None
     held = Coverage(**fitted.model.diagnostics["coverage"])
@@ -123,5 +123,5 @@ def test_the_next_capture_is_one_that_the_engine_can_take(engine: EngineConfig, 
 
 def test_too_little_to_fit_says_what_to_send() -> None:
     for uncached, gaps in ((np.full(3, 100.0), 50), (np.geomspace(64, 9000, 40), 3), (np.full(40, 700.0), 500)):
-        with pytest.raises(InputError, match="loadgen --pattern calibrate"):
+        with pytest.raises(InputError, match="loadgen --pattern calibration"):
             require_enough(uncached, gaps)

@@ -170,7 +170,7 @@ def test_two_hundred_clients_that_leave_free_every_block(start_sim_server: Start
 
 
 def test_sigterm_lets_answers_end_and_takes_no_more() -> None:
-    command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", "--t0-ms", "20", "--drain-s", "20"]
+    command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", "--t0-ms", "20", "--drain", "20s"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[4]
@@ -214,8 +214,8 @@ def cut_off(first: signal.Signals, second: signal.Signals | None, *flags: str) -
 @pytest.mark.parametrize(
     ("first", "second", "flags"),
     [
-        (signal.SIGTERM, signal.SIGTERM, ("--drain-s", "60")),
-        (signal.SIGTERM, None, ("--drain-s", "0.2")),
+        (signal.SIGTERM, signal.SIGTERM, ("--drain", "60s")),
+        (signal.SIGTERM, None, ("--drain", "0.2s")),
         (signal.SIGINT, None, ()),
     ],
     ids=["twice", "patience over", "ctrl-c"],

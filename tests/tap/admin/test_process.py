@@ -82,7 +82,7 @@ class Tap:
     def __init__(self, folder: Path, upstream: str) -> None:
         self.trace = folder / "captured.jsonl"
         flags = ["--upstream", upstream, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"]
-        flags += ["--trace", str(self.trace), "--tokenizer", "ids", "--key-file", str(folder / "key")]
+        flags += ["-o", str(self.trace), "--tokenizer", "ids", "--key-file", str(folder / "key")]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tap", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )

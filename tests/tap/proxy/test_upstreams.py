@@ -73,7 +73,7 @@ def test_a_session_stays_where_it_is_and_requests_without_one_take_turns(lab: An
     async def scenario() -> None:
         async with (
             upstreams_of(lab, answer, answer) as started,
-            lab.tap(answer, upstreams=origins_of(*started), balance="session") as (tap, _),
+            lab.tap(answer, upstreams=origins_of(*started), route="session") as (tap, _),
         ):
             for session in ("a", "b", "c", "d"):
                 before = [len(one.requests) for one in started]
@@ -133,7 +133,7 @@ def test_a_session_whose_upstream_is_down_is_served_by_another(lab: Any, closed_
     async def scenario() -> None:
         async with (
             upstreams_of(lab, answer) as [up],
-            lab.tap(answer, upstreams=origins_of(closed_port, up), balance="session") as (tap, _),
+            lab.tap(answer, upstreams=origins_of(closed_port, up), route="session") as (tap, _),
         ):
             for number in range(8):  # some of them hash to the one that is down
                 headers = b"X-Session-ID: s%d\r\n" % number

@@ -119,7 +119,7 @@ def test_a_sample_is_of_whole_sessions_and_the_account_says_so(lab: Any, suffix:
     trace = lab.folder / f"sampled.{suffix}"
 
     async def scenario() -> None:
-        async with tap_on(lab, "--sample", "0.5", "--trace", str(trace)) as tap:
+        async with tap_on(lab, "--sample", "0.5", "-o", str(trace)) as tap:
             for turn in range(2):
                 for session in range(24):
                     await converse(tap, f"s{session}", 1 + turn)

@@ -8,7 +8,7 @@ from tap.__main__ import read_config
 from tracefile.records.errors import InputError
 from wire.url import Origin
 
-REQUIRED = ["--upstream", "http://a:1", "--listen", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids"]
+REQUIRED = ["--upstream", "http://a:1", "--listen", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids"]
 WITHOUT_UPSTREAM = REQUIRED[2:]
 
 
@@ -20,20 +20,30 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_not_said_has_its_default() -> None:
     config = read_config(REQUIRED)
     assert config.upstreams == (Origin("http", "a", 1),)
-    assert (config.upstreams_file, config.balance, config.workers, config.admin) == (None, "round-robin", 1, None)
+    assert (config.upstreams_file, config.route, config.workers, config.admin) == (None, "round-robin", 1, None)
     assert (config.rotate_bytes, config.rotate_s, config.resume, config.overwrite) == (None, None, False, False)
     assert (config.sample, config.keep_headers, config.upload) == (1.0, (), None)
     assert (config.inject, config.dialect, config.engine_metrics_s) == (frozenset(), None, 0.0)
 
 
 def test_what_is_said_is_in_the_settings() -> None:
-    flags = ["--upstream", "https://b/v2", "--balance", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
-    flags += ["--rotate-mb", "0.5", "--rotate-s", "60", "--resume", "--upload", "s3://bucket/folder", "--sample", "0.1"]
+    flags = ["--upstream", "https://b/v2", "--route", "session", "--workers", "4", "--admin", "0.0.0.0:9000"]
+    flags += [
+        "--rotate-mb",
+        "0.5",
+        "--rotate-age",
+        "60s",
+        "--resume",
+        "--upload",
+        "s3://bucket/folder",
+        "--sample",
+        "0.1",
+    ]
     flags += ["--keep-header", "X-Tenant", "--keep-header", "x-tenant", "--keep-header", "X-Team"]
-    flags += ["--inject", "usage,token-ids", "--dialect", "sglang", "--engine-metrics-s", "2"]
+    flags += ["--inject", "usage,token-ids", "--dialect", "sglang", "--engine-metrics-interval", "2s"]
     config = read_config([*REQUIRED, *flags])
     assert config.upstreams == (Origin("http", "a", 1), Origin("https", "b", 443, "/v2"))
-    assert (config.balance, config.workers, config.admin) == ("session", 4, ("0.0.0.0", 9000))
+    assert (config.route, config.workers, config.admin) == ("session", 4, ("0.0.0.0", 9000))
     assert (config.rotate_bytes, config.rotate_s, config.resume) == (1 << 19, 60.0, True)
     assert (config.upload, config.sample, config.keep_headers) == ("s3://bucket/folder", 0.1, ("x-tenant", "x-team"))
     assert (config.inject, config.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
@@ -69,7 +79,7 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
     [
         (["--workers", "0"], "--workers 0: expected 1 or more"),
         (["--rotate-mb", "0"], "--rotate-mb 0: expected more than 0"),
-        (["--rotate-s", "-1"], "--rotate-s -1: expected more than 0"),
+        (["--rotate-age", "0"], "--rotate-age 0: expected more than 0"),
         (["--sample", "0"], "--sample 0: expected more than 0 and at most 1"),
         (["--sample", "1.5"], "--sample 1.5: expected"),
         (["--sample", "nan"], "--sample nan: expected"),
@@ -79,11 +89,10 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--keep-header", "x-auth-TOKEN"], "may hold a secret"),
         (["--keep-header", "X-Client-Secret"], "may hold a secret"),
         (["--keep-header", "X: y"], "expected the name of one header"),
-        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-s beside it"),
-        (["--upload", "bucket", "--rotate-s", "1"], "--upload bucket: expected a URL"),
+        (["--upload", "s3://bucket"], "expected --rotate-mb or --rotate-age beside it"),
+        (["--upload", "bucket", "--rotate-age", "1s"], "--upload bucket: expected a URL"),
         (["--inject", "logprobs"], "--inject logprobs: expected usage or token-ids"),
         (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),
-        (["--engine-metrics-s", "-1"], "--engine-metrics-s -1: expected 0 or more"),
         (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
         (["--resume", "--overwrite"], "--overwrite, --resume: both were given"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),

@@ -135,7 +135,10 @@ def test_every_engines_names_are_read(text: str, expected: dict[str, float]) -> 
 def test_samples_of_the_load_are_on_the_traces_clock(lab: Any) -> None:
     async def scenario() -> str:
         engines = Engines()
-        async with engines.serving(lab) as origin, lab.command(origin.port, "--engine-metrics-s", "0.05") as tap:
+        async with (
+            engines.serving(lab) as origin,
+            lab.command(origin.port, "--engine-metrics-interval", "0.05s") as tap,
+        ):
             file = lab.folder / "captured.jsonl.engine.jsonl"
             await until(lambda: file.exists() and file.read_text().count("\n") >= 3)
             await tap.post("/v1/completions", {"prompt": [1, 2, 3, 4, 5]})
@@ -170,7 +173,7 @@ def test_samples_of_a_resumed_trace_go_on_with_its_clock(lab: Any) -> None:
 
     async def run(*flags: str) -> None:
         engines = Engines()
-        flags = ("--engine-metrics-s", "0.05", *flags)
+        flags = ("--engine-metrics-interval", "0.05s", *flags)
         async with engines.serving(lab) as origin, lab.command(origin.port, *flags) as tap:
             before = file.read_text().count("\n") if file.exists() else 0
             await until(lambda: file.exists() and file.read_text().count("\n") >= before + 3)

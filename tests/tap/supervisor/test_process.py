@@ -98,7 +98,7 @@ def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None
     async def scenario() -> None:
         async with (
             upstream_of(lab, stuck) as port,
-            lab.command(port, "--no-engine-facts", "--drain-s", "0.2") as tap,
+            lab.command(port, "--no-engine-facts", "--drain", "0.2s") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
             await started.wait()
@@ -134,7 +134,7 @@ def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: p
     async def scenario() -> None:
         async with upstream_of(lab, answer, tls=context) as port:
             url = f"https://localhost:{port}"
-            flags = ("--upstream", url, "--listen", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids")
+            flags = ("--upstream", url, "--listen", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids")
             distrusting = await asyncio.to_thread(run_tap, lab, *flags)
             assert (distrusting.returncode, "tls_failed" in distrusting.stderr) == (2, True)
             monkeypatch.setenv("SSL_CERT_FILE", str(lab.folder / "authority.pem"))
@@ -271,9 +271,9 @@ def refusals() -> Sequence[Any]:
         pytest.param(["--listen", "203.0.113.7:80"], "--listen", id="not our address"),
         pytest.param(["--tokenizer", "/no/such/place"], "no tokenizer there", id="no tokenizer"),
         pytest.param(["--tokenizer", "."], "no tokenizer there", id="a directory without a tokenizer"),
-        pytest.param(["--trace", "/no/such/folder/t.jsonl"], "/no/such/folder", id="no such folder"),
-        pytest.param(["--trace", "."], "is a directory", id="a directory"),
-        pytest.param(["--trace", "/dev/full"], "/dev/full", id="full disk"),
+        pytest.param(["-o", "/no/such/folder/t.jsonl"], "/no/such/folder", id="no such folder"),
+        pytest.param(["-o", "."], "is a directory", id="a directory"),
+        pytest.param(["-o", "/dev/full"], "/dev/full", id="full disk"),
         pytest.param(["--block-size", "0"], "--block-size", id="block size"),
         pytest.param(["--key-file", "/dev/null"], "/dev/null", id="no key"),
     ]
@@ -286,7 +286,7 @@ def test_bad_input_is_one_line_and_exit_code_2(lab: Any, changed: list[str], sai
             flags = {
                 "--upstream": f"http://127.0.0.1:{port}",
                 "--listen": "127.0.0.1:0",
-                "--trace": "t.jsonl",
+                "-o": "t.jsonl",
                 "--tokenizer": "ids",
             }
             flags |= dict(zip(changed[::2], changed[1::2], strict=True))
@@ -304,13 +304,11 @@ def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritte
     async def scenario() -> None:
         async with upstream_of(lab, answer) as port:
             common = ("--upstream", f"http://127.0.0.1:{port}", "--tokenizer", "ids")
-            busy = await asyncio.to_thread(
-                run_tap, lab, *common, "--listen", f"127.0.0.1:{port}", "--trace", "new.jsonl"
-            )
+            busy = await asyncio.to_thread(run_tap, lab, *common, "--listen", f"127.0.0.1:{port}", "-o", "new.jsonl")
             assert (busy.returncode, (lab.folder / "new.jsonl").exists()) == (2, False)
             assert "in use" in busy.stderr
             lab.trace.write_text("precious\n")
-            kept = await asyncio.to_thread(run_tap, lab, *common, "--listen", "127.0.0.1:0", "--trace", str(lab.trace))
+            kept = await asyncio.to_thread(run_tap, lab, *common, "--listen", "127.0.0.1:0", "-o", str(lab.trace))
             assert kept.returncode == 2
             assert "--overwrite" in kept.stderr
             assert lab.trace.read_text() == "precious\n"
@@ -331,7 +329,7 @@ def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: A
     async def scenario() -> subprocess.CompletedProcess[str]:
         async with upstream_of(lab, answer) as port:
             flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--workers", "2")
-            more = ("--admin", "127.0.0.1:0", "--trace", "t.jsonl", "--tokenizer", "ids")
+            more = ("--admin", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids")
             path = f"{lab.environment()['PYTHONPATH']}:{lab.folder}"
             return await asyncio.to_thread(run_tap, lab, *flags, *more, PYTHONPATH=path, TMPDIR=str(lab.folder))
 
@@ -347,7 +345,7 @@ def test_a_folder_too_deep_for_sockets_is_refused(lab: Any) -> None:
 
     async def scenario() -> subprocess.CompletedProcess[str]:
         async with upstream_of(lab, answer) as port:
-            flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--trace", "t.jsonl")
+            flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "-o", "t.jsonl")
             return await asyncio.to_thread(run_tap, lab, *flags, "--tokenizer", "ids", TMPDIR=str(deep))
 
     done = asyncio.run(scenario())

@@ -214,7 +214,7 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
     async def scenario() -> None:
         async with (
             upstream_of(lab, stuck) as upstream,
-            lab.command(upstream.port, "--no-engine-facts", "--drain-s", "600", "--workers", "2") as tap,
+            lab.command(upstream.port, "--no-engine-facts", "--drain", "600s", "--workers", "2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
             await begun.wait()

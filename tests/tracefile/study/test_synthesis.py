@@ -172,7 +172,7 @@ def test_bursts_stay_bursts() -> None:
 def test_a_cache_that_grows_with_the_trees_hits_alike(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", small_trace(1_000))
     target = tmp_path / "b.jsonl"
-    assert main(["synthesize", str(source), "--times", "8", "--seed", "3", "-o", str(target)]) == 0
+    assert main(["synthesize", str(source), "--scale", "8", "--seed", "3", "-o", str(target)]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
     assert new.attainable_blocks == 8 * old.attainable_blocks
     sizes = range(50, 3_000, 50)
@@ -181,7 +181,7 @@ def test_a_cache_that_grows_with_the_trees_hits_alike(tmp_path: Path) -> None:
     assert meta.source is None
     assert meta.workload is not None
     assert (meta.workload.pattern, meta.workload.source_digest) == ("synthetic", trace_digest(source))
-    assert meta.workload.extra == {"times": 8.0, "spread": 1.0}
+    assert meta.workload.extra == {"scale": 8.0, "spread": 1.0}
     assert main(["check", str(target)]) == 0
 
 
@@ -203,10 +203,10 @@ def test_memory_follows_the_source_not_the_result() -> None:
     assert len({record.request_id for record in first}) == 10
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--times", "0"), ("--times", "nan"), ("--spread", "1.5")])
+@pytest.mark.parametrize(("flag", "value"), [("--scale", "0"), ("--scale", "nan"), ("--spread", "1.5")])
 def test_a_scale_that_is_none_is_refused(tmp_path: Path, flag: str, value: str) -> None:
     path = write(tmp_path / "a.jsonl", small_trace(3))
-    flags = {"--times": "2"} | {flag: value}
+    flags = {"--scale": "2"} | {flag: value}
     with pytest.raises(InputError, match=flag):
         main(["synthesize", str(path), *(word for pair in flags.items() for word in pair), "-o", str(tmp_path / "b")])
 
@@ -215,7 +215,7 @@ def test_a_scale_that_is_none_is_refused(tmp_path: Path, flag: str, value: str) 
 def test_mooncake_scaled_hits_alike(tmp_path: Path) -> None:
     source = Path(os.environ["KVTAPE_DATA"]) / "mooncake" / "conversation_trace.jsonl"
     target = tmp_path / "b.jsonl.zst"
-    assert main(["synthesize", str(source), "--times", "3", "-o", str(target)]) == 0
+    assert main(["synthesize", str(source), "--scale", "3", "-o", str(target)]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
     assert new.attainable_blocks == 3 * old.attainable_blocks == 3 * 105_592
     for size in (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000):
