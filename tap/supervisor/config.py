@@ -156,8 +156,6 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
     for word in wanted:
         if word not in known:
             raise InputError(f"--inject {word}: expected {' or '.join(known)}")
-    if wanted and dialect == "openai":
-        raise InputError("--inject: additions are not known to be removable from OpenAI's responses; expected none")
     if wanted and dialect == "trtllm":
         raise InputError("--inject: TensorRT-LLM refuses fields that it does not know; expected another --dialect")
     if "token-ids" in wanted and dialect is not None and "token-ids" not in DIALECTS[dialect].injectable:
