@@ -1,7 +1,7 @@
-"""Which API a request speaks, by its path: what is recorded, and under what name.
+"""Endpoint of a request by its path: the requests to be recorded, and their names.
 
-Four endpoints answer with tokens and are read in full; every other POST to ``/v1/…`` is recorded by its shape. A
-gateway's own prefix is let go. Of a path only plain words are kept, since others may be ids: a cancelled response is
+Four endpoints return tokens and are read in full; other POSTs to ``/v1/…`` are recorded by their shape. A gateway's own
+prefix is removed. Only plain words of a path are kept, since other parts may be ids: a cancelled response is
 ``/v1/responses/*/cancel``.
 """
 
@@ -20,15 +20,15 @@ _GENERATING = (
 _UNRECORDED = frozenset(
     {"tokenize", "detokenize", "count_tokens", "load_lora_adapter", "unload_lora_adapter", "files", "uploads"}
 )
-"""Words of paths that ask for no inference: counting, administration, storage."""
+"""Words in paths without inference: counting, administration, storage."""
 _WORD = re.compile(r"[a-z][a-z_-]{0,31}")
 MAX_WORDS = 5
 SHAPE_BYTES = 1 << 20
-"""Copied at most of a body on an endpoint that generates nothing: audio and batches are large, and tell little."""
+"""Most bytes copied of a body on an endpoint that generates no tokens: audio and batches are large, and tell little."""
 
 
 def recorded_endpoint(target: bytes) -> Endpoint | None:
-    """The endpoint of a POST to this target; null: none that is recorded."""
+    """Return the endpoint of a POST to this target; null: not recorded."""
     return _endpoint_of(target.partition(b"?")[0])
 
 
@@ -45,5 +45,5 @@ def _endpoint_of(path: bytes) -> Endpoint | None:
 
 
 def copied_bytes(endpoint: Endpoint, limit: int) -> int:
-    """How much of a body is copied at most, where ``limit`` is for those that generate."""
+    """Return the most bytes to copy of a body; ``limit`` is for endpoints that generate tokens."""
     return limit if endpoint in GENERATING else min(limit, SHAPE_BYTES)

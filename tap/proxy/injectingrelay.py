@@ -1,10 +1,10 @@
-"""A relay that asks the engine for more than the client did, and takes that out of the answer again.
+"""Relay that asks the engine for more than the client did, and removes the additions from the response.
 
-The request waits for its last byte, since what it asks for can stand anywhere in it; the recorder's copy is made of it
-as it comes, and bounds the wait. The response passes read by read. A whole JSON answer is held until it is complete,
-because its Content-Length stands before it. The recorder gets every byte as the engine sent it.
+The request waits for its last byte, since a member to change can stand anywhere in it; the size of the recorder's copy
+bounds the wait. A stream passes read by read. A response that is one JSON text is held until it is complete, because
+its Content-Length precedes it. The recorder gets every byte as the engine sent it.
 
-Chosen when the tap is told to inject, and then for requests that can be injected into; all others have the plain relay.
+Used for requests that can be injected into, if the tap is told to inject; all others have the plain relay.
 """
 
 from collections import Counter
@@ -32,29 +32,28 @@ OK = 200
 SIGNED = frozenset(
     {b"content-md5", b"digest", b"content-digest", b"repr-digest", b"x-amz-content-sha256", b"signature"}
 )
-"""Headers that vouch for the body's bytes: it must stay as it is."""
+"""Headers that sign or digest the body: it must stay unchanged."""
 
 
 @dataclass(slots=True)
 class HeldResponse:
-    """A response that is kept until it is complete."""
+    """A response that is held until it is complete."""
 
     head: ResponseHead
     headers: list[Header]
-    """Those that the client gets."""
+    """Headers for the client."""
     is_stream: bool
-    """Events, all of them at once: not one JSON text."""
+    """Server-sent events with a Content-Length, not one JSON text."""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
 
     @property
     def body(self) -> bytes:
-        """What has come of it."""
         return b"".join(self.pieces)
 
 
 class InjectingRelays(Relays):
-    """Relays that inject where they can."""
+    """Relays that inject into requests where possible."""
 
     def __init__(
         self,
@@ -70,10 +69,10 @@ class InjectingRelays(Relays):
         super().__init__(upstreams, link, budget, max_body_bytes, keep_headers)
         self.wanted, self.dialect = wanted, dialect
         self.passed_by: Counter[str] = Counter()
-        """Requests that were not looked into, and responses that could not be, by reason."""
+        """Requests left unchanged and responses passed with additions, by reason."""
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
-        """An injecting relay for a request that can be injected into, as far as its head tells."""
+        """Return an injecting relay if the head allows injection, else a plain one."""
         if head.method == b"POST":
             endpoint = recorded_endpoint(head.target)
             if (
@@ -95,12 +94,11 @@ class InjectingRelays(Relays):
         return reason is None
 
     def count_passed_by(self, reason: str) -> None:
-        """Count a request or a response that is let be."""
         self.passed_by[reason] += 1
         self.link.count_not_injected()
 
     def _reason_to_pass_by(self, head: RequestHead) -> str | None:
-        """Why the body of a request is none of ours to change; null: it may be looked into."""
+        """Return the reason to leave a request unchanged; null: it may be changed."""
         names = head.names
         lengths = head.values(b"content-length")
         if b"content-encoding" in names:
@@ -124,7 +122,7 @@ def new_relays(
     wanted: Iterable[Injection],
     dialect: DialectName,
 ) -> Relays:
-    """Plain relays, or injecting ones if there is anything that this kind of engine can be asked for."""
+    """Return injecting relays if this kind of engine can be asked for an injection, else plain ones."""
     askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))
     if not askable:
         return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
@@ -132,7 +130,7 @@ def new_relays(
 
 
 class InjectingRelay(Relay):
-    """One request that is looked into, and its response."""
+    """Relay of a request whose body may be changed, and of its response."""
 
     __slots__ = ("_endpoint", "_filter", "_held", "_pieces", "_raws", "_reframes", "_size")
 
@@ -144,24 +142,24 @@ class InjectingRelay(Relay):
         super().__init__(relays, head, client)
         self._endpoint = endpoint
         self._raws: list[bytes] | None = []
-        """The request's reads while it waits for its end. Null: it is on its way."""
+        """Reads of the request while it waits for its end. Null: it is sent."""
         self._pieces: list[bytes] = []
-        """The same without chunk framing."""
+        """The same reads without chunk framing."""
         self._size = 0
         self._filter: ResponseFilter | None = None
-        """Null: the response passes as it comes."""
+        """Null: the response passes unchanged."""
         self._held: HeldResponse | None = None
         self._reframes = False
-        """The response's chunks are ours: one for each read that leaves something."""
+        """The response is chunked anew: a chunk for each read that leaves bytes."""
 
     def begin(self) -> None:
-        """Begin the copy; the head waits with the body, whose length it tells."""
+        """Begin the copy; the head waits for the body, whose length it tells."""
         self._copy = self._relays.new_copy(self._head, self._picked.base_path)
 
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """One read of the body: kept until the body is complete, or too large to be copied."""
+        """Keep a read until the body is complete, or too large to be copied."""
         if self._raws is None:
             super().request_body(raw, data)
             return
@@ -176,7 +174,7 @@ class InjectingRelay(Relay):
             self._pass_by("copies_full", self._raws)
 
     def request_end(self) -> None:
-        """The request is complete: ask for what is wanted."""
+        """Inject into the complete request, and send it."""
         super().request_end()
         if self._raws is None or self._ended:
             return
@@ -192,7 +190,7 @@ class InjectingRelay(Relay):
         self._send([asking])
 
     def _pass_by(self, reason: str, raws: list[bytes]) -> None:
-        """Let the request go on as it came."""
+        """Send the request unchanged."""
         self._relays.count_passed_by(reason)
         self._send(raws)
 
@@ -204,7 +202,7 @@ class InjectingRelay(Relay):
     # The response, from the upstream.
 
     def response_head(self, head: ResponseHead) -> None:
-        """A head: on to the client, unless it is that of a whole answer, whose length will change."""
+        """Send a head to the client, except that of a JSON response, whose length will change."""
         if head.informational or self._filter is None:
             super().response_head(head)
             return
@@ -226,7 +224,7 @@ class InjectingRelay(Relay):
         self._reframes = bool(header_values(head.headers, b"transfer-encoding")) and not self._dechunk
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """One read of the body: what is left of it goes on at once, and all of it into the copy."""
+        """Send the filtered read at once, and copy all of it."""
         if self._filter is None:
             super().response_body(at_ns, raw, data)
             return
@@ -234,12 +232,11 @@ class InjectingRelay(Relay):
             self._hold(self._held, self._filter, data)
         else:
             self._write_body(self._filter.feed(data))
-            self._flush_response_start()  # of a read that leaves nothing, the head goes on alone
+            self._flush_response_start()  # after a read that leaves no bytes, the head goes alone
         if self._copy is not None:
             self._copy.response_body(at_ns, data)
 
     def response_end(self) -> None:
-        """The response is complete."""
         if self._filter is not None:
             if self._held is not None:
                 self._write_whole(self._held, self._filter)
@@ -250,13 +247,13 @@ class InjectingRelay(Relay):
         super().response_end()
 
     def response_lost(self, kind: LossKind) -> None:
-        """The upstream died: the client gets the events that had come whole, or a whole answer's head, and no end."""
+        """The upstream died: the client gets whole events, or the head of a held response, and no clean end."""
         if self._held is not None:
             self._client.write(client_head(self._held.head, self._held.headers))
         super().response_lost(kind)
 
     def _hold(self, held: HeldResponse, response_filter: ResponseFilter, data: bytes) -> None:
-        """Keep a read of a whole answer; one too large to be kept goes on with what was added to it."""
+        """Hold a read of a response; one too large to be held passes with its additions."""
         held.pieces.append(data)
         held.size += len(data)
         if held.size > self._relays.max_body_bytes:
@@ -267,7 +264,7 @@ class InjectingRelay(Relay):
             self._write_body(held.body)
 
     def _write_whole(self, held: HeldResponse, response_filter: ResponseFilter) -> None:
-        """Write a whole answer with the length that it now has."""
+        """Write a held response with its new length."""
         if held.is_stream:
             body = response_filter.feed(held.body) + response_filter.finish()
         else:
@@ -279,21 +276,21 @@ class InjectingRelay(Relay):
         self._write_body(body)
 
     def _write_body(self, data: bytes) -> None:
-        """Write a piece of the body, one chunk of it where the upstream's comes in chunks."""
+        """Write a piece of the body, as one chunk if the upstream's body is chunked."""
         if data:
             self._flush_response_start(b"%x\r\n%b\r\n" % (len(data), data) if self._reframes else data)
 
 
 class TimedInjectingRelay(TimedRelay, InjectingRelay):
-    """One in ``TIMED_EVERY`` of these too."""
+    """Injecting relay that is timed."""
 
     __slots__ = ()
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:
-    """The head of the same request with a body of this length, to be answered without a content coding.
+    """Return the request's head for a body of this length, and without content coding for the response.
 
-    What is compressed cannot be cut. Engines do not compress; a gateway between might.
+    A compressed response cannot be filtered. Engines do not compress; a gateway in between might.
     """
     headers: list[Header] = []
     for name, value in head.headers:
@@ -307,17 +304,17 @@ def with_length(head: RequestHead, length: int) -> RequestHead:
 
 
 def is_event_stream(head: ResponseHead) -> bool:
-    """Whether a response's body is server-sent events."""
+    """Return whether the body is server-sent events."""
     return _has_type(head, b"text/event-stream")
 
 
 def is_json(head: ResponseHead) -> bool:
-    """Whether a response's body is one JSON text."""
+    """Return whether the body is one JSON text."""
     return _has_type(head, b"application/json")
 
 
 def is_encoded(head: ResponseHead) -> bool:
-    """Whether a response's body has a content coding: it can only pass as it is."""
+    """Return whether the body has a content coding: then it passes unchanged."""
     codings = header_values(head.headers, b"content-encoding")
     return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
 

@@ -1,8 +1,8 @@
-"""What is asked of an engine beside what the client asked: usage and token ids, put into the request's own bytes.
+"""Injection of usage and token ids into the bytes of a request.
 
-Everything the client wrote stays where it was, byte for byte; the additions stand at the end of the object, so that an
-engine that complains of a position in the body complains of the client's. What is added is taken out of the response
-again (``tap/proxy/responsefilter.py``), so nothing is added whose traces cannot be taken out.
+The client's bytes stay unchanged; additions stand at the end of the object, so a position in an engine's error message
+is one in the client's body. Additions are removed from the response (``tap/proxy/responsefilter.py``), so nothing is
+added that cannot be removed.
 """
 
 from engines.dialect import DialectName
@@ -24,9 +24,9 @@ def can_inject(dialect: DialectName, injection: Injection) -> bool:
 def inject(
     body: bytes, endpoint: Endpoint, dialect: DialectName, wanted: frozenset[Injection]
 ) -> tuple[bytes, frozenset[Injection]]:
-    """The body with what is wanted asked for, and what of it was added: not what the client asked for itself.
+    """Return the body with the wanted additions, and those made: without those that the client asked for itself.
 
-    A body that is no JSON object, or none that the engine will answer, comes back as it is.
+    A body that is no JSON object, or that the engine will refuse, is returned unchanged.
     """
     if endpoint not in INJECTABLE:
         return body, frozenset()
@@ -35,7 +35,7 @@ def inject(
     try:
         members = object_members(text)
         if not any(name in members for name in _PROMPT[endpoint]):
-            return body, frozenset()  # the engine's complaint would quote what it was sent
+            return body, frozenset()  # the engine's error would quote the additions
         edits: dict[Injection, Edit] = {}
         if "usage" in wanted and (edit := _ask_for_usage(text, members, endpoint, dialect)):
             edits["usage"] = edit
@@ -47,7 +47,7 @@ def inject(
 
 
 def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    """The edit that asks a stream for its usage: a whole answer has it, and an engine refuses to be asked for it."""
+    """Return the edit that asks for a stream's usage; a response that is no stream has it."""
     if not can_inject(dialect, "usage") or _value(body, members, "stream") != b"true":
         return None
     if dialect == "llamacpp" and endpoint != CHAT:
@@ -61,7 +61,7 @@ def _ask_for_usage(body: bytes, members: dict[str, Member], endpoint: Endpoint, 
 
 
 def _include_usage(body: bytes, options: Span) -> Edit | None:
-    """The edit within the client's own stream options; null if they ask for usage, or for more of it than that."""
+    """Return the edit of the client's own stream options; null if they ask for usage, or for more."""
     inner = object_members(body, options)
     if _value(body, inner, "continuous_usage_stats") not in (b"", *_NOT_ASKED):
         return None  # alone it does nothing; with include_usage, every event would carry usage
@@ -72,7 +72,7 @@ def _include_usage(body: bytes, options: Span) -> Edit | None:
 
 
 def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    """The edit that asks for the prompt's and the answer's token ids."""
+    """Return the edit that asks for the token ids of prompt and output."""
     if not can_inject(dialect, "token-ids") or _value(body, members, "echo") not in (b"", *_NOT_ASKED):
         return None  # vLLM leaves the echoed prompt's text out where it returns ids
     streams = _value(body, members, "stream") not in (b"", *_NOT_ASKED)
@@ -80,23 +80,23 @@ def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, di
         if dialect == "sglang":
             return None  # it refuses such requests
         if _value(body, members, "parallel_tool_calls") == b"false":
-            return None  # what vLLM then empties of further calls looks like what it sends for our ids' sake alone
+            return None  # vLLM then empties events of further calls, which look like events that exist for ids alone
     if "return_token_ids" in members:
         return _switch_on(body, members["return_token_ids"])
     return _append(body, b'"return_token_ids":true')
 
 
 def _switch_on(body: bytes, member: Member) -> Edit | None:
-    """The edit that makes a flag true; null if the client did that, or wrote something that is no flag."""
+    """Return the edit that makes a flag true; null if it is true, or no flag."""
     return Edit(*member.value, b"true") if member.value.of(body) in _NOT_ASKED else None
 
 
 def _append(body: bytes, member: bytes) -> Edit:
-    """The edit that puts a member behind the others of an object that has some."""
+    """Return the edit that appends a member to a non-empty object."""
     end = body.rindex(b"}")
     return Edit(end, end, b"," + member)
 
 
 def _value(body: bytes, members: dict[str, Member], name: str) -> bytes:
-    """A member's value as it is written; empty: there is no such member."""
+    """Return a member's value as it is written; empty: no such member."""
     return members[name].value.of(body) if name in members else b""

@@ -23,7 +23,7 @@ LONG_LIST_BYTES = 16 * 1024
 
 
 class UnlocatableError(Exception):
-    """Not JSON, not of the kind that was expected, or an object that says a name twice: what it means is unsure."""
+    """Not JSON, not of the expected kind, or an object with a name twice, whose meaning is unsure."""
 
 
 class Span(NamedTuple):
@@ -33,19 +33,18 @@ class Span(NamedTuple):
     end: int
 
     def of(self, text: bytes) -> bytes:
-        """The bytes themselves."""
         return text[self.start : self.end]
 
 
 class Member(NamedTuple):
-    """A member of an object: from its name's opening quote to its value's last byte."""
+    """A member of an object, from the opening quote of its name to the last byte of its value."""
 
     start: int
     value: Span
 
 
 class Edit(NamedTuple):
-    """A span's bytes, to be replaced."""
+    """New bytes for a span."""
 
     start: int
     end: int
@@ -53,16 +52,16 @@ class Edit(NamedTuple):
 
 
 class Shortened(NamedTuple):
-    """A text without a long list of numbers: what is left decodes in a fraction of the time."""
+    """A text without a long list of numbers, which decodes in a fraction of the time."""
 
     text: bytes
     at: int
-    """Where the list stood; a 0 stands there."""
+    """Place of the list, where a 0 stands."""
     missing: int
-    """How many bytes shorter the text is."""
+    """Bytes saved."""
 
     def original(self, edits: Sequence[Edit]) -> list[Edit]:
-        """Edits of this text as edits of the one that it was made from."""
+        """Return edits of this text as edits of the original."""
         return [
             Edit(start + self.missing * (start > self.at), end + self.missing * (end > self.at), new)
             for start, end, new in edits
@@ -86,7 +85,7 @@ def shorten(text: bytes) -> Shortened:
 
 
 def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
-    """The members of the object that ``text`` (or the span of it) is, in order. Raises UnlocatableError."""
+    """Return the members of the object in ``text`` or in its span, in order. Raises UnlocatableError."""
     at, end = span or (0, len(text))
     try:
         values = _decode_members(memoryview(text)[at:end])
@@ -112,7 +111,7 @@ def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
 
 
 def array_items(text: bytes, span: Span) -> list[Span]:
-    """The items of the array that the span of ``text`` is. Raises UnlocatableError."""
+    """Return the items of the array in the span of ``text``. Raises UnlocatableError."""
     at = span.start + 1
     try:
         values = _decode_items(memoryview(text)[span.start : span.end])
@@ -128,7 +127,7 @@ def array_items(text: bytes, span: Span) -> list[Span]:
 
 
 def without_members(members: dict[str, Member], names: frozenset[str]) -> list[Edit]:
-    """The edits that take these members out of an object, with the commas that went with them."""
+    """Return the edits that remove these members, with their commas, from an object."""
     kept = next((member.start for name, member in members.items() if name not in names), None)
     edits = []
     previous_end: int | None = None
@@ -144,7 +143,7 @@ def without_members(members: dict[str, Member], names: frozenset[str]) -> list[E
 
 
 def apply_edits(text: bytes, edits: Sequence[Edit]) -> bytes:
-    """The text with its edits made; they do not overlap, in any order."""
+    """Return the text with the edits made; they do not overlap, in any order."""
     pieces: list[bytes] = []
     at = 0
     for edit in sorted(edits):

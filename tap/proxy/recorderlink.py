@@ -1,7 +1,7 @@
-"""A worker's side of the recorder's socket: feeds it without ever waiting, and counts what it does not get.
+"""A worker's connection to the recorder: it never waits, and counts the exchanges that the recorder does not get.
 
-What the recorder has not taken waits here, within the bound that all copies share. A recorder that dies takes with it
-what its socket held; the rest waits for the one that follows.
+Exchanges that the recorder has not taken wait here, within the bound that all copies share. A recorder that dies loses
+the content of its socket; the rest waits for its successor.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tracefile.records.schema import Status
 
 OUTBOX_S = 0.01
-"""Exchanges leave together: to wake the recorder for each would cost more than writing it."""
+"""Exchanges are sent together: waking the recorder for each would cost more than writing it."""
 RECONNECT_S = 0.2
 UNCONNECTED_S = 5.0
-"""How long a link that is to end waits for a recorder to come back."""
+"""Time for which a link that is to end waits for a recorder."""
 SEND_FRAMES = 64
 SENDS_AT_ONCE = 2
-"""A recorder that catches up on another core would take megabytes in a row, and streams would stand still meanwhile."""
+"""Bound on sends in a row: a recorder that catches up on another core would take megabytes, and streams would wait."""
 FRAME_OVERHEAD_BYTES = 100
 
 
 class RecorderLink:
-    """Feeds whichever recorder listens at ``path``; it connects, and connects again, by itself."""
+    """Connection to the recorder that listens at ``path``; connects and reconnects by itself."""
 
     def __init__(self, path: str, budget: CopyBudget, counts: WorkerCounts, worker: int = 0) -> None:
         self._path = path
@@ -47,30 +47,29 @@ class RecorderLink:
         self._socket: socket.socket | None = None
         self._outbox: deque[bytes] = deque()
         self._first_sent = 0
-        """Bytes of the first frame that the socket has taken."""
+        """Bytes of the first frame already sent."""
         self._due: asyncio.TimerHandle | None = None
         self._writing = False
-        """The socket is full; the loop says when it is not."""
+        """The socket is full; the loop calls when it has room."""
         self._connected_at = monotonic()
-        """When there last was a connection, or when the first was wanted."""
+        """Time of the last connection, or of the first attempt."""
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
         self._connect()
 
     def begin(self) -> int:
-        """A request that is to be recorded has come; returns how many are now in flight, at all workers."""
+        """Count a request to be recorded; return the number in flight at all workers."""
         cells = self._cells
         cells[OFFERED] += 1
         cells[IN_FLIGHT] += 1
         return self._counts.in_flight()
 
     def count_not_injected(self) -> None:
-        """A request or a response was passed by that injection was meant for."""
         self._cells[NOT_INJECTED] += 1
 
     def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
-        """Hand over a finished exchange, or count why not. Never waits, never raises."""
+        """Hand over a finished exchange, or count its loss. Never waits, never raises."""
         cells = self._cells
         cells[IN_FLIGHT] -= 1
         if side.dropped is not None:
@@ -88,7 +87,7 @@ class RecorderLink:
             self._due = self._loop.call_later(OUTBOX_S, self._send)
 
     async def finish(self, timeout_s: float) -> None:
-        """Let the recorder take what is left, for at most ``timeout_s``, and end the connection."""
+        """Send the rest, for at most ``timeout_s``, and close the connection."""
         deadline = monotonic() + timeout_s
         while not self._empty.is_set() and monotonic() < deadline:
             if self._socket is None and monotonic() - self._connected_at > UNCONNECTED_S:
@@ -103,7 +102,7 @@ class RecorderLink:
         self._close()
 
     def _send(self) -> None:
-        """Write what the socket takes at once; the loop calls again for more, and relays in between."""
+        """Write as much as the socket takes; the loop calls again for more, and relays in between."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -127,7 +126,7 @@ class RecorderLink:
             self._loop.add_writer(self._socket, self._send)
 
     def _sent(self, taken: int) -> None:
-        """Let go of the frames that the socket has taken whole."""
+        """Remove the frames that are sent whole."""
         outbox = self._outbox
         taken += self._first_sent
         while outbox and taken >= len(outbox[0]):
@@ -152,7 +151,7 @@ class RecorderLink:
         self._send()
 
     def _disconnect(self) -> None:
-        """The recorder is gone: half a frame that it took counts for nothing, the next one gets it whole."""
+        """Close after the recorder's end; its successor gets a half-sent frame whole."""
         self._stop_writing()
         if self._socket is not None:
             self._socket.close()

@@ -1,8 +1,8 @@
-"""The relay of one request: client's bytes to the upstream, the upstream's to the client, and a side copy of both.
+"""Relay of a request: the client's bytes to the upstream, the upstream's to the client, and a side copy of both.
 
-Everything here runs inside a socket's read callback. What it writes on are the raw bytes of the read, chunk framing and
-all, so the client gets the upstream's chunk boundaries at the upstream's pace. Nothing is retried: an upstream lost
-after the request was sent is a response cut short for the client, as it would have been without the tap.
+Everything here runs inside a socket's read callback. It writes the raw bytes of each read, chunk framing included, so
+the client gets the upstream's chunk boundaries at the upstream's pace. Nothing is retried: an upstream lost after the
+request was sent is a response cut short for the client, as without the tap.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from wire.url import Origin
 
 
 class Overhead:
-    """Times of one worker since it started."""
+    """Time that a worker of the tap adds, since its start."""
 
     __slots__ = ("chunks", "response_heads")
 
@@ -37,20 +37,18 @@ class Overhead:
         self.chunks: HistogramCounts = empty_counts(OVERHEAD_S)
 
     def response_head(self, taken_ns: int) -> None:
-        """Count the time that one response's head took."""
         add_value(self.response_heads, OVERHEAD_S, taken_ns / 1e9)
 
     def chunk(self, taken_ns: int) -> None:
-        """Count the time from one read of a response body to its being written on."""
         add_value(self.chunks, OVERHEAD_S, taken_ns / 1e9)
 
 
 TIMED_EVERY = 64
-"""One request in so many has its response timed in the tap."""
+"""The response of one request in so many is timed in the tap."""
 
 
 class Relays:
-    """All relays of one worker: where their requests go, and what is kept of them."""
+    """All relays of a worker: their upstreams, and the copies of what is recorded."""
 
     def __init__(
         self,
@@ -63,18 +61,18 @@ class Relays:
         self.upstreams, self.link, self.budget = upstreams, link, budget
         self.max_body_bytes = max_body_bytes
         self.in_flight = 0
-        """Requests that will be recorded and have not ended."""
+        """Requests to be recorded that have not ended."""
         self.ending = False
-        """The tap is cutting what is left."""
+        """The tap ends the requests that are left."""
         self.relayed = 0
         """Requests so far, recorded or not."""
         self.bytes_in = self.bytes_out = 0
-        """Of request and response bodies; those of recorded requests count when they end."""
+        """Bytes of request and response bodies; those of recorded requests count at their end."""
         self.overhead = Overhead()
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
-        """The handler of a request whose head has come."""
+        """Return the handler of a request whose head is complete."""
         relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
@@ -83,7 +81,7 @@ class Relays:
         return relay
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
-        """The side copy of a request that is to be recorded; null for any other."""
+        """Return the side copy of a request to be recorded; null for other requests."""
         endpoint = recorded_endpoint(base_path + head.target) if head.method == b"POST" else None
         if endpoint is None:
             return None
@@ -101,7 +99,7 @@ class Relays:
 
 
 class Relay:
-    """One request and its response: the client connection's handler and the upstream connection's sink."""
+    """Handler of a client connection's request, and sink of the upstream connection's response."""
 
     __slots__ = (
         "_client",
@@ -129,25 +127,25 @@ class Relay:
         self._connecting: asyncio.Task[None] | None = None
         self._copy: SideCopy | None = None
         self._unsent: list[bytes] = []
-        """Of the request: what came before there was a connection, or is written with what follows in the same read."""
+        """Reads of the request before there is a connection, or to be written with the rest of the same read."""
         self._response_start = b""
-        """The response's head, while more of the same read is to be written with it."""
+        """Head of the response, while more of the same read follows."""
         self._request_complete = False
         self._response_paused = False
         self._dechunk = False
         self._self_delimited = True
-        """The client can tell a cut response from a whole one without help."""
+        """The client can tell a cut response from a whole one."""
         self._keep_client = True
         self._ended = False
 
     def begin(self) -> None:
-        """Send the head to the upstream, with as much of the body as came with it: a write costs more than a copy."""
+        """Send the head to the upstream with the part of the body that came with it, in one write."""
         self._copy = self._relays.new_copy(self._head, self._picked.base_path)
         if not self._client.more_to_come:
             self._send_to(self._picked)
 
     def _send_to(self, upstream: Upstream) -> None:
-        """Begin the exchange on a kept connection if there is one, else on a new one."""
+        """Start on a kept connection, or on a new one."""
         server = upstream.pool.take_idle()
         if server is not None:
             self._start(upstream, server)
@@ -182,7 +180,7 @@ class Relay:
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """One read of the body: on to the upstream as it is."""
+        """Send a read of the body to the upstream unchanged."""
         if self._server is not None:
             self._server.write(raw)
         elif not self._ended:
@@ -195,11 +193,10 @@ class Relay:
             self._relays.bytes_in += len(data)
 
     def request_end(self) -> None:
-        """The request is complete."""
         self._request_complete = True
 
     def client_gone(self) -> None:
-        """Nobody waits for the response: the upstream is to stop working on it, now."""
+        """The client has left: abort the upstream's work at once."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._server is not None:
@@ -213,7 +210,6 @@ class Relay:
             self._server.pause_reading()
 
     def resume_response(self) -> None:
-        """The client has caught up."""
         self._response_paused = False
         if self._server is not None:
             self._server.resume_reading()
@@ -221,7 +217,7 @@ class Relay:
     # The response, from the upstream.
 
     def response_head(self, head: ResponseHead) -> None:
-        """A head: on to the client without what concerned the upstream's connection only."""
+        """Send a head to the client without the headers of the upstream's connection."""
         if head.informational:
             if self._head.version == "1.1":
                 self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
@@ -239,7 +235,7 @@ class Relay:
             self._client.write(start)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """One read of the body: on to the client as it is, and into the copy with its time."""
+        """Send a read of the body to the client unchanged, and copy it with its time."""
         if self._response_start:
             self._flush_response_start(data if self._dechunk else raw)
         else:
@@ -250,7 +246,6 @@ class Relay:
             self._relays.bytes_out += len(data)
 
     def response_end(self) -> None:
-        """The response is complete."""
         self._flush_response_start()
         server, self._server = self._server, None
         if server is not None and not self._request_complete:
@@ -259,7 +254,7 @@ class Relay:
         self._client.finish(keep_alive=self._keep_client)
 
     def response_lost(self, kind: LossKind) -> None:
-        """The upstream died: the client gets what had come, and never a clean end."""
+        """The upstream died: the client gets the bytes that came, and never a clean end."""
         self._flush_response_start()
         self._server = None
         self._end("upstream_abort" if kind == "upstream_closed" else "error", kind)
@@ -273,17 +268,16 @@ class Relay:
         self._client.pause_reading()
 
     def resume_request(self) -> None:
-        """The upstream has caught up."""
         self._client.resume_reading()
 
     def _flush_response_start(self, body: bytes = b"") -> None:
-        """Write the head that waits, if one does, and the body's first bytes in one."""
+        """Write a waiting head and the first bytes of the body in one."""
         start, self._response_start = self._response_start, b""
         if start or body:
             self._client.write(start + body)
 
     def _response_headers(self, head: ResponseHead) -> list[Header]:
-        """End-to-end headers, and what this hop has to say of its own connection."""
+        """Return the end-to-end headers, and those of the connection to the client."""
         headers = end_to_end(head.headers, head.names)
         old_client = self._head.version != "1.1"
         if old_client and b"transfer-encoding" in head.names:
@@ -299,7 +293,7 @@ class Relay:
         return headers
 
     def _end(self, outcome: Status, error_kind: str | None) -> None:
-        """Give the copy to the recorder, once."""
+        """Give the copy to the recorder, at the first call."""
         if self._ended:
             return
         self._ended = True
@@ -314,24 +308,22 @@ class Relay:
 
 
 class TimedRelay(Relay):
-    """One relay in ``TIMED_EVERY``, which notes what the tap's own work on its response took."""
+    """Relay that measures the time of the tap's own work on its response."""
 
     __slots__ = ()
 
     def response_head(self, head: ResponseHead) -> None:
-        """As any other, timed."""
         began_ns = perf_counter_ns()
         super().response_head(head)
         self._relays.overhead.response_head(perf_counter_ns() - began_ns)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """As any other, timed from when the read was."""
         super().response_body(at_ns, raw, data)
         self._relays.overhead.chunk(perf_counter_ns() - at_ns)
 
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:
-    """The request's head as the upstream gets it: its own Host, no hop-by-hop headers, all else as it came."""
+    """Return the request's head for the upstream: its own Host, no hop-by-hop headers, the rest unchanged."""
     headers, host = head.headers.copy(), (b"Host", origin.host_header)
     if b"host" in head.names:
         at = head.names.index(b"host")
@@ -346,12 +338,12 @@ def upstream_head(head: RequestHead, origin: Origin) -> bytes:
 
 
 def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
-    """The response's head as the client gets it."""
+    """Return the response's head for the client."""
     return serialise_head(b"HTTP/1.1 %d %b" % (head.status, head.reason), headers)
 
 
 def origin_form(target: bytes) -> bytes:
-    """Path and query of a target; of an absolute one (``GET http://host/path``), what follows its host."""
+    """Return path and query of a target; of an absolute one (``GET http://host/path``) the part after its host."""
     if target.startswith(b"/") or b"://" not in target:
         return target
     _, _, rest = target.partition(b"://")
@@ -360,7 +352,7 @@ def origin_form(target: bytes) -> bytes:
 
 
 def reset(client: ClientConnection) -> None:
-    """Cut a connection by a reset: where only its end ends the response, an orderly one would look like the whole."""
+    """Cut a connection by a reset: an orderly end would look like the whole response where no length tells."""
     if client.transport is not None:
         sock = client.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -368,7 +360,7 @@ def reset(client: ClientConnection) -> None:
 
 
 def wants_websocket(head: RequestHead) -> bool:
-    """Whether the request is a WebSocket handshake; other upgrades are offers, and are not passed on."""
+    """Return whether the request is a WebSocket handshake; other upgrades are offers, and not passed on."""
     if b"upgrade" not in head.names or b"upgrade" not in connection_options(head.headers):
         return False
     return any(b"websocket" in value.lower() for value in head.values(b"upgrade"))

@@ -1,8 +1,8 @@
-"""What was asked for beside the client's own request, taken out of the response again: bytes cut, none written anew.
+"""Removal of injected usage and token ids from a response: bytes are cut, and none are written anew.
 
-A stream passes event by event: the usage event goes, token ids go out of the events that carry them, and an event that
-is there for its ids alone goes too. vLLM writes ``null`` where nobody asked for ids, so that is what it leaves; SGLang
-leaves the members out. What is no JSON, or not as it should be, passes as it is.
+A stream passes event by event: the usage event is dropped, token ids are cut out of events, and an event that exists
+only for its ids is dropped. Without the injection vLLM writes ``null`` for ids, so the filter leaves ``null``; SGLang
+omits the members. Anything that is not JSON of the expected form passes unchanged.
 """
 
 import re
@@ -23,7 +23,7 @@ from tap.proxy.jsonspans import (
 )
 
 LATE_LF = b"\n"
-"""What is given for an LF that came a read later than its CR, which had ended an event: no event is that short."""
+"""Piece for an LF that comes a read later than its CR, which had ended an event; no event is that short."""
 
 # A line ends in CRLF, LF or CR, an event in an empty line (WHATWG HTML, section 9.2.6). The groups are atomic: a CRLF
 # is one line's end, never a CR's and an LF's.
@@ -32,7 +32,7 @@ _DATA_LINE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n])data:(?: ?)([^\r\n]*)")
 
 
 class EventCutter:
-    """Takes a stream read by read and gives the bytes of each event that a read completed."""
+    """Splits a stream, read by read, into the bytes of complete events."""
 
     __slots__ = ("_after_cr", "_held", "_searched")
 
@@ -40,15 +40,15 @@ class EventCutter:
         self._held = bytearray()
         self._searched = 0
         self._after_cr = False
-        """The last event ended in a CR at the very end of a read: an LF that comes first now belongs to it."""
+        """The last event ended in a CR at the end of a read: an LF at the start of the next belongs to it."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the event that has begun and not ended."""
+        """Bytes of the incomplete event."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that end within ``data``, each with its empty line; together with the rest they are the stream."""
+        """Return the events that end within ``data``, each with its empty line; with the rest they are the stream."""
         if not self._held and not self._after_cr and is_one_event(data):
             return [data]
         events = []
@@ -69,18 +69,18 @@ class EventCutter:
         return events
 
     def rest(self) -> bytes:
-        """What was held of an event that never ended; nothing is held any more."""
+        """Return the bytes of the incomplete event, and hold none."""
         held, self._held, self._searched = bytes(self._held), bytearray(), 0
         return held
 
 
 def is_one_event(data: bytes) -> bool:
-    """Whether ``data`` is exactly one event of one line, as nearly every read of a stream is."""
+    """Return whether ``data`` is exactly one event of one line, as nearly all reads of a stream are."""
     return data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 and b"\r" not in data
 
 
 def data_span(event: bytes) -> tuple[int, int] | None:
-    """Where an event's data stands, if it is one line, as all engines write it; null: there is none, or several."""
+    """Return the span of an event's data if it is one line, as engines write it; null: no or several lines."""
     if event.startswith(b"data: ") and is_one_event(event):
         return 6, len(event) - 2
     lines = list(_DATA_LINE.finditer(event))
@@ -88,7 +88,7 @@ def data_span(event: bytes) -> tuple[int, int] | None:
 
 
 MAX_EVENT_BYTES = 32 << 20
-"""A longer event is none: what comes passes unfiltered from there on."""
+"""After a longer event the stream passes unfiltered."""
 
 ID_MEMBERS = frozenset({"prompt_token_ids", "token_ids"})
 _ABSENT = msgspec.Raw()
@@ -96,7 +96,7 @@ _NULL = b"null"
 
 
 class _Choice(msgspec.Struct):
-    """What decides about an event, of one of its choices; values as they are written."""
+    """Members of a choice that decide about an event, as they are written."""
 
     delta: msgspec.Raw = _ABSENT
     logprobs: msgspec.Raw = _ABSENT
@@ -106,7 +106,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What decides about an event, or a whole body."""
+    """Members that decide about an event or a whole body."""
 
     choices: list[_Choice] | None = None
     usage: msgspec.Raw = _ABSENT
@@ -121,7 +121,7 @@ _SGLANG_IDS = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[\d,]*\]|null)')
 
 
 class ResponseFilter:
-    """One response's filter: a stream fed read by read, or a whole body at once."""
+    """Filter of a response: a stream read by read, or one JSON text."""
 
     __slots__ = ("_cutter", "_dialect", "_dropped", "_ids", "_passing", "_unasked_usage", "_usage")
 
@@ -131,22 +131,22 @@ class ResponseFilter:
         self._dialect = dialect
         self._cutter = EventCutter()
         self._dropped = False
-        """The last event was taken out, whole."""
+        """The last event was dropped."""
         self._unasked_usage = False
-        """The engine sends usage with every event: it would have sent the last one unasked too."""
+        """The engine sends usage in all events: it would have sent the last one without injection."""
         self._passing = False
 
     @property
     def filters_whole(self) -> bool:
-        """Whether an answer that is not streamed holds anything that was added: its usage is there unasked."""
+        """True if a response that is one JSON text holds an addition; its usage is there without injection."""
         return self._ids
 
     def let_pass(self) -> None:
-        """Filter nothing from here on."""
+        """Stop filtering."""
         self._passing = True
 
     def feed(self, data: bytes) -> bytes:
-        """What the client gets for a read; the part of an event that has not ended waits for the next."""
+        """Return the bytes for the client; an incomplete event waits for the next read."""
         if self._passing:
             return data
         out: list[bytes] = []
@@ -161,21 +161,21 @@ class ResponseFilter:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def finish(self) -> bytes:
-        """What the client gets at the end of a stream whose last event lacks its empty line."""
+        """Return the last bytes of a stream whose last event lacks its empty line."""
         out: list[bytes] = []
         if rest := self._cutter.rest():
             self._take(rest, out)
         return b"".join(out)
 
     def whole(self, body: bytes) -> bytes:
-        """What the client gets for a body that is one JSON object."""
+        """Return the body for the client, of a response that is one JSON object."""
         try:
             return self._without_ids(body, _decode(body)) if self._ids else body
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
             return body
 
     def _take(self, event: bytes, out: list[bytes]) -> bool:
-        """Put what is left of an event to what goes out; False if nothing is."""
+        """Add the filtered event to ``out``; False if it is dropped."""
         with_ids = self._ids and b'token_ids"' in event
         with_usage = self._usage and b'"usage"' in event
         span = data_span(event) if with_ids or with_usage else None
@@ -194,7 +194,7 @@ class ResponseFilter:
         return kept is not None
 
     def _filtered(self, data: bytes, *, with_ids: bool, with_usage: bool, out: list[bytes]) -> bytes | None:
-        """An event's data without what was asked for; null if that was all of it."""
+        """Return an event's data without the additions; null: drop the event."""
         found = _decode(data)
         if with_usage and (usage := bytes(found.usage)):
             if found.choices:
@@ -210,7 +210,7 @@ class ResponseFilter:
         return self._without_ids(data, found)
 
     def _without_null_usage(self, data: bytes, usage: bytes) -> bytes:
-        """Events that carry usage, all of them: the engine does so unasked. Nulls: vLLM used to announce it so."""
+        """Return the data of an event with usage and choices: the engine sends usage unasked, or null at first."""
         if usage != _NULL:
             self._unasked_usage = True
         elif self._dialect == "vllm":
@@ -218,7 +218,7 @@ class ResponseFilter:
         return data
 
     def _without_ids(self, data: bytes, found: _Event) -> bytes:
-        """The data with its token ids as they are where nobody asks for them."""
+        """Return the data with token ids as without injection."""
         leave_null = self._dialect == "vllm"
         places = count_ids(found, nulls=not leave_null)
         if not places:
@@ -230,7 +230,7 @@ class ResponseFilter:
 
 
 def is_for_ids_alone(event: _Event) -> bool:
-    """Whether vLLM sends a chat event only because ids were asked for: tokens that its parsers made nothing of, yet."""
+    """Return whether vLLM sends a chat event only for its ids: its parsers have not yet made text of the tokens."""
     return bool(event.choices) and all(
         bytes(choice.delta) == b"{}"
         and bytes(choice.token_ids)[:1] == b"["
@@ -241,7 +241,7 @@ def is_for_ids_alone(event: _Event) -> bool:
 
 
 def count_ids(event: _Event, *, nulls: bool) -> int:
-    """How many members with token ids an event has, in the places where engines put them; with ``nulls`` those too."""
+    """Return the number of members with token ids in the places where engines put them; ``nulls`` count too if set."""
     count = int(_holds_ids(event.prompt_token_ids, nulls=nulls))
     for choice in event.choices or ():
         count += _holds_ids(choice.token_ids, nulls=nulls) + _holds_ids(choice.prompt_token_ids, nulls=nulls)
@@ -253,7 +253,7 @@ def _holds_ids(value: msgspec.Raw, *, nulls: bool) -> bool:
 
 
 def id_edits(data: bytes, *, leave_null: bool) -> list[Edit]:
-    """The edits that take token ids out, found by walking through the data. Raises UnlocatableError."""
+    """Return the edits that remove token ids, found by walking through the data. Raises UnlocatableError."""
     members = object_members(data)
     edits = _id_edits_of(data, members, leave_null=leave_null)
     if "choices" in members:
@@ -270,9 +270,9 @@ def _id_edits_of(data: bytes, members: dict[str, Member], *, leave_null: bool) -
 
 
 def move_timings(usage_event: bytes, out: list[bytes]) -> None:
-    """Put llama.cpp's ``timings`` back where they are without a usage event: at the end of the event before it.
+    """Move llama.cpp's ``timings`` to the end of the event before, their place without a usage event.
 
-    llama.cpp writes the two at once, so that they come in one read; where they do not, the timings are lost.
+    llama.cpp writes the two at once, so both come in one read; else the timings are lost.
     """
     members = object_members(usage_event)
     span = data_span(out[-1]) if out else None

@@ -1,4 +1,4 @@
-"""The side copy of an exchange while it passes: references to the reads, within bounds, no work on their content."""
+"""Side copy of an exchange while it passes: references to the reads, within bounds, without work on their content."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from tracefile.records.schema import Status
 from wire.head import Headers
 
 LAST_READS = 8
-"""Reads kept of the end of a response too large to copy: its usage is in them."""
+"""Last reads kept of a response too large to copy; its usage is in them."""
 READ_OVERHEAD_BYTES = 120
-"""What a read costs in memory beside its bytes."""
+"""Memory of a read beside its bytes."""
 
 
 @dataclass(slots=True)
 class CopyBudget:
-    """Bytes that all copies in flight may hold together; over it, copies are given up, never the traffic."""
+    """Bytes that all copies in flight may hold together; beyond it copies are dropped, never the traffic."""
 
     limit_bytes: int
     held_bytes: int = 0
 
 
 class SideCopy:
-    """One exchange's copy: the message to the recorder, as far as it is known. Given up, it holds no read any more."""
+    """Copy of an exchange, which becomes the message to the recorder. A dropped copy holds no reads."""
 
     __slots__ = ("_budget", "_exchange", "_held", "_max_body_bytes", "dropped", "request_bytes", "response_bytes")
 
@@ -47,12 +47,12 @@ class SideCopy:
         )
         self._held = 0
         self.dropped: str | None = None
-        """Why it was given up; null: it was not."""
+        """Reason of the drop; null: not dropped."""
         self.request_bytes = self.response_bytes = 0
-        """Of the bodies that came, copied or not."""
+        """Bytes of the bodies, copied or not."""
 
     def request_body(self, data: bytes) -> None:
-        """Keep a de-chunked piece of the request body, or give the body up for being too large."""
+        """Keep a de-chunked piece of the request body, or drop the body if it is too large."""
         self.request_bytes += len(data)
         body = self._exchange.request_body
         if body is None or self.dropped is not None:
@@ -65,15 +65,14 @@ class SideCopy:
         self._hold(len(data) + READ_OVERHEAD_BYTES)
 
     def sent_to(self, upstream: str, at_ns: int) -> None:
-        """Note who serves the request, and when its head was written there."""
+        """Note the upstream, and the time at which the head was written to it."""
         self._exchange.upstream, self._exchange.sent_ns = upstream, at_ns
 
     def add_injected(self, injected: Sequence[Injection]) -> None:
-        """Note what was added to the request."""
         self._exchange.injected = list(injected)
 
     def response_head(self, status: int, headers: Headers, names: Sequence[bytes]) -> None:
-        """Keep the final response head's status and the few headers that parsing needs."""
+        """Keep the status and the few headers that parsing needs, of the final response head."""
         self._exchange.http_status = status
         self._exchange.response_headers = _kept(headers, names, KEPT_RESPONSE_HEADERS)
 
@@ -92,7 +91,7 @@ class SideCopy:
         self._hold(len(data) + READ_OVERHEAD_BYTES)
 
     def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
-        """What the recorder gets; the copy counts as holding nothing after it."""
+        """Return the message for the recorder, and release the copy's memory."""
         exchange = self._exchange
         exchange.end_ns, exchange.outcome, exchange.error_kind = end_ns, outcome, error_kind
         self._budget.held_bytes -= self._held
@@ -100,7 +99,7 @@ class SideCopy:
         return exchange
 
     def give_up(self, reason: str) -> None:
-        """Hold nothing any more; the traffic goes on."""
+        """Drop the copy; the traffic goes on."""
         self.dropped = reason
         self._exchange.request_body = None
         self._exchange.response_reads = []
@@ -119,7 +118,7 @@ class SideCopy:
 
 
 def _kept(headers: Headers, names: Sequence[bytes], wanted: frozenset[bytes]) -> dict[str, str]:
-    """The first of each wanted header. ``names``: the headers' names in lower case, parallel to them."""
+    """Return the first of each wanted header. ``names``: the headers' names in lower case, parallel to them."""
     kept: dict[str, str] = {}
     for lower, (_, value) in zip(names, headers, strict=True):
         if lower in wanted:

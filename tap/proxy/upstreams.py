@@ -1,7 +1,7 @@
-"""Which upstream gets a request: each in turn, or the one that its session hashes to; never one known to be down.
+"""Choice of the upstream for a request: in turn, or by its session's hash; never an upstream known to be down.
 
-A session's upstream is found by rendezvous hashing: the highest of the hashes of session and upstream wins. When an
-upstream goes, only its own sessions move, and they come back with it; every worker and every tap decides alike.
+A session's upstream is found by rendezvous hashing: the highest hash of session and upstream wins. When an upstream
+goes, only its own sessions move, and they come back with it. All workers and taps decide alike.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ crosses that close on the wire would be lost."""
 MAX_IDLE_CONNECTIONS = 1024
 CONNECT_TIMEOUT_S = 5.0
 DOWN_S = 1.0
-"""For how long an upstream that could not be reached is passed over; doubled each time it still cannot."""
+"""Time for which an unreachable upstream is skipped; doubled at each further failure."""
 MAX_DOWN_S = 30.0
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
-"""Where a client says which conversation a request belongs to; the first of them that is there counts."""
+"""Headers with the client's conversation id; the first one present counts."""
 
 
 class Upstream:
-    """One server that requests go to, with its connections."""
+    """An upstream server and its connections."""
 
     __slots__ = ("_down_s", "base_path", "down_until_s", "name", "origin", "pool", "seed")
 
@@ -44,7 +44,7 @@ class Upstream:
         self._down_s = DOWN_S
 
     async def reach(self) -> ServerConnection:
-        """A connection, kept or new. Raises ConnectError, and lets others have its requests for a while."""
+        """Return a kept or a new connection. Raises ConnectError, and marks the upstream as down for a while."""
         connection = self.pool.take_idle()
         if connection is not None:
             return connection
@@ -60,16 +60,16 @@ class Upstream:
 
     def _mark_down(self) -> None:
         now = monotonic()
-        if self.down_until_s <= now:  # of many that fail at once, one is news
+        if self.down_until_s <= now:  # of many failures at once, the first counts
             self.down_until_s = now + self._down_s
             self._down_s = min(2 * self._down_s, MAX_DOWN_S)
 
 
 class Upstreams:
-    """All upstreams of one worker; requests are given out among them."""
+    """All upstreams of a worker, and the choice among them."""
 
     def __init__(self, origins: Sequence[Origin], *, by_session: bool = False, first: int = 0) -> None:
-        """``first``: whose turn is first, so that several workers do not all begin with the same."""
+        """``first``: place of the first turn, so that several workers do not all begin with one upstream."""
         self._by_session = by_session
         self._turn = first - 1
         self._all: list[Upstream] = []
@@ -77,27 +77,26 @@ class Upstreams:
 
     @property
     def names(self) -> list[str]:
-        """Their origins."""
         return [upstream.name for upstream in self._all]
 
     def reload(self, origins: Sequence[Origin]) -> None:
-        """Use these from now on; those that stay keep their connections, those that go finish what they have."""
+        """Use these upstreams from now on; kept ones keep their connections, removed ones finish theirs."""
         known = {upstream.origin: upstream for upstream in self._all}
         self._all = [known.pop(origin) if origin in known else Upstream(origin) for origin in origins]
         for removed in known.values():
             removed.pool.retire()
 
     def pick(self, head: RequestHead) -> Upstream:
-        """Who gets this request."""
+        """Return the upstream of this request."""
         if len(self._all) == 1:
             return self._all[0]
         self._turn += 1
         return self._in_order(head)[0]
 
     async def connect(self, head: RequestHead, picked: Upstream) -> tuple[Upstream, ServerConnection]:
-        """A connection to the picked upstream, or to the next that has one. Raises ConnectError if none has.
+        """Return a connection to the picked upstream, or to the next one reached. Raises ConnectError if there is none.
 
-        This is no retrying: not a byte of the request is sent before one of them has accepted.
+        This is no retry: no byte of the request is sent before a server has accepted the connection.
         """
         others = [upstream for upstream in self._in_order(head) if upstream is not picked]
         *firsts, last = [picked, *others]
@@ -107,12 +106,12 @@ class Upstreams:
         return last, await last.reach()
 
     def close(self) -> None:
-        """Drop every connection, busy ones too."""
+        """Drop all connections, busy ones too."""
         for upstream in self._all:
             upstream.pool.close()
 
     def _in_order(self, head: RequestHead) -> list[Upstream]:
-        """Whom to try, one after another: those thought to be up first."""
+        """Return the upstreams in the order of trying, those thought to be up first."""
         session = session_of(head) if self._by_session else None
         if session is None:
             at = self._turn % len(self._all)
@@ -124,7 +123,7 @@ class Upstreams:
 
 
 def session_of(head: RequestHead) -> bytes | None:
-    """The session that the client names in a header; null: none."""
+    """Return the session that the client names in a header; null: none."""
     for name in SESSION_HEADERS:
         values = head.values(name)
         if values and values[0]:
@@ -133,5 +132,5 @@ def session_of(head: RequestHead) -> bytes | None:
 
 
 def by_rendezvous(upstreams: Sequence[Upstream], session: bytes) -> list[Upstream]:
-    """The upstreams in the order in which this session prefers them."""
+    """Return the upstreams in this session's order of preference."""
     return sorted(upstreams, key=lambda one: xxhash.xxh3_64_intdigest(session, one.seed), reverse=True)

@@ -1,7 +1,7 @@
-"""A worker process: the data plane. It accepts clients, relays, and hands copies of what ended to the recorder.
+"""A worker process, the data plane: accepts clients, relays, and hands copies of ended exchanges to the recorder.
 
-Any number of them share a port. A worker imports neither what parses prompts nor what shows pages: its memory is its
-connections, and its event loop does nothing but relay.
+Any number of workers share a port. A worker imports no code for prompts or pages: its memory is its connections, and
+its event loop only relays.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from wire.server import Server
 from wire.url import parse_url
 
 LOOP_CHECK_S = 0.1
-"""How often the event loop is asked whether it is on time."""
+"""Interval of checks of the event loop's delay."""
 
 
 class WorkerMeter:
-    """Reads what the relays count; the data plane does not know of it."""
+    """Reads the counts of the relays and sends them to the admin process."""
 
     def __init__(self, socket_path: str, number: int, relays: Relays, server: Server, queue_limit_bytes: int) -> None:
         self._sender = FeedSender(socket_path)
@@ -49,7 +49,7 @@ class WorkerMeter:
         self._worst_delay_s = 0.0
 
     async def push_regularly(self) -> None:
-        """Push once a second, for ever; in between, watch how late the event loop is."""
+        """Send the numbers once a second, for ever; watch the delay of the event loop in between."""
         pushed_s = monotonic()
         while True:
             due_s = monotonic() + LOOP_CHECK_S
@@ -61,7 +61,6 @@ class WorkerMeter:
                 self._worst_delay_s, pushed_s = 0.0, now_s
 
     def stats(self) -> WorkerStats:
-        """The numbers as they are."""
         relays = self._relays
         return WorkerStats(
             worker=self._number,
@@ -80,17 +79,17 @@ class WorkerMeter:
 
 
 FLUSH_TIMEOUT_S = 60.0
-"""How long the recorder may take to accept what is left for it."""
+"""Time for the recorder to accept the last exchanges."""
 LET_IN_S = 0.5
-"""At most so long, before a drain begins, connections are let in that had come already."""
+"""Time before a drain for accepting connections that had already come."""
 READ_TURNS = 4
-"""Turns of the event loop in which a connection that is let in is read from."""
+"""Turns of the event loop for reading from such a connection."""
 
 _messages = msgspec.msgpack.Decoder(WorkerSetup | Reload | Drain | Cut)
 
 
 class Worker:
-    """One data plane, from its setup to its last response."""
+    """A data plane, from its setup to its last response."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         counts = WorkerCounts(Path(setup.counts_path), setup.workers)
@@ -113,7 +112,7 @@ class Worker:
     async def serve(self, channel: Channel) -> None:
         """Take connections until told to drain, or until the supervisor is gone."""
         await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
-        # Everything loaded so far stays: looking through it for garbage again would stall every stream for 40 ms.
+        # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
         gc.collect()
         gc.freeze()
         meter = self._meter()
@@ -127,7 +126,7 @@ class Worker:
         channel.send(Drained(cut))
 
     def _meter(self) -> "asyncio.Task[None] | None":
-        """The task that pushes numbers to the admin process; null without one."""
+        """Return the task that sends numbers to the admin process; null without one."""
         path = self._setup.admin_socket
         if path is None:
             return None
@@ -135,7 +134,7 @@ class Worker:
         return asyncio.create_task(meter.push_regularly())
 
     async def _until_drain(self, channel: Channel) -> float:
-        """Follow the supervisor's changes of upstreams; returns for how long to drain."""
+        """Follow changes of the upstreams; return the time for the drain."""
         while True:
             message = await channel.messages.get()
             if isinstance(message, Reload):
@@ -146,7 +145,7 @@ class Worker:
                 return self._setup.drain_s
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
-        """Let what is in flight end, for ``drain_s`` or until told to cut; returns how many responses were cut."""
+        """Let requests in flight end, for ``drain_s`` or until told to cut; return the number of cut responses."""
         await self._let_in()
         draining = asyncio.create_task(self._server.drain(drain_s))
         cutting = asyncio.create_task(_until_cut(channel))
@@ -161,7 +160,7 @@ class Worker:
         return await draining
 
     async def _let_in(self) -> None:
-        """Accept and read what has come already: a listener that is closed resets whatever waits at it."""
+        """Accept and read connections that have already come: closing a listener resets those that wait."""
         waiting = select.poll()
         waiting.register(self._setup.listen_fd, select.POLLIN)
         until_s = time.monotonic() + LET_IN_S
@@ -175,7 +174,7 @@ class Worker:
 
 
 async def _until_cut(channel: Channel) -> None:
-    """Wait for the word to cut. A supervisor that is gone gives none: what is in flight has its time."""
+    """Wait for a Cut. If the supervisor is gone none comes, and requests in flight have their time."""
     while True:
         message = await channel.messages.get()
         if isinstance(message, Cut):
@@ -185,7 +184,7 @@ async def _until_cut(channel: Channel) -> None:
 
 
 async def work(control: socket.socket) -> None:
-    """Serve one supervisor over ``control``."""
+    """Serve a supervisor over ``control``."""
     asyncio.get_running_loop().set_exception_handler(_say_failure)
     channel = await Channel.over(control, _messages)
     setup = await channel.messages.get()
@@ -195,7 +194,7 @@ async def work(control: socket.socket) -> None:
 
 
 def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say that a callback failed, and where, but nothing of what it was called with: that may be a prompt."""
+    """Report a failed callback and its place, but not its arguments, which may be a prompt."""
     error = context.get("exception")
     if error is None:
         return
@@ -205,14 +204,14 @@ def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``python -m tap.proxy.worker FD``: started by the supervisor, with its end of a socket pair."""
+    """Run ``python -m tap.proxy.worker FD`` with the supervisor's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(AttributeError):  # Windows has no SIGHUP
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run(work(socket.socket(fileno=int(argv[0]))))
-    except Exception as error:  # a traceback could quote what a request said; the supervisor notices the end
+    except Exception as error:  # a traceback could quote a request; the supervisor notices the end
         print(f"tap: a worker process failed ({type(error).__name__})", file=sys.stderr)
         return 1
     return 0

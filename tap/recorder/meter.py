@@ -1,9 +1,10 @@
-"""The recorder's side of the admin process: counts every record exactly and pushes numbers and records once in a while.
+"""The recorder's numbers for the admin process: exact counts of all records, and the records themselves in batches.
 
 It runs on the recorder's loop, beside tokenizing and hashing, so observing a record is a few list and dict accesses.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.exchange import Progress, encode_frame
@@ -11,19 +12,20 @@ from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed,
 from tracefile.records.schema import Record, Status
 
 FEED_RECORDS = 64
-"""Records that leave as one frame, at the latest after ``FEED_INTERVAL_S``."""
+"""Records in a frame, which leaves after ``FEED_INTERVAL_S`` at the latest."""
 FLUSH_RECORDS = 8
-"""After as many the socket is tried again with what it did not take."""
+"""Records between two tries to flush the socket."""
 FEED_INTERVAL_S = 0.25
 MAX_KINDS = 1_000
-"""Kinds of requests counted apart; an endless variety of paths must not become endless memory."""
+"""Kinds of requests counted apart; a bound, since paths may vary endlessly."""
 
+_seen_fields = attrgetter(*SeenRecord.__struct_fields__)
 _WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
 _GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
 
 
 class RecordMeter:
-    """Counts records for ``/metrics`` and shows them to the admin process, as far as it keeps up."""
+    """Counts of records for ``/metrics``, and the feed of records to the admin process."""
 
     def __init__(self, socket_path: str, pid: int) -> None:
         self._pid = pid
@@ -38,7 +40,7 @@ class RecordMeter:
         self._fed_at = self._pushed_at = float("-inf")
 
     def observe(self, record: Record, head_ns: int | None) -> None:
-        """Count one record, sampled out or not; ``head_ns``: from its head's arrival to its being sent on."""
+        """Count a record, sampled out or not; ``head_ns``: from its head's arrival to the write upstream."""
         kinds = self._kinds
         kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
         if kind not in kinds and len(kinds) >= MAX_KINDS:
@@ -61,7 +63,7 @@ class RecordMeter:
                 self._feed()
 
     def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
-        """Send what is due by the monotonic clock; to be called a few times a second, traffic or not."""
+        """Send numbers and records that are due; called a few times a second."""
         self._sender.flush()
         if now_s - self._fed_at >= FEED_INTERVAL_S:
             self._feed()
@@ -71,7 +73,6 @@ class RecordMeter:
             self._pushed_at = now_s
 
     def stats(self, progress: Progress, *, writing: bool) -> RecorderStats:
-        """Everything counted so far."""
         return RecorderStats(
             pid=self._pid,
             progress=progress,
@@ -87,30 +88,16 @@ class RecordMeter:
         )
 
     def close(self, progress: Progress) -> None:
-        """Push the last numbers."""
         self._feed()
         self._sender.offer(encode_frame(self.stats(progress, writing=True)))
         self._sender.close()
 
     def _feed(self) -> None:
-        """Send the batch if the other side has taken all before it; what it has no time for is not encoded."""
+        """Send the batch if the other side keeps up; else skip it without encoding."""
         batch, self._batch = self._batch, []
         if batch and not (self._sender.keeping_up and self._sender.offer(_feed_frame(batch))):
             self._feed_skipped += len(batch)
 
 
 def _feed_frame(batch: list[Record]) -> bytes:
-    return encode_frame(RecordFeed([_seen(record) for record in batch]))
-
-
-def _seen(record: Record) -> SeenRecord:
-    return SeenRecord(
-        record.status,
-        record.stream,
-        record.turn,
-        record.ttft_ms,
-        record.e2e_ms,
-        record.prompt_tokens,
-        record.cached_tokens,
-        record.block_hashes,
-    )
+    return encode_frame(RecordFeed([SeenRecord(*_seen_fields(record)) for record in batch]))

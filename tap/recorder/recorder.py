@@ -1,7 +1,7 @@
-"""The recorder process: takes finished exchanges off its workers' sockets, makes records of them, writes the trace.
+"""The recorder process: takes finished exchanges off the workers' sockets, makes records, and writes the trace.
 
-It is a process of its own because tokenizing holds the interpreter's lock for as long as a prompt is long. It ends
-when the supervisor and every worker have closed theirs, never by a signal, so that nothing taken is lost.
+It is a process of its own because tokenizing holds the interpreter's lock in proportion to the prompt. It ends when the
+supervisor and all workers have closed their sockets, never by a signal, so that no exchange it took is lost.
 """
 
 import contextlib
@@ -33,10 +33,9 @@ HASH_BITS = 64
 
 
 class SessionSample:
-    """Keeps about ``share`` of all sessions, by a keyed hash of their ids: the same ones at every tap with this key.
+    """A sample of about ``share`` of all sessions, by a keyed hash of their ids: the same at all taps with this key.
 
-    Asked once a record's session is known. A request without one is a session of its own. The samples of smaller
-    shares are parts of those of larger ones.
+    A request without a session is a session of its own. The sample of a smaller share is part of that of a larger one.
     """
 
     def __init__(self, key: HashKey, share: float) -> None:
@@ -44,7 +43,7 @@ class SessionSample:
         self._below = round(share * (1 << HASH_BITS))
 
     def keeps(self, record: Record) -> bool:
-        """Whether the record's session is in the sample."""
+        """Return whether the record's session is in the sample."""
         name = record.session_id or f"request {record.request_id}"
         digest = self._key.derive(b"session sample", HASH_BITS // 8, name.encode())
         return int.from_bytes(digest, "big") < self._below
@@ -53,20 +52,19 @@ class SessionSample:
 IDLE_S = 0.2
 REPORT_INTERVAL_S = 0.5
 UPLOAD_AT_END_S = 20.0
-"""How long the last segments may take to be uploaded once all is recorded."""
+"""Time for uploading the last segments once all is recorded."""
 RELINKED_RECORDS = 50_000
 """Records of a resumed trace by which conversations keep their sessions."""
 GC_ALLOCATIONS = 20_000
-"""Between two looks through the youngest objects."""
+"""Allocations between two collections of the youngest objects."""
 NICENESS = 10
-"""Where there is no core to spare, the workers go first."""
+"""Without a spare core, the workers go first."""
 
 decode_message = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged).decode
-"""A frame's payload as what it is."""
 
 
 class Recorder:
-    """One trace being written: an exchange in, a record out, and the counts of what became of each."""
+    """A trace being written: from exchanges to records, with counts of both."""
 
     def __init__(self, setup: RecorderSetup) -> None:
         key = HashKey(setup.key_secret)
@@ -102,7 +100,7 @@ class Recorder:
         self._sample = SessionSample(key, setup.sample) if setup.sample < 1 else None
         self._meter = RecordMeter(setup.admin_socket, os.getpid()) if setup.admin_socket is not None else None
         self._taken = copy.deepcopy(setup.carry)
-        """Counts of what the trace took; ``_flushed`` trails those of records by what is not in its files yet."""
+        """Counts of the exchanges taken; ``_flushed`` lags behind by the records not yet in the files."""
         self._taken.found, self._taken.epoch_ns = self._before, epoch_ns
         self._dropped = Counter(setup.carry.dropped)
         self._count_unreported(found)
@@ -111,7 +109,7 @@ class Recorder:
         self._say_mended()
 
     def take(self, exchange: ExchangeCopy) -> None:
-        """Record one exchange; one that cannot be is counted by what failed, and the next is taken all the same."""
+        """Record an exchange; a failure is counted by its kind, and the next exchange is taken."""
         self._is_news = True
         self._taken.received += 1
         try:
@@ -126,22 +124,22 @@ class Recorder:
             self._trace.write(record)
         except InputError:
             self._dropped["trace_unwritable"] += 1
-        except Exception as error:  # one odd exchange must not cost the others; its kind is counted and logged
+        except Exception as error:  # an odd exchange must not cost the others; its kind is counted
             self._dropped[f"recorder_failed:{type(error).__name__}"] += 1
         else:
             self._count(made)
 
     def change_engine(self, engine: Engine | None) -> None:
-        """Write what comes from now on under a header that names this engine."""
+        """Write later records under a header with this engine."""
         self._trace.change_meta(msgspec.structs.replace(self._trace.meta, engine=engine))
 
     def push(self, now_s: float) -> None:
-        """Tell the admin process what is due; without one, nothing."""
+        """Send the admin process its numbers if they are due."""
         if self._meter is not None:
             self._meter.push_if_due(now_s, self.progress, writing=not self._trace.failing)
 
     def tick(self) -> Progress | None:
-        """Bring what was taken to the files, rotate, upload; the counts, if there is anything to tell."""
+        """Flush records to the files, rotate, upload; return the counts if they changed."""
         retrying = self._trace.failing
         news = self._is_news or retrying
         if news and self._trace.flush():
@@ -152,7 +150,7 @@ class Recorder:
         return self.progress() if news else None
 
     def progress(self) -> Progress:
-        """The counts, those of records only as far as the files have them."""
+        """Return the counts, those of records as far as the files have them."""
         return msgspec.structs.replace(
             self._flushed,
             received=self._taken.received,
@@ -165,7 +163,7 @@ class Recorder:
         )
 
     def close(self) -> Progress:
-        """End the trace; what the disk would not take even now is dropped, not recorded."""
+        """End the trace; records that the disk does not take are dropped."""
         whole = self._trace.close()
         recorded = self._trace.recorded - self._before
         if not whole:
@@ -175,7 +173,7 @@ class Recorder:
         return self.progress()
 
     def finish_uploads(self) -> Progress:
-        """Send the segments that were closed last, as far as there is time, once the trace has ended."""
+        """Upload the segments closed last, as far as there is time."""
         self._follow_uploads()
         if self._uploader is not None:
             self._uploader.close(UPLOAD_AT_END_S)
@@ -197,7 +195,7 @@ class Recorder:
             taken.prompt_counts_matched += made.prompt_count_matches
 
     def _count_unreported(self, found: Sequence[Record]) -> None:
-        """Count what the recorder before had written and not told: the last records of those found."""
+        """Count the records that an earlier recorder had written and not reported: the last ones of ``found``."""
         taken = self._taken
         recorded = self._trace.recorded - self._before
         unreported = found[len(found) - max(0, recorded - taken.recorded) :]
@@ -209,7 +207,7 @@ class Recorder:
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + len(unreported) - hashed
 
     def _follow_uploads(self) -> bool:
-        """Offer what was closed, note what is sent; whether anything was."""
+        """Offer closed segments, note uploaded ones; return whether there were any."""
         if self._uploader is None:
             return False
         for segment in self._trace.manifest.segments:
@@ -226,10 +224,10 @@ class Recorder:
 
 
 def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:
-    """The monotonic clock at the trace's t = 0; of a resumed trace, that may be before this machine was started.
+    """Return the monotonic clock at the trace's t = 0; a resumed trace's may precede this machine's start.
 
-    The wall clock says how long ago it was. If it was set back since the earlier runs, the trace goes on where those
-    had ended: time never runs backwards in it.
+    The wall clock tells how long ago it was. If that clock was set back since, the trace continues at the end of
+    the earlier runs: time never runs backwards in it.
     """
     ours, theirs = setup.meta.epoch_unix_ns, trace.meta.epoch_unix_ns
     if ours is None or theirs is None or ours == theirs:
@@ -239,7 +237,7 @@ def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Recor
 
 
 def record_exchanges(sock: socket.socket) -> None:
-    """Serve one supervisor over ``sock``: its setup, then its workers' exchanges until all have closed their sides."""
+    """Serve a supervisor over ``sock``: its setup, then the workers' exchanges until all have closed their sides."""
     inbox = Inbox(sock)
     messages = _messages_of(inbox)
     setup = next((batch[0] for batch in messages if batch), None)
@@ -252,11 +250,11 @@ def record_exchanges(sock: socket.socket) -> None:
         return
     if setup.socket:
         inbox.listen(setup.socket)
-    # What is loaded by now stays, and what records leave behind holds no cycles: there is little to look through.
+    # All objects so far stay, and records leave no cycles behind: there is little to collect.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
-    with contextlib.suppress(OSError):  # a supervisor that was told to end meanwhile
+    with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     _record_until_closed(recorder, sock, messages)
 
@@ -285,24 +283,24 @@ def _record_until_closed(
 
 
 def _tell(sock: socket.socket, progress: Progress | None) -> None:
-    """A supervisor that was killed hears nothing, and what its workers had sent is written all the same."""
+    """Send counts; a killed supervisor misses them, and its workers' exchanges are written all the same."""
     if progress is not None:
         with contextlib.suppress(OSError):
             sock.sendall(encode_frame(progress))
 
 
 def main(argv: Sequence[str]) -> int:
-    """``python -m tap.recorder.recorder FD``: started by the supervisor, with its end of a socket pair."""
+    """Run ``python -m tap.recorder.recorder FD`` with the supervisor's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-        if hasattr(os, "SCHED_BATCH"):  # on Linux: to be woken by a frame is no reason to take a worker's turn
+        if hasattr(os, "SCHED_BATCH"):  # on Linux: a frame that wakes the recorder does not preempt a worker
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         with socket.socket(fileno=int(argv[0])) as sock:
             record_exchanges(sock)
-    except Exception as error:  # a traceback could quote what a request said; the supervisor notices the end
+    except Exception as error:  # a traceback could quote a request; the supervisor notices the end
         print(f"tap: the recorder process failed ({type(error).__name__})", file=sys.stderr)
         return 1
     return 0

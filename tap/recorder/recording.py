@@ -1,4 +1,4 @@
-"""One finished exchange made into one record: shape, counts, hashes and times, and nothing of what was said."""
+"""From a finished exchange to a record: shape, counts, hashes and times, without content."""
 
 import contextlib
 import secrets
@@ -19,11 +19,11 @@ from wire.answer import GENERATING, parse_answer
 from wire.completion import Completion
 
 USAGE = b'"usage":'
-"""Within a string its quotes would be escaped."""
+"""Within a JSON string its quotes would be escaped."""
 
 
 def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:
-    """What the response said; null if none came, or its coding cannot be undone.
+    """Return the content of the response; null if none came, or its coding cannot be undone.
 
     ``asked_stream`` decides how a body without a ``Content-Type`` is read.
     """
@@ -31,7 +31,7 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | N
         return None
     content_type = exchange.response_headers.get("content-type", "").lower()
     if exchange.endpoint not in GENERATING and "json" not in content_type:
-        return Completion(done=True)  # audio, a file: there is nothing to read in it
+        return Completion(done=True)  # audio, a file: no tokens in it
     stream = content_type.startswith("text/event-stream") if content_type else asked_stream
     try:
         reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding"))
@@ -46,13 +46,13 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | N
 
 
 def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
-    """Of a response larger than the copy: the first token's time, and from its last reads usage and finish."""
+    """Read a response larger than the copy: TTFT from its beginning, usage and finish from its last reads."""
     if not stream:
         return _cut_whole(exchange)
     end = parse_answer(exchange.endpoint, exchange.last_reads, stream=True)
     return Completion(
         first_token_ns=beginning.first_token_ns,
-        # Anthropic tells the prompt's length at the start already.
+        # Anthropic sends the prompt's length at the start.
         prompt_tokens=beginning.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens,
         output_tokens=end.output_tokens,
         cached_tokens=beginning.cached_tokens if end.cached_tokens is None else end.cached_tokens,
@@ -64,7 +64,7 @@ def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) 
 
 
 def _cut_whole(exchange: ExchangeCopy) -> Completion:
-    """Of one JSON object, what its last members say, from ``usage`` on: embeddings come before it."""
+    """Read the last members of one JSON object, from ``usage`` on: embeddings come before it."""
     tail = b"".join(data for _, data in exchange.last_reads)
     at = tail.rfind(USAGE)
     end = Completion() if at < 0 else parse_answer(exchange.endpoint, [(0, b"{" + tail[at:])], stream=False)
@@ -77,22 +77,24 @@ def _cut_whole(exchange: ExchangeCopy) -> Completion:
     )
 
 
+SHAPE_FIELDS = tuple(name for name in RequestShape.__struct_fields__ if name in Record.__struct_fields__)
+"""Fields that a record takes from the request's shape, by name."""
 REMEMBERED_IDS = 100_000
-"""Request ids kept to notice one that a client uses twice."""
+"""Request ids kept to notice an id that a client uses twice."""
 
 
 class MadeRecord(NamedTuple):
-    """A record with what the trace's summary counts of it."""
+    """A record with its part of the trace's summary."""
 
     record: Record
     unhashed: str | None
-    """Why it has no hashes. Null: it has."""
+    """Reason for no hashes. Null: it has hashes."""
     prompt_count_matches: bool | None
-    """Whether our prompt ids number as many as the engine's usage says. Null: one of the two is unknown."""
+    """True if the number of our prompt ids is the engine's usage. Null: one of the two is unknown."""
 
 
 class RecordMaker:
-    """Makes a trace's records; remembers request ids, so that each stays unique within the trace."""
+    """Maker of a trace's records; keeps request ids unique within the trace."""
 
     def __init__(
         self,
@@ -113,14 +115,14 @@ class RecordMaker:
         self._keep_headers = keep_headers
         self._dialect = dialect
         self._hits_reported = False
-        """The engine has said of a request what it had cached: what it leaves out from then on is 0."""
+        """The engine has reported cached tokens: a missing count is 0 from then on."""
         self._ids: OrderedDict[RequestId, None] = OrderedDict()
         self._id_prefix = secrets.token_hex(6)
-        """Of the ids of requests that bring none: no other recorder's begin so."""
+        """Prefix of ids for requests without one, different for each recorder."""
         self._unnamed = 0
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
-        """The record of one exchange, its session not linked yet."""
+        """Return the record of an exchange, its session not linked yet."""
         shape, unreadable = _shape(exchange)
         answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
         record = Record(request_id=self._request_id(exchange))
@@ -152,22 +154,17 @@ class RecordMaker:
         return found
 
     def remember(self, request_id: RequestId) -> None:
-        """Take note of an id that the trace has."""
         self._ids[request_id] = None
         if len(self._ids) > REMEMBERED_IDS:
             self._ids.popitem(last=False)
 
     def _fill_shape(self, record: Record, shape: RequestShape) -> None:
-        record.model = shape.model
-        record.stream = shape.stream
-        record.max_tokens = shape.max_tokens
-        record.priority = shape.priority
-        record.tools = shape.tools
-        record.n = shape.n
+        for name in SHAPE_FIELDS:
+            setattr(record, name, getattr(shape, name))
         record.lora = shape.model if shape.model in self._loras else None
 
     def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
-        """What the relay was told to keep of the request, and what it did with it."""
+        """Fill in the kept headers, the upstream and the injections."""
         headers = exchange.request_headers
         if self._keep_headers:
             record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
@@ -176,7 +173,7 @@ class RecordMaker:
             record.injected = list(exchange.injected)
 
     def _fill_misses(self, record: Record) -> None:
-        """SGLang leaves a count of 0 out, and every count if not told to report: another record tells which it is."""
+        """Fill in 0 for SGLang, which omits a count of 0, and every count unless told to report."""
         if record.cached_tokens is not None:
             self._hits_reported = True
         elif self._dialect == "sglang" and self._hits_reported and record.tokens_source == "usage":
@@ -189,7 +186,7 @@ class RecordMaker:
         engine_ids = answer.prompt_token_ids if answer is not None else None
         try:
             prompt = self._prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
-        except Exception as error:  # a tokenizer may fail in any way; the record is worth having without hashes
+        except Exception as error:  # a tokenizer may fail in any way; the record remains without hashes
             prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
         _fill_prompt(record, prompt, self._prompts.block_size)
         if answer is not None and prompt.hashes is not None:
@@ -199,9 +196,9 @@ class RecordMaker:
         return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
 
     def _fill_output_hashes(self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion) -> None:
-        """From the engine's output ids, else the text's, if prompt and output have the lengths that the engine counted.
+        """Fill in output hashes from the engine's ids, else the text's ids, if both lengths are those of the usage.
 
-        In a chat the chain ends where the answer does: what the template writes after it is the next turn's prompt.
+        In a chat the chain ends with the output: the text that the template adds belongs to the next turn's prompt.
         """
         if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
             return
@@ -211,7 +208,7 @@ class RecordMaker:
             source, ids = "tokenizer", self._text_ids(answer, record.output_tokens)
         if ids is None or len(ids) != record.output_tokens:
             return
-        with contextlib.suppress(InputError):  # an engine's ids that are none have no hashes
+        with contextlib.suppress(InputError):  # invalid ids of an engine have no hashes
             record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
         record.output_hash_source = None if record.output_block_hashes is None else source
 
@@ -227,7 +224,7 @@ class RecordMaker:
 
 
 def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
-    """The request's shape, or null and why it cannot be read."""
+    """Return the request's shape, or null and the reason."""
     if exchange.request_body is None:
         return None, "request_larger_than_the_copy"
     try:
@@ -261,7 +258,7 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
     record.status = exchange.outcome
     record.error = exchange.error_kind
     if exchange.outcome == "client_abort" and answer is not None and _ended_by_itself(answer):
-        # OpenAI's client hangs up at ``[DONE]``, before the chunk that ends the body: it got all that there was.
+        # OpenAI's client closes at ``[DONE]``, before the chunk that ends the body: its response was complete.
         record.status, record.error = "ok", None
     if exchange.outcome == "ok" and exchange.http_status is not None and exchange.http_status >= 400:
         record.status, record.error = "error", f"http_{exchange.http_status}"
@@ -274,12 +271,12 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
 
 
 def _ended_by_itself(answer: Completion) -> bool:
-    """Whether a stream said all that it had to say."""
+    """Return whether a stream was complete."""
     return answer.done and answer.first_token_ns is not None
 
 
 def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
-    """The engine's usage; without it, the output tokens that were seen passing."""
+    """Fill in the engine's usage, else the output tokens counted in the stream."""
     if answer is None or record.http_status is None or record.http_status >= 400:
         return
     record.prompt_tokens = answer.prompt_tokens
@@ -293,7 +290,7 @@ def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | No
 
 
 def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
-    """The chain, and the prompt's length where the engine did not say it."""
+    """Fill in the chain, and the prompt's length where the engine did not report it."""
     record.block_hashes = prompt.hashes
     record.hash_source = prompt.source
     if record.prompt_tokens is None and prompt.token_count is not None:
