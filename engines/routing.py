@@ -1,54 +1,80 @@
-"""Which of several engines serves a request: rules as functions of the request and of how the engines stand.
+"""Rules that choose one of several engines for a request, from the request and the engines' state alone.
 
-A rule decides from its arguments alone, so the same one routes live requests and simulated ones.
+The tap routes live requests by ``in_turn`` and ``by_rendezvous``, ``sim serve`` by the rules built on them.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import xxhash
 
 IMBALANCE_REQUESTS = 8
-"""``prefix``: an engine may have so many requests more than another …"""
+"""``prefix``: requests that an engine may have more than another …"""
 IMBALANCE_RATIO = 1.5
-"""… or this many times as many; beyond both, load decides and not the prefix."""
+"""… or as a ratio; beyond both, load decides and not the prefix."""
 LEAST_MATCH = 0.3
-"""``prefix``: share of a prompt's full blocks that must be cached somewhere for that to decide."""
+"""``prefix``: least share of a prompt's full blocks that one engine must have cached."""
 
 
 class Query(NamedTuple):
-    """What a rule may know of a request."""
+    """A request, as far as rules use it."""
 
     number: int
-    """Requests that came before it."""
+    """Requests before it."""
     session: str | None
-    """The conversation that it belongs to, if it says; else None."""
+    """Its conversation. None: not told."""
     blocks: Sequence[int]
     """Keys of its prompt's full blocks."""
 
 
 class Standing(NamedTuple):
-    """How an engine stands when the request comes."""
+    """An engine's state when the request arrives."""
 
     requests: int
     """Waiting and running."""
     kv_usage: float
     """Share of the KV cache in use."""
     cached_blocks: int
-    """Leading blocks of the request's that it holds; 0 where the rule does not look."""
+    """Leading blocks of the request that it holds; 0 where the rule does not use it."""
 
 
 Rule = Callable[[Query, Sequence[Standing]], int]
-"""Place of the engine that gets the request."""
+"""Returns the place of the engine that gets the request."""
+
+
+def in_turn(number: int, count: int) -> list[int]:
+    """Return the places of ``count`` engines in the order to try them for request ``number``: one after another."""
+    first = number % count
+    return [*range(first, count), *range(first)]
+
+
+def engine_seed(name: str) -> int:
+    """Return the seed of an engine's hashes in ``by_rendezvous``."""
+    return xxhash.xxh3_64_intdigest(name.encode())
+
+
+def by_rendezvous(seeds: Sequence[int], session: bytes) -> list[int]:
+    """Return the engines' places in the order in which a session prefers them (rendezvous hashing).
+
+    The highest hash of session and engine wins. When an engine goes, only its own sessions move, and they come back
+    with it; every process decides alike.
+    """
+    return sorted(range(len(seeds)), key=lambda place: xxhash.xxh3_64_intdigest(session, seeds[place]), reverse=True)
+
+
+@cache
+def _seeds(count: int) -> tuple[int, ...]:
+    return tuple(engine_seed(str(place)) for place in range(count))
 
 
 def round_robin(query: Query, engines: Sequence[Standing]) -> int:
-    """One after another."""
-    return query.number % len(engines)
+    """Return the next engine in turn."""
+    return in_turn(query.number, len(engines))[0]
 
 
 def least_loaded(query: Query, engines: Sequence[Standing]) -> int:
-    """The one with the fewest requests; of equals the emptier cache, then in turn."""
+    """Return the engine with the fewest requests; of equals the emptier cache, then in turn."""
     first = query.number % len(engines)
     return min(
         range(len(engines)),
@@ -57,20 +83,20 @@ def least_loaded(query: Query, engines: Sequence[Standing]) -> int:
 
 
 def session_hash(query: Query, engines: Sequence[Standing]) -> int:
-    """Always the same for a session; if an engine is added, most sessions stay where they are (rendezvous hashing).
+    """Return the same engine for all requests of a session.
 
-    A request that names no session goes by its first block, the system prompt's mostly; one without any, in turn.
+    A request without a session goes by its first block, mostly the system prompt's; one without any, in turn.
     """
     if query.session is None and not query.blocks:
         return round_robin(query, engines)
     name = query.session if query.session is not None else f"block {query.blocks[0]}"
-    return max(range(len(engines)), key=lambda place: xxhash.xxh3_64_intdigest(f"{place} {name}".encode()))
+    return by_rendezvous(_seeds(len(engines)), name.encode())[0]
 
 
 def longest_prefix(query: Query, engines: Sequence[Standing]) -> int:
-    """The one that has most of the prompt cached, unless that is little or it is overloaded beside the others.
+    """Return the engine with most of the prompt cached, unless that is little or the load is uneven.
 
-    The balance of SGLang's router, but with what the engines really hold instead of a memory of what was sent to them.
+    SGLang's router balances so, but by its memory of earlier requests; here the engines' real caches count.
     """
     most, least = max(engine.requests for engine in engines), min(engine.requests for engine in engines)
     if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
@@ -89,4 +115,4 @@ RULES: dict[str, Rule] = {
     "prefix": longest_prefix,
 }
 SEES_CACHE = frozenset({"prefix"})
-"""Rules that must be told of ``cached_blocks``."""
+"""Rules that use ``cached_blocks``."""

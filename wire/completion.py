@@ -10,7 +10,6 @@ of far more or of fewer tokens than that (an engine that sends several at a time
 proportion to its events. A few more are left with the first read: tokens without text, such as the one that stops.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -68,24 +67,6 @@ class Completion(msgspec.Struct):
 EventTaker = Callable[[Completion, bytes, list[str]], int]
 """Adds one event's data (or a whole body) to what is known, its text to the list, and returns how many tokens it
 carried. Raises one of ``UNREADABLE`` where it is not what an engine sends."""
-
-
-def parse_completion(reads: Sequence[BodyRead], *, stream: bool, content_encoding: str | None = None) -> Completion:
-    """Read a response body, whole or cut short. Never raises: what cannot be read is said in ``error_kind``."""
-    if content_encoding not in {None, "", "identity"}:
-        try:
-            reads = decompressed(reads, content_encoding or "")
-        except (ValueError, zlib.error):
-            return Completion(error_kind="unparseable")
-    return parse_stream(reads) if stream else parse_whole(b"".join(read.data for read in reads))
-
-
-def decompressed(reads: Sequence[BodyRead], content_encoding: str) -> list[BodyRead]:
-    """The reads with a gzip or deflate coding taken off, times kept. Raises ValueError for any other coding."""
-    if content_encoding not in {"gzip", "x-gzip", "deflate"}:
-        raise ValueError(content_encoding)
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    return [BodyRead(read.at_ns, inflater.decompress(read.data)) for read in reads]
 
 
 def take_data(completion: Completion, data: bytes, texts: list[str]) -> int:

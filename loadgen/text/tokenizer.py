@@ -1,13 +1,12 @@
 """The target's tokenizer, asked before a run: what a text, a conversation or a row of ids is to it."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from tracefile import InputError
+from engines.tokenizer import load_tokenizer, tokenizer_folder
 
 Message = dict[str, Any]
 """A message as chat completions have it."""
@@ -38,7 +37,7 @@ class LocalTokenizer:
 
     def __init__(self, path: Path, model: Any = None) -> None:
         self.name = path.name or str(path)
-        self._model = model if model is not None else _load(path)
+        self._model = model if model is not None else load_tokenizer(tokenizer_folder(path, others=" or `engine`"))
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, nothing added around it."""
@@ -63,22 +62,6 @@ class LocalTokenizer:
         except Exception as error:  # a template may raise anything: a refused role is its own kind of error
             raise TokenizerError(f"its chat template refuses such messages ({type(error).__name__})") from error
         return self.encode(text)
-
-
-def _load(path: Path) -> Any:
-    if not path.exists():
-        raise InputError(f"--tokenizer: {path}: not there; expected a directory with a tokenizer, or `engine`")
-    # Seconds and 200 MB: only those who bring a tokenizer pay for it, and never the process that sends.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import transformers  # noqa: PLC0415
-
-    folder = path.parent if path.is_file() else path
-    try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a broken tokenizer file makes of itself is bad input
-        raise InputError(
-            f"--tokenizer: {path}: cannot be loaded ({type(error).__name__}); expected the model's tokenizer files"
-        ) from error
 
 
 def _with_parsed_calls(message: Message) -> Message:

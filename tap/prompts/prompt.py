@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from engines.tokenizer import load_tokenizer
 from tap.ipc.exchange import RecorderSetup
 from tap.prompts.byteblocks import BYTES_PER_TOKEN, ByteBlocks
 from tap.prompts.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
@@ -12,7 +14,7 @@ from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messag
 from tap.prompts.messagesinput import has_inline_system, messages_chat
 from tap.prompts.responsesinput import responses_chat
 from tap.prompts.shape import RequestShape, token_ids
-from tap.prompts.tokenizer import Tokenizer, load_tokenizer
+from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource
@@ -231,7 +233,7 @@ def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
         tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect)
         turn_to = engine.turn_to
     elif setup.tokenizer not in ("ids", "bytes"):
-        tokenizer = load_tokenizer(setup.tokenizer)
+        tokenizer = TransformersTokenizer(load_tokenizer(Path(setup.tokenizer)))
     return PromptHasher(
         key,
         setup.algorithm,

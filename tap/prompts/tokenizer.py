@@ -1,15 +1,10 @@
 """A model's own tokenizer and chat template, as vLLM applies them, in the recorder process only."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from tap.prompts.chatmessages import UntokenizableError, template_messages, template_tools
 from tap.prompts.segmentcache import SegmentCache, find_cut
-from tracefile.records.errors import InputError
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 class Tokenizer(Protocol):
@@ -20,35 +15,6 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
         """The ids of a chat request's prompt."""
-
-
-def check_tokenizer(path: str) -> str:
-    """The directory of the tokenizer at ``path`` (itself, or its tokenizer.json's); raises InputError."""
-    place = Path(path)
-    if place.is_file() and place.name in TOKENIZER_FILES:
-        place = place.parent
-    if place.is_dir() and any((place / name).is_file() for name in TOKENIZER_FILES):
-        return str(place)
-    raise InputError(
-        f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json, `engine`, `bytes` or `ids`"
-    )
-
-
-def load_tokenizer(directory: str) -> "TransformersTokenizer":
-    """The tokenizer in ``directory``, never from the network; raises InputError."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Imported here: four seconds and 200 MB that the relay process must not pay.
-    import transformers  # noqa: PLC0415
-
-    try:
-        loaded = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a broken tokenizer file makes of itself is bad input
-        raise InputError(
-            f"--tokenizer {directory}: cannot be loaded ({type(error).__name__}); expected the model's tokenizer files"
-        ) from error
-    return TransformersTokenizer(loaded)
 
 
 PROBE = "a"

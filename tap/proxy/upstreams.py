@@ -1,15 +1,10 @@
-"""Choice of the upstream for a request: in turn, or by its session's hash; never an upstream known to be down.
-
-A session's upstream is found by rendezvous hashing: the highest hash of session and upstream wins. When an upstream
-goes, only its own sessions move, and they come back with it. All workers and taps decide alike.
-"""
+"""Upstreams of a worker: requests routed in turn or by session (``engines.routing``), past upstreams that are down."""
 
 import contextlib
 from collections.abc import Sequence
 from time import monotonic
 
-import xxhash
-
+from engines.routing import by_rendezvous, engine_seed, in_turn
 from wire.connection import ServerConnection
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
@@ -36,7 +31,7 @@ class Upstream:
         self.origin = origin
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
-        self.seed = xxhash.xxh3_64_intdigest(self.name.encode())
+        self.seed = engine_seed(self.name)
         self.pool = ConnectionPool(
             origin, max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S, connect_timeout_s=CONNECT_TIMEOUT_S
         )
@@ -114,12 +109,11 @@ class Upstreams:
         """Return the upstreams in the order of trying, those thought to be up first."""
         session = session_of(head) if self._by_session else None
         if session is None:
-            at = self._turn % len(self._all)
-            ranked = self._all[at:] + self._all[:at]
+            places = in_turn(self._turn, len(self._all))
         else:
-            ranked = by_rendezvous(self._all, session)
+            places = by_rendezvous([upstream.seed for upstream in self._all], session)
         now = monotonic()
-        return sorted(ranked, key=lambda upstream: upstream.down_until_s > now)
+        return sorted((self._all[place] for place in places), key=lambda upstream: upstream.down_until_s > now)
 
 
 def session_of(head: RequestHead) -> bytes | None:
@@ -129,8 +123,3 @@ def session_of(head: RequestHead) -> bytes | None:
         if values and values[0]:
             return values[0]
     return None
-
-
-def by_rendezvous(upstreams: Sequence[Upstream], session: bytes) -> list[Upstream]:
-    """Return the upstreams in this session's order of preference."""
-    return sorted(upstreams, key=lambda one: xxhash.xxh3_64_intdigest(session, one.seed), reverse=True)

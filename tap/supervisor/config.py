@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
+from engines.tokenizer import tokenizer_folder
 from tap.ipc.exchange import Injection
-from tap.prompts.tokenizer import check_tokenizer
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm
 from wire.errors import WireError
@@ -106,7 +106,9 @@ def checked_listen(flag: str, text: str) -> tuple[str, int]:
 
 def checked_tokenizer(text: str) -> str:
     """``engine``, ``ids``, ``bytes`` or a tokenizer's directory; raises InputError."""
-    return text if text in NAMED_TOKENIZERS else check_tokenizer(text)
+    if text in NAMED_TOKENIZERS:
+        return text
+    return str(tokenizer_folder(Path(text), others=", `engine`, `bytes` or `ids`"))
 
 
 def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:

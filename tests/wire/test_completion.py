@@ -1,11 +1,9 @@
 """What counts as a token, and when it came."""
 
-import gzip
-import zlib
-
 import pytest
 
-from wire.completion import BodyRead, parse_completion
+from wire.answer import parse_answer
+from wire.completion import BodyRead, Completion
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -19,13 +17,18 @@ USAGE = (
 DONE = b"data: [DONE]\n\n"
 
 
+def parsed(reads: list[BodyRead], *, stream: bool) -> Completion:
+    return parse_answer("/v1/completions", reads, stream=stream)
+
+
 def reads(*timed: tuple[int, bytes]) -> list[BodyRead]:
     return [BodyRead(at_ns, data) for at_ns, data in timed]
 
 
 def test_the_role_is_no_token_and_neither_is_usage() -> None:
-    completion = parse_completion(
-        reads((10, CHAT_ROLE), (20, CHAT_WORD), (35, CHAT_WORD), (60, CHAT_END), (70, USAGE + DONE)), stream=True
+    completion = parsed(
+        reads((10, CHAT_ROLE), (20, CHAT_WORD), (35, CHAT_WORD), (60, CHAT_END), (70, USAGE + DONE)),
+        stream=True,
     )
     assert completion.first_token_ns == 20
     assert (completion.gaps_ns, completion.gap_tokens) == ([15], [1])
@@ -36,52 +39,52 @@ def test_the_role_is_no_token_and_neither_is_usage() -> None:
 
 def test_reasoning_and_tool_calls_are_tokens() -> None:
     for event in (CHAT_TOOL, CHAT_THOUGHT):
-        assert parse_completion(reads((5, CHAT_ROLE), (7, event)), stream=True).first_token_ns == 7
+        assert parsed(reads((5, CHAT_ROLE), (7, event)), stream=True).first_token_ns == 7
 
 
 def test_a_token_comes_with_the_read_that_completes_its_event() -> None:
     for cut in range(1, len(CHAT_WORD)):
-        completion = parse_completion(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
+        completion = parsed(reads((10, CHAT_WORD[:cut]), (20, CHAT_WORD[cut:])), stream=True)
         assert completion.first_token_ns == 20
     # Two events in one read are one gap of two tokens.
-    completion = parse_completion(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
+    completion = parsed(reads((10, CHAT_WORD), (30, CHAT_WORD + CHAT_WORD)), stream=True)
     assert (completion.gaps_ns, completion.gap_tokens, completion.seen_tokens) == ([20], [2], 3)
 
 
 def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None:
     first = b'data: {"choices":[{"index":0,"text":"","token_ids":[5,6],"prompt_token_ids":[1,2]}]}\n\n'
     second = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7],"prompt_token_ids":null}]}\n\n'
-    completion = parse_completion(reads((10, first), (20, second)), stream=True)
+    completion = parsed(reads((10, first), (20, second)), stream=True)
     assert (completion.first_token_ns, completion.first_tokens, completion.gap_tokens) == (10, 2, [1])
     assert (completion.token_ids, completion.prompt_token_ids) == ([5, 6, 7], [1, 2])
 
 
 def test_all_choices_count_and_the_first_is_kept() -> None:
     both = b'data: {"choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}]}\n\n'
-    completion = parse_completion(reads((10, both)), stream=True)
+    completion = parsed(reads((10, both)), stream=True)
     assert (completion.first_tokens, completion.text) == (2, "a")
 
 
 def test_an_unreported_hit_is_not_a_miss() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
-    assert parse_completion(reads((1, usage)), stream=True).cached_tokens is None
+    assert parsed(reads((1, usage)), stream=True).cached_tokens is None
     null = b'data: {"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":null}}}\n\n'
-    assert parse_completion(reads((1, null)), stream=True).cached_tokens is None
+    assert parsed(reads((1, null)), stream=True).cached_tokens is None
 
 
 def test_a_stream_that_breaks_off_gives_what_was_seen() -> None:
-    completion = parse_completion(reads((10, CHAT_WORD), (20, CHAT_WORD[:-1])), stream=True)
+    completion = parsed(reads((10, CHAT_WORD), (20, CHAT_WORD[:-1])), stream=True)
     assert (completion.first_token_ns, completion.seen_tokens, completion.done) == (10, 1, False)
     assert completion.output_tokens is None
 
 
 def test_errors_are_kinds_and_never_texts() -> None:
-    failed = parse_completion(reads((1, b'data: {"error":{"message":"secret prompt"}}\n\n')), stream=True)
+    failed = parsed(reads((1, b'data: {"error":{"message":"secret prompt"}}\n\n')), stream=True)
     assert failed.error_kind == "stream_error"
     assert "secret" not in repr(failed)
-    assert parse_completion(reads((1, b"data: {not json\n\n")), stream=True).error_kind == "unparseable"
-    assert parse_completion(reads((1, b"<html>")), stream=False).error_kind == "unparseable"
-    assert parse_completion(reads((1, b'data: {"error":null,"choices":[]}\n\n')), stream=True).error_kind is None
+    assert parsed(reads((1, b"data: {not json\n\n")), stream=True).error_kind == "unparseable"
+    assert parsed(reads((1, b"<html>")), stream=False).error_kind == "unparseable"
+    assert parsed(reads((1, b'data: {"error":null,"choices":[]}\n\n')), stream=True).error_kind is None
 
 
 def test_a_whole_body_has_no_first_token() -> None:
@@ -90,28 +93,17 @@ def test_a_whole_body_has_no_first_token() -> None:
         b'"token_ids":[4]}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
     )
     for pieces in ([body], [body[:20], body[20:]]):
-        completion = parse_completion([BodyRead(i, piece) for i, piece in enumerate(pieces)], stream=False)
+        completion = parsed([BodyRead(i, piece) for i, piece in enumerate(pieces)], stream=False)
         assert completion.first_token_ns is None
         assert (completion.prompt_tokens, completion.output_tokens, completion.text) == (3, 1, "hi")
         assert (completion.token_ids, completion.prompt_token_ids) == ([4], [1, 2, 3])
         assert (completion.finish_reason, completion.done) == ("length", True)
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_compressed_stream_keeps_its_times(coding: str) -> None:
-    packed = gzip.compress(CHAT_WORD) if coding == "gzip" else zlib.compress(CHAT_WORD)
-    completion = parse_completion(reads((10, packed[:8]), (20, packed[8:])), stream=True, content_encoding=coding)
-    assert (completion.first_token_ns, completion.text) == (20, "hi")
-
-
-def test_an_unknown_coding_is_said() -> None:
-    assert parse_completion(reads((1, b"x")), stream=True, content_encoding="br").error_kind == "unparseable"
-
-
 def streamed(events: list[bytes], usage_tokens: int) -> tuple[int, list[int]]:
     """Tokens of the first read and of each later one, where each event is a read and usage counts so many."""
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % usage_tokens
-    completion = parse_completion(reads(*enumerate([*events, usage, DONE])), stream=True)
+    completion = parsed(reads(*enumerate([*events, usage, DONE])), stream=True)
     assert completion.seen_tokens == usage_tokens
     return completion.first_tokens, completion.gap_tokens
 
@@ -128,7 +120,7 @@ def test_counted_events_are_made_to_add_up_to_usage() -> None:
 def test_token_ids_are_never_shared_out() -> None:
     event = b'data: {"choices":[{"index":0,"text":"x","token_ids":[7]}]}\n\n'
     usage = b'data: {"choices":[],"usage":{"completion_tokens":9}}\n\n'
-    completion = parse_completion(reads((1, event), (2, event), (3, usage)), stream=True)
+    completion = parsed(reads((1, event), (2, event), (3, usage)), stream=True)
     assert (completion.first_tokens, completion.gap_tokens, completion.output_tokens) == (1, [1], 9)
 
 
@@ -147,7 +139,7 @@ def test_token_ids_are_never_shared_out() -> None:
     ],
 )
 def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str) -> None:
-    completion = parse_completion(reads((1, body)), stream=False)
+    completion = parsed(reads((1, body)), stream=False)
     assert (completion.error_kind, completion.text, completion.done) == (None, text, True)
 
 
@@ -155,5 +147,5 @@ def test_what_engines_are_free_with_is_read_all_the_same(body: bytes, text: str)
     "body", [b'{"error":{"message":"m","code":400}}', b'{"error":"m"}', b'{"object":"error","message":"m","code":400}']
 )
 def test_an_error_body_is_one_however_it_is_shaped(body: bytes) -> None:
-    assert parse_completion(reads((1, body)), stream=False).error_kind == "stream_error"
-    assert parse_completion(reads((1, b"data: " + body + b"\n\n")), stream=True).error_kind == "stream_error"
+    assert parsed(reads((1, body)), stream=False).error_kind == "stream_error"
+    assert parsed(reads((1, b"data: " + body + b"\n\n")), stream=True).error_kind == "stream_error"

@@ -1,6 +1,5 @@
 """A real tokenizer as the server's vocabulary: its ids, its chat template, answers from its plainest words."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engines.tokenizer import load_tokenizer, tokenizer_folder
 from sim.serving.requests.vocabulary import Message
 from tracefile.records.errors import InputError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 MAX_ANSWER_IDS = 4096
 PLAIN_TEMPLATE = (
     "{%- for message in messages -%}[{{ message.role }}]:{{ message.content }}\n{% endfor -%}"
@@ -29,17 +28,7 @@ class TokenizerVocabulary:
     """
 
     def __init__(self, path: Path) -> None:
-        if not any((path / name).is_file() for name in TOKENIZER_FILES):
-            raise InputError(f"--tokenizer {path}: no tokenizer there; expected a directory with a tokenizer.json")
-        # Importing transformers takes seconds and misses PyTorch aloud: only those who bring a tokenizer pay for it.
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        from transformers import AutoTokenizer  # noqa: PLC0415
-
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise InputError(f"--tokenizer {path}: not a transformers tokenizer ({first_line})") from None
+        self._tokenizer = load_tokenizer(tokenizer_folder(path))
         self.size = len(self._tokenizer)
         self.end_id = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id is not None else 0
         self.answer_ids = self._plain_words(path)

@@ -14,7 +14,8 @@ from loadgen.selftest.command import TruthProcess, truth_server
 from loadgen.selftest.truth import Pace, Served
 from loadgen.selftest.truthserver import parse_pace, stream_pieces, token_ids
 from tracefile import InputError
-from wire.completion import BodyRead, parse_completion
+from wire.answer import parse_answer
+from wire.completion import BodyRead
 
 PACED = ("--ttft-ms", "1:4", "--gap-ms", "0.5", "--tokens-per-write", "2", "--prompt-tokens", "7")
 
@@ -46,7 +47,7 @@ def served(server: TruthProcess, request_id: str) -> Served:
 
 
 def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: TruthProcess) -> None:
-    completion = parse_completion([BodyRead(1, ask(server, "known", 5))], stream=True)
+    completion = parse_answer("/v1/completions", [BodyRead(1, ask(server, "known", 5))], stream=True)
     assert completion.token_ids == list(token_ids(5)) == [1000, 1001, 1002, 1003, 1004]
     assert (completion.prompt_tokens, completion.output_tokens) == (7, 5)
     assert (completion.done, completion.finish_reason, completion.text) == (True, "length", " t0 t1 t2 t3 t4")
@@ -54,7 +55,7 @@ def test_an_answer_is_as_long_as_was_asked_and_its_tokens_are_known(server: Trut
 
 def test_a_chat_is_answered_as_one(server: TruthProcess) -> None:
     answer = ask(server, "chat", 2, path="/v1/chat/completions")
-    completion = parse_completion([BodyRead(1, answer)], stream=True)
+    completion = parse_answer("/v1/completions", [BodyRead(1, answer)], stream=True)
     assert (completion.text, completion.output_tokens) == (" t0 t1", 2)
     assert b'"delta":{"content":" t1"}' in answer
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_had_is_named(sim_server: str, engine: Any, tmp_path: Pat
     """The scripted engine has no /tokenize."""
     with pytest.raises(InputError, match=r"--tokenizer: engine: .*HTTP 404; expected a path"):
         run(engine.url, tmp_path, "--api", "chat", "--tokenizer", "engine")
-    with pytest.raises(InputError, match=r"--tokenizer: .*nowhere: not there"):
+    with pytest.raises(InputError, match=r"--tokenizer .*nowhere: no tokenizer there"):
         run(sim_server, tmp_path, "--api", "chat", "--tokenizer", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match=r"--chat-template: .*; expected --tokenizer"):
         run(engine.url, tmp_path, "--chat-template")

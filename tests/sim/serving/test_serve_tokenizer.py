@@ -33,5 +33,5 @@ def test_an_answer_sent_back_continues_the_ids_it_was(vocabulary: TokenizerVocab
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match=f"--tokenizer {tmp_path}: not a transformers tokenizer"):
+    with pytest.raises(InputError, match=f"--tokenizer {tmp_path}: cannot be loaded"):
         TokenizerVocabulary(tmp_path)

@@ -100,9 +100,10 @@ def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def model(model_folder: Path) -> Any:
-    from tap.prompts.tokenizer import load_tokenizer
+    from engines.tokenizer import load_tokenizer
+    from tap.prompts.tokenizer import TransformersTokenizer
 
-    return load_tokenizer(str(model_folder))
+    return TransformersTokenizer(load_tokenizer(model_folder))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,38 @@
+"""The loader of a model's own tokenizer from its files, never from the network.
+
+transformers costs four seconds and 200 MB: it is imported when a tokenizer is loaded, and no data plane loads one.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tracefile.records.errors import InputError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def tokenizer_folder(path: Path, *, others: str = "") -> Path:
+    """Return the folder of the tokenizer at ``path`` (a folder, or a file in it).
+
+    Raises InputError naming ``others``, the flag's other values.
+    """
+    folder = path.parent if path.is_file() and path.name in TOKENIZER_FILES else path
+    if folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return folder
+    raise InputError(f"--tokenizer {path}: no tokenizer there; expected a directory with tokenizer.json{others}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the transformers tokenizer in ``folder``; raises InputError."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import transformers  # noqa: PLC0415
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a broken tokenizer file may raise anything, and is bad input
+        raise InputError(
+            f"--tokenizer {folder}: cannot be loaded ({type(error).__name__}); expected the model's tokenizer files"
+        ) from error
