@@ -58,6 +58,11 @@ def test_sentences_are_short(page: Path) -> None:
     assert not long, f"{len(long)} sentences of more than {MOST_WORDS_IN_A_SENTENCE} words"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != ROOT / "README.md"], ids=name_of)
+def test_a_page_begins_with_the_use_of_it(page: Path) -> None:
+    assert re.match(r"# .*\n\nAfter this page you ", page.read_text())
+
+
 def test_user_pages_can_be_read_in_an_afternoon() -> None:
     assert sum(len(words(page.read_text())) for page in PAGES) < MOST_WORDS
 
