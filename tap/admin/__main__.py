@@ -23,7 +23,7 @@ from tap.ipc.exchange import Ready, Refused
 from wire.loop import run
 
 NICENESS: Final = 15
-"""Behind the relay and the recorder: a page can wait."""
+"""Priority below the relay and the recorder."""
 TICK_S: Final = 1.0
 MAX_CONNECTIONS: Final = 256
 SHUTDOWN_S: Final = 1
@@ -32,7 +32,7 @@ _messages: Final = msgspec.msgpack.Decoder(AdminSetup | ServiceStats)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, less its signal handling: the supervisor says when to leave."""
+    """uvicorn's server without its signal handling: the supervisor ends it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,14 +91,14 @@ async def _tick(state: LiveState) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve with the socket whose number is given."""
+    """Serve with the socket of the given number."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     try:
         run(serve_pages(socket.socket(fileno=int(argv[0]))))
-    except Exception as error:  # a traceback has no place in the tap's log; the supervisor starts another one
+    except Exception as error:  # one line instead of a traceback; the supervisor restarts the process
         print(f"tap: the admin process failed ({type(error).__name__}: {error})", file=sys.stderr)
         return 1
     return 0

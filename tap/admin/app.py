@@ -1,6 +1,6 @@
-"""The admin port's pages: health for orchestrators, metrics for Prometheus, a live page for people.
+"""The admin port's pages: health for orchestrators, metrics for Prometheus, a live page.
 
-Whatever is dear to make is made at most once a second and shared by all who ask, so a hammered page costs no more.
+Expensive pages are made at most once a second and shared by all readers, so frequent requests cost no more.
 """
 
 import time
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
-    """The application over one state, which others keep up to date."""
+    """Return the application over a state, which other tasks keep up to date."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     latest = shared(lambda: snapshot(state, clock()), clock)
     live = shared(lambda: msgspec.json.encode(latest()), clock)
@@ -73,7 +73,7 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
 
 
 def shared(make: Callable[[], T], clock: Clock) -> Callable[[], T]:
-    """The same as ``make``, made at most once every ``SHARED_S``."""
+    """Return ``make``, called at most once every ``SHARED_S``."""
     made: list[tuple[float, T]] = []
 
     def latest() -> T:
@@ -100,7 +100,7 @@ def _answer(content: bytes, kind: str, status: int = 200) -> Response:
 
 
 def _page(template: Template, live: Snapshot) -> bytes:
-    """The page with its first snapshot in it, as text that no script tag can be ended by."""
+    """Return the page with its first snapshot, escaped so that no text can end the script tag."""
     first = msgspec.json.encode(live).decode().replace("<", "\\u003c")
     return template.render(live=live, first=Markup(first), least=MIN_JUDGED).encode()
 

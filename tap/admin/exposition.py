@@ -1,4 +1,4 @@
-"""The tap's numbers for Prometheus, made when scraped; no content, secrets or client ids."""
+"""Metrics of the tap for Prometheus, made at each scrape; no content, secrets or client ids."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,7 +15,7 @@ Row = tuple[Sequence[str], float]
 
 
 class Exposition:
-    """A collector over the state."""
+    """A Prometheus collector over the state."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
@@ -24,12 +24,11 @@ class Exposition:
         self._registry.register(self)
 
     def text(self, now_s: float) -> bytes:
-        """The answer to a scrape."""
+        """Return the response to a scrape."""
         self._now_s = now_s
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as it was last told."""
         state = self._state
         workers = sorted(state.workers.items())
         recorder = state.recorder
@@ -107,7 +106,7 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
 
 
 def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
-    """What the tap adds: to a request's head, to a response's, to each read of a stream."""
+    """Return the time that the tap adds to request heads, response heads and reads of streams."""
     response_head, chunk = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
     for _, worker in workers:
         add_counts(response_head, worker.response_head)

@@ -1,4 +1,4 @@
-"""How the recording goes and how the tap's processes are, as named numbers for the live page."""
+"""Named numbers of the recording and of the tap's processes, for the live page."""
 
 from measure import wording
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_counts, empty_counts, quantile_bound
@@ -8,7 +8,7 @@ from tap.ipc.feed import RecorderStats
 
 
 def recorder_facts(state: LiveState) -> list[Fact]:
-    """How the recording goes."""
+    """Return the numbers of the recording."""
     recorder = state.recorder
     if recorder is None:
         return []
@@ -31,12 +31,12 @@ def recorder_facts(state: LiveState) -> list[Fact]:
 
 
 def drop_facts(state: LiveState) -> list[Fact]:
-    """Exchanges without a record, by reason."""
+    """Return the exchanges without a record, by reason."""
     return [Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())]
 
 
 def process_facts(state: LiveState) -> list[Fact]:
-    """The tap's processes and what they add."""
+    """Return the state of the tap's processes, and the time that they add."""
     facts = []
     service = state.service
     if service is not None:

@@ -1,7 +1,7 @@
-"""Whether the tap is fit to be sent traffic, and whether it records it, in reasons why not; whether upstreams are up.
+"""Readiness of the tap: reasons against serving, reasons for missing records, and the state of upstreams.
 
-The two are apart: a tap that cannot record serves as well as ever, and to take it out of service would make every
-client feel what is meant to touch none.
+The two are separate: a tap that cannot record serves as well as ever, and taking it out of service would reach every
+client.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from wire.url import parse_url
 PROBE_INTERVAL_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 3.0
 RECORDER_SILENCE_S: Final = 15.0
-"""A recorder pushes once a second; it is late while it tokenizes a long prompt, never by this much."""
+"""Silence after which the recorder counts as down; it pushes once a second, later only during a long tokenization."""
 
 
 def reasons_against(state: LiveState) -> list[str]:
-    """Why the tap cannot serve, in sentences for people; none: it is ready."""
+    """Return the reasons against serving, in words; none: ready."""
     reasons = []
     service = state.service
     if service is None:
@@ -36,7 +36,7 @@ def reasons_against(state: LiveState) -> list[str]:
 
 
 def reasons_not_recording(state: LiveState, now_s: float) -> list[str]:
-    """Why requests leave no records, though they are served; none: they do."""
+    """Return the reason why served requests leave no records, in words; none: they do."""
     if state.service is not None and not state.service.recorder_up:
         return ["the recorder is down"]
     if state.recorder is None:
@@ -47,7 +47,7 @@ def reasons_not_recording(state: LiveState, now_s: float) -> list[str]:
 
 
 async def takes_connections(origin: str) -> bool:
-    """Whether a TCP connection to this server opens; nothing is sent on it, so no engine is asked for work."""
+    """Return whether a TCP connection to this server opens; nothing is sent on it."""
     try:
         address = parse_url(origin)
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -61,7 +61,7 @@ async def takes_connections(origin: str) -> bool:
 
 
 async def probe_upstreams(state: LiveState) -> None:
-    """Keep ``state.reachable`` true, for ever."""
+    """Keep ``state.reachable`` up to date, for ever."""
     while True:
         origins = [] if state.service is None else state.service.upstreams
         await probe_once(state, origins)
@@ -69,6 +69,6 @@ async def probe_upstreams(state: LiveState) -> None:
 
 
 async def probe_once(state: LiveState, origins: Sequence[str]) -> None:
-    """Try every upstream once, all at the same time."""
+    """Try all upstreams once, at the same time."""
     found = await asyncio.gather(*map(takes_connections, origins))
     state.reachable = dict(zip(origins, found, strict=True))

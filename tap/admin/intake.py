@@ -1,4 +1,4 @@
-"""What the tap's processes push, taken off their connections; pages are served in between."""
+"""Feeds of the tap's processes, read off their connections; pages are served in between."""
 
 import asyncio
 import time
@@ -11,28 +11,28 @@ from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
 from wire.process import split_frames
 
 RECORDS_AT_ONCE: Final = 16
-"""Records looked at before anything else has its turn; long prompts take a millisecond each."""
+"""Records counted before other tasks run; a long prompt takes a millisecond."""
 REST: Final = 2.0
-"""For as many times as long as it looked at records the process rests: a third of a core is all that a page may cost.
-What comes faster is skipped by its sender, which counts it."""
+"""Pause as a multiple of the time spent on records: pages and feed cost at most a third of a core. Faster records are
+skipped by their sender, which counts them."""
 _READ_BYTES: Final = 256 << 10
 
 _messages = msgspec.msgpack.Decoder(WorkerStats | RecorderStats | RecordFeed)
 
 
 async def listen_for_feeds(state: LiveState, path: str) -> asyncio.Server:
-    """Take what comes on a unix socket at ``path`` into the state.
+    """Take messages on a unix socket at ``path`` into the state.
 
-    A connection is read only as fast as its records are looked at, so a sender notices and skips; memory is bounded.
+    A connection is read only as fast as its records are counted, so its sender notices and skips; memory is bounded.
     """
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await _take_all(state, reader)
         except (ConnectionError, msgspec.MsgspecError):
-            pass  # a sender that is gone, or talks nonsense; it comes again
+            pass  # a sender that is gone or invalid; it connects again
         except asyncio.CancelledError:
-            pass  # the process leaves; a stream's task that ends as cancelled would be complained about
+            pass  # the process leaves; asyncio would log a cancelled stream task
         finally:
             writer.close()
 
@@ -48,7 +48,7 @@ async def _take_all(state: LiveState, reader: asyncio.StreamReader) -> None:
 
 
 async def take_frame(state: LiveState, payload: bytes) -> None:
-    """Take one message, pausing within one that holds many records."""
+    """Take a message, pausing within one with many records."""
     message = _messages.decode(payload)
     if not isinstance(message, RecordFeed):
         state.take(message, time.monotonic())

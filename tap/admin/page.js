@@ -27,7 +27,7 @@
   const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
   const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-  // A plot: shares up, something on a logarithmic scale to the right.
+  // A plot: shares on the y axis, a logarithmic x axis.
   function plot(place, low, high, ticks, title) {
     const width = Math.max(place.clientWidth, 260);
     place.replaceChildren();
@@ -49,7 +49,7 @@
     return { svg, x, y, right, bottom, value };
   }
 
-  // Under the pointer: a line, and what the curves say there. Kept through redraws while the pointer rests.
+  // A line under the pointer with the values of the curves there. It stays through redraws while the pointer rests.
   function readOut(place, { svg, bottom, right, value }, say) {
     const line = draw(svg, "line", { class: "at", y1: FRAME.top, y2: bottom, visibility: "hidden" });
     const words = place.parentElement.querySelector("h3 .at");
@@ -70,14 +70,14 @@
     const group = Math.max(0, Math.floor(Math.log10(tokens) / 3));
     return `${(tokens / 1000 ** group).toPrecision(3)}${THOUSANDS[group]} tokens`;
   };
-  // The value of the last step at or before a place; what stands before the first one.
+  // The value of the last step at or before a place; ``before`` if there is none.
   const lastAt = (places, values, at, before) => {
     let found = before;
     for (let i = 0; i < places.length && places[i] <= at; i += 1) found = values[i];
     return found;
   };
 
-  // A curve that keeps a value until the next time: its corners.
+  // Corners of a curve that keeps a value until the next time.
   function steps(times, values, until) {
     const corners = [[times[0], values[0]]];
     for (let i = 1; i < times.length; i += 1) corners.push([times[i], values[i - 1]], [times[i], values[i]]);
@@ -146,25 +146,25 @@
     return ticks;
   }
 
-  function drawPotential(figure, potential) {
+  function drawHitCurve(figure, curve) {
     const place = figure.querySelector(".plot");
-    const { tokens, hit_share: shares } = potential;
+    const { tokens, hit_share: shares } = curve;
     const empty = !tokens.length;
     figure.querySelector(".empty").hidden = !empty;
     place.hidden = empty;
-    figure.querySelector(".sentence").textContent = empty ? "" : potential.sentence;
-    figure.querySelector(".fine").textContent = empty ? "" : potential.note;
+    figure.querySelector(".sentence").textContent = empty ? "" : curve.sentence;
+    figure.querySelector(".fine").textContent = empty ? "" : curve.note;
     if (empty) return;
     const last = tokens[tokens.length - 1];
     const frame = plot(place, tokens[0], last, tokenTicks(tokens[0], last), "cache size, tokens");
     const { svg, x, y, bottom } = frame;
     const points = tokens.map((size, i) => [x(size), y(shares[i])]);
     draw(svg, "path", { class: "band f1", d: `${path([[x(tokens[0]), bottom], ...points, [x(last), bottom]])}Z` });
-    draw(svg, "path", { class: "curve s1", d: path(points), "data-curve": "potential" });
-    if (potential.exact_tokens < last) drawExact(svg, x(potential.exact_tokens), bottom);
-    if (potential.engine_tokens !== null) drawEngine(svg, x, y, bottom, potential, place.clientWidth);
+    draw(svg, "path", { class: "curve s1", d: path(points), "data-curve": "hit-curve" });
+    if (curve.exact_tokens < last) drawExact(svg, x(curve.exact_tokens), bottom);
+    if (curve.engine_tokens !== null) drawEngine(svg, x, y, bottom, curve, place.clientWidth);
     readOut(place, frame, (at) => `${sizeText(at)} · ${percent(lastAt(tokens, shares, at, shares[0]))}`);
-    place.setAttribute("aria-label", potential.sentence);
+    place.setAttribute("aria-label", curve.sentence);
   }
 
   function drawExact(svg, at, bottom) {
@@ -172,17 +172,17 @@
     draw(svg, "text", { class: "halo", x: at + 5, y: bottom - 6 }, "sampled from here");
   }
 
-  function drawEngine(svg, x, y, bottom, potential, width) {
-    const at = x(potential.engine_tokens);
+  function drawEngine(svg, x, y, bottom, curve, width) {
+    const at = x(curve.engine_tokens);
     const [anchor, aside] = at > width / 2 ? ["end", -8] : ["start", 8];
     draw(svg, "line", { class: "mark", x1: at, x2: at, y1: FRAME.top, y2: bottom });
     draw(svg, "text", { class: "marked halo", x: at + aside, y: bottom - 8, "text-anchor": anchor }, "the engine's cache");
-    draw(svg, "circle", { class: "of-curve", cx: at, cy: y(potential.engine_share), r: 3.5 });
-    if (potential.measured_share === null) return;
-    const height = y(potential.measured_share);
+    draw(svg, "circle", { class: "of-curve", cx: at, cy: y(curve.engine_share), r: 3.5 });
+    if (curve.measured_share === null) return;
+    const height = y(curve.measured_share);
     draw(svg, "circle", { class: "measured", cx: at, cy: height, r: 4.5 });
-    const below = potential.measured_share < 0.15 ? -12 : 20;
-    const text = `measured ${percent(potential.measured_share)}`;
+    const below = curve.measured_share < 0.15 ? -12 : 20;
+    const text = `measured ${percent(curve.measured_share)}`;
     draw(svg, "text", { class: "of-measured halo", x: at + aside, y: height + below, "text-anchor": anchor }, text);
   }
 
@@ -236,7 +236,7 @@
     showStatus();
     live.tiles.forEach(showTile);
     for (const figure of document.querySelectorAll("[data-survival]")) drawSurvival(figure, live[figure.dataset.survival]);
-    drawPotential(byId("potential"), live.potential);
+    drawHitCurve(byId("hit-curve"), live.hit_curve);
     showPrefixes(byId("prefixes"), live.prefixes);
     for (const list of document.querySelectorAll("[data-facts]")) showFacts(list, live[list.dataset.facts]);
   }

@@ -1,10 +1,10 @@
-"""Which prefixes the live traffic shares most, by the hash of their last block, in bounded memory.
+"""Prefixes that the live traffic shares most, by the hash of their last block, in bounded memory.
 
-Only branch points are looked at: where a request leaves what the requests before it had in common. A system prompt of
-a thousand blocks is one such point, reached again by every new conversation. Points are kept while somebody passes
-them: of those not passed for longest the oldest is given up, so a prefix that at least one request in ``capacity``
-has is never lost. Requests are counted from a point's discovery on, the two that showed it included: never too many.
-A conversation's own past, which only its later turns have, is no shared prefix.
+Only branch points are kept: the places where a request diverges from the requests before it. A system prompt of a
+thousand blocks is one such point, reached again by each new conversation. The point not passed for longest is removed
+first, so a prefix of at least one request in ``capacity`` is never lost. Requests count from the discovery of a point
+on, with the two that showed it: never too many. A conversation's own past, which only its later turns have, is no
+shared prefix.
 """
 
 from collections import OrderedDict
@@ -17,43 +17,43 @@ from tap.admin.window import Window
 CAPACITY: Final = 4_096
 TOP: Final = 8
 NESTED_SHARE: Final = 0.9
-"""A prefix that goes on into a longer one in nearly all of its requests is told as the longer one only."""
+"""A prefix is not shown if nearly all of its requests share a longer one."""
 
 
 @dataclass(slots=True)
 class Passes:
-    """Requests that had a prefix, in one minute."""
+    """Requests with a prefix, in one minute."""
 
     requests: int = 0
     openings: int = 0
-    """Those of them that began a conversation, as far as is known."""
+    """Requests among them that began a conversation, as far as known."""
 
 
 @dataclass(slots=True)
 class BranchPoint:
-    """A prefix that requests shared up to this block, where some of them parted."""
+    """A prefix shared by requests up to this block, where some diverge."""
 
     hash: int
     blocks: int
     window: Window[Passes] = field(default_factory=lambda: Window(Passes))
     within: int | None = None
-    """Hash of the nearest point above it. Null: none is known."""
+    """Hash of the nearest point above. Null: unknown."""
 
     def passed(self, requests: int, opening: bool, now_s: float) -> None:
-        """Count requests that had it, one of which may have begun a conversation."""
+        """Count requests with the prefix, one of which may have begun a conversation."""
         minute = self.window.bucket(now_s)
         minute.requests += requests
         minute.openings += opening
 
     def requests(self, now_s: float) -> int:
-        """How many recent requests had it, at least; 0 if none of them began a conversation."""
+        """Return the recent requests with it, at least; 0 if none began a conversation."""
         minutes = self.window.buckets(now_s)
         return sum(minute.requests for minute in minutes) if any(minute.openings for minute in minutes) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """One line of the page."""
+    """A shared prefix, for a line of the page."""
 
     hash: int
     blocks: int
@@ -61,7 +61,7 @@ class SharedPrefix:
 
 
 class SharedPrefixes:
-    """Takes requests in order; tells the prefixes that most of the recent ones' tokens are in."""
+    """Takes requests in order, and finds the prefixes with most of the recent tokens."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity

@@ -1,17 +1,17 @@
-"""What the live page shows, as one value: texts as they are read, numbers as they are drawn. It is ``/live.json``."""
+"""Snapshot of the live page, served as ``/live.json``: texts for reading, numbers for drawing."""
 
 import msgspec
 
 
 class Tile(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of the first row, with its last minutes."""
+    """A number of the first row, with its last minutes."""
 
     id: str
     title: str
     value: str
     detail: str
     line: list[float]
-    """A value a second, oldest first; []: it has no line."""
+    """A value a second, oldest first; []: no line."""
 
 
 class QuantileText(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class QuantileText(msgspec.Struct, frozen=True):
 
     level: str
     text: str
-    """``> x`` where the curve does not get there."""
+    """``> x`` where the curve does not reach the level."""
 
 
 class CohortCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +31,18 @@ class CohortCurve(msgspec.Struct, frozen=True, kw_only=True):
     count: str
     """n and the censored share, in words."""
     judged: bool
-    """False: too few to say anything; the curve is empty."""
+    """False: too few requests; the curve is empty."""
     quantiles: list[QuantileText]
     times_ms: list[float]
     waiting: list[float]
     low: list[float]
     high: list[float]
     until_ms: float
-    """The curve says nothing beyond."""
+    """End of the known curve."""
 
 
-class HitPotential(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of prompt tokens that a prefix cache of each size would have held."""
+class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of prompt tokens that a prefix cache of each size would hold."""
 
     requests: int
     sentence: str
@@ -51,17 +51,17 @@ class HitPotential(msgspec.Struct, frozen=True, kw_only=True):
     """Cache sizes."""
     hit_share: list[float]
     exact_tokens: int
-    """Up to this size the curve is exact, beyond it estimated from a sample of blocks."""
+    """Exact up to this size, estimated from a sample of blocks beyond."""
     engine_tokens: int | None
-    """The real cache's size. Null: unknown."""
+    """Size of the engine's cache. Null: unknown."""
     engine_share: float | None
-    """What the curve says of that size."""
+    """Share on the curve at that size."""
     measured_share: float | None
-    """What the engine said it took from its cache. Null: it did not say."""
+    """Share that the engine reported. Null: not reported."""
 
 
 class PrefixRow(msgspec.Struct, frozen=True):
-    """One shared prefix."""
+    """A shared prefix."""
 
     hash: str
     depth: str
@@ -85,21 +85,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     engine: str
     ready: bool
-    """To serve, and to record."""
+    """Ready to serve and to record."""
     status: str
-    """A word or two for the page's corner."""
+    """Words for the corner of the page."""
     reasons: list[str]
-    """Why it is not ready."""
     at: str
     """Wall clock, HH:MM:SS UTC."""
     minutes: int
-    """How far back curves and shares go."""
+    """Minutes of curves and shares."""
     timeline_s: int
-    """How far back the tiles' lines go."""
+    """Seconds of the tiles' lines."""
     tiles: list[Tile]
     by_turn: list[CohortCurve]
     by_uncached: list[CohortCurve]
-    potential: HitPotential
+    hit_curve: HitCurve
     prefixes: list[PrefixRow]
     recorder: list[Fact]
     processes: list[Fact]

@@ -1,4 +1,4 @@
-"""All that the admin process knows, as its feed and the supervisor tell it: what every page and metric is made from."""
+"""State of the admin process, from its feeds and the supervisor: the source of all pages and metrics."""
 
 from typing import Final
 
@@ -11,18 +11,18 @@ from tap.ipc.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
 from tracefile.records.schema import Engine
 
 WORKER_SILENCE_S: Final = 10.0
-"""A worker pushes once a second; after so long what it last said is no longer so."""
+"""A worker pushes once a second; after this silence its numbers are removed."""
 
 
 class LiveState:
-    """Takes messages and seconds as they come, by a monotonic clock."""
+    """Takes messages and ticks, by a monotonic clock."""
 
     def __init__(self, setup: AdminSetup) -> None:
         self.setup = setup
         self.service: ServiceStats | None = None
-        """Null: the supervisor has not said anything yet."""
+        """Null: the supervisor has not reported yet."""
         self.workers: dict[int, WorkerStats] = {}
-        """The last word of each that is heard, by number."""
+        """Last numbers of each live worker, by number."""
         self._workers_heard_s: dict[int, float] = {}
         self.recorder: RecorderStats | None = None
         self.recorder_heard_s = float("-inf")
@@ -38,12 +38,11 @@ class LiveState:
 
     @property
     def engine(self) -> Engine:
-        """What is known of the engine."""
         known = None if self.service is None else self.service.engine
         return Engine() if known is None else known
 
     def take(self, message: WorkerStats | RecorderStats | RecordFeed | ServiceStats, now_s: float) -> None:
-        """Take one message; a feed's records are better given one by one, with pauses."""
+        """Take a message; a feed's records are better given to ``see`` with pauses."""
         if isinstance(message, WorkerStats):
             self.workers[message.worker] = message
             self._workers_heard_s[message.worker] = now_s
@@ -57,7 +56,7 @@ class LiveState:
                 self.see(record, now_s)
 
     def see(self, record: SeenRecord, now_s: float) -> None:
-        """Look at one record."""
+        """Count a record."""
         self.records_seen += 1
         self.survival.take(record, now_s)
         hashes = record.block_hashes
@@ -66,7 +65,7 @@ class LiveState:
             self.prefixes.take(hashes, seen_blocks, now_s, opening=record.turn in (None, 1))
 
     def tick(self, now_s: float) -> None:
-        """Add a sample to the timeline; to be called about once a second."""
+        """Add a sample to the timeline; called about once a second."""
         for number in [number for number in self.workers if now_s - self._workers_heard_s[number] > WORKER_SILENCE_S]:
             del self.workers[number]
         before, self._ticked_s = self._ticked_s, now_s

@@ -1,4 +1,4 @@
-"""The last minutes second by second: what grew, from totals that start over when a process does, and what there was."""
+"""Timeline of the last minutes, second by second: growth of totals that restart with their process, and levels."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -8,15 +8,15 @@ from typing import Final
 
 KEPT_SAMPLES: Final = 300
 RATE_SAMPLES: Final = 10
-"""What a rate is a mean over."""
+"""Samples in the mean of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """About one second."""
+    """Numbers of about one second."""
 
     span_s: float
-    """Seconds since the sample before."""
+    """Seconds since the previous sample."""
     requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
@@ -28,13 +28,13 @@ class Sample:
 
 
 class Growth:
-    """A total that several processes add to, as what it grew by; one that starts over takes nothing back."""
+    """Growth of a total over several processes; a total that restarts takes nothing back."""
 
     def __init__(self) -> None:
         self._last: dict[int, float] = {}
 
     def since_last(self, totals: Mapping[int, float]) -> float:
-        """What came since the last call; the first total under a number only says where its counting starts."""
+        """Return the growth since the last call; a new process's first total counts as no growth."""
         grown = 0.0
         for process, total in totals.items():
             last = self._last.get(process, total)
@@ -44,21 +44,20 @@ class Growth:
 
 
 class Timeline:
-    """The samples of the last minutes."""
+    """Samples of the last minutes."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
 
     def add(self, sample: Sample) -> None:
-        """Add the latest second."""
         self._samples.append(sample)
 
     def line(self, value: Callable[[Sample], float]) -> list[float]:
-        """One value of every sample, oldest first."""
+        """Return a value of each sample, oldest first."""
         return [round(value(sample), 3) for sample in self._samples]
 
     def rate(self, value: Callable[[Sample], float]) -> float:
-        """What a value came to per second lately."""
+        """Return the recent rate of a value per second."""
         last = list(islice(reversed(self._samples), RATE_SAMPLES))
         span_s = sum(sample.span_s for sample in last)
         return sum(map(value, last)) / span_s if span_s else 0.0

@@ -1,4 +1,4 @@
-"""The state as the live page's snapshot: which numbers, in which words."""
+"""Snapshot of the state for the live page."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from measure.cohorts import MAIN
 from tap.admin.cachecurve import SIZES
 from tap.admin.facts import drop_facts, process_facts, recorder_facts
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.snapshot import CohortCurve, HitPotential, PrefixRow, QuantileText, Snapshot, Tile
+from tap.admin.snapshot import CohortCurve, HitCurve, PrefixRow, QuantileText, Snapshot, Tile
 from tap.admin.state import LiveState
 from tap.admin.survival import LEVELS, MIN_JUDGED, Survival
 from tap.admin.timeline import KEPT_SAMPLES
@@ -19,7 +19,7 @@ from tap.admin.window import WINDOW_MINUTES
 
 
 def snapshot(state: LiveState, now_s: float) -> Snapshot:
-    """The page at this moment; ``now_s`` is the monotonic clock that the state was fed by."""
+    """Return the page at this moment; ``now_s`` is the state's monotonic clock."""
     curves = state.survival.recent(now_s)
     unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
     return Snapshot(
@@ -34,7 +34,7 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
         tiles=tiles(state, curves, now_s),
         by_turn=[cohort(name, curves[name]) for name in MAIN if name in curves],
         by_uncached=[cohort(name, curve) for name, curve in curves.items() if name.startswith("uncached:")],
-        potential=potential(state, now_s),
+        hit_curve=hit_curve_view(state, now_s),
         prefixes=prefixes(state, now_s),
         recorder=recorder_facts(state),
         processes=process_facts(state),
@@ -43,7 +43,6 @@ def snapshot(state: LiveState, now_s: float) -> Snapshot:
 
 
 def engine_text(state: LiveState) -> str:
-    """The engine in a few words."""
     engine = state.engine
     words = [" ".join(filter(None, (engine.name, engine.version)))]
     if engine.num_gpu_blocks and engine.block_size:
@@ -54,7 +53,7 @@ def engine_text(state: LiveState) -> str:
 
 
 def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[Tile]:
-    """The first row."""
+    """Return the tiles of the first row."""
     line, rate = state.timeline.line, state.timeline.rate
     workers = state.workers.values()
     queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
@@ -109,7 +108,7 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
 
 
 def cohort(name: str, curve: Survival) -> CohortCurve:
-    """One survival curve, empty if it has too few requests to be judged."""
+    """Return a survival curve, empty if it has too few requests."""
     judged = curve.n >= MIN_JUDGED
     return CohortCurve(
         cohort=name,
@@ -138,7 +137,7 @@ def cohort_title(name: str) -> str:
 
 
 def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
-    """The prefixes that hold most of the recent prompt tokens."""
+    """Return the prefixes that hold most of the recent prompt tokens."""
     whole = state.curve.recent(now_s).prompt_tokens
     rows = []
     for prefix in state.prefixes.top(now_s):
@@ -159,7 +158,7 @@ def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
 def _count_text(curve: Survival) -> str:
     words = [f"{wording.count(curve.n)} request{'s' if curve.n != 1 else ''}"]
     if curve.censored:
-        words.append(f"{wording.share_of(curve.censored, curve.n)} gave up")
+        words.append(f"{wording.share_of(curve.censored, curve.n)} censored")
     if curve.failed:
         words.append(f"{wording.share_of(curve.failed, curve.n)} failed")
     if curve.n < MIN_JUDGED:
@@ -177,11 +176,11 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 _LEAST_BLOCKS: Final = 16
 _BEYOND_ENGINE: Final = 1.6
-"""How much further than the real cache the curve is drawn."""
+"""Length of the curve beyond the engine's size, as a factor."""
 
 
-def potential(state: LiveState, now_s: float) -> HitPotential:
-    """The curve from where it starts to where it ends or the real cache is well passed."""
+def hit_curve_view(state: LiveState, now_s: float) -> HitCurve:
+    """Return the curve from its first hits to its end, or well past the engine's size."""
     curve, block_size = state.curve, state.setup.block_size
     counts = curve.recent(now_s)
     hit_tokens = [block_size * blocks for blocks in counts.up_to_size()]
@@ -193,10 +192,10 @@ def potential(state: LiveState, now_s: float) -> HitPotential:
     drawn = slice(bisect_left(SIZES, _LEAST_BLOCKS), min(last, bisect_left(SIZES, curve.deepest)) + 1)
     engine_share = None if engine_blocks is None else _hits_at(hit_tokens, engine_blocks) / whole
     measured = counts.cached_tokens / counts.reported_tokens if counts.reported_tokens else None
-    return HitPotential(
+    return HitCurve(
         requests=counts.requests,
-        sentence=_potential_sentence(hit_tokens[-1] / whole, engine_share, measured, counts.requests),
-        note=_potential_note(state),
+        sentence=_hit_sentence(hit_tokens[-1] / whole, engine_share, measured, counts.requests),
+        note=_hit_note(state),
         tokens=[size * block_size for size in SIZES[drawn]] if counts.requests else [],
         hit_share=[round(tokens / whole, 5) for tokens in hit_tokens[drawn]] if counts.requests else [],
         exact_tokens=curve.exact_blocks * block_size,
@@ -207,7 +206,7 @@ def potential(state: LiveState, now_s: float) -> HitPotential:
 
 
 def _engine_blocks(state: LiveState) -> float | None:
-    """The real cache in blocks of the trace's size; one block is never used (vLLM's null block)."""
+    """Return the engine's usable cache in blocks of the trace's size: less one block, vLLM's null block."""
     engine = state.engine
     if not engine.num_gpu_blocks or engine.num_gpu_blocks < 2:
         return None
@@ -215,7 +214,7 @@ def _engine_blocks(state: LiveState) -> float | None:
 
 
 def _hits_at(hit_tokens: Sequence[float], blocks: float) -> float:
-    """Hits at any size, on a straight line between the sizes that were counted."""
+    """Return the hits at any size, interpolated linearly between the sizes counted."""
     place = bisect_left(SIZES, blocks)
     if place == len(SIZES):
         return hit_tokens[-1]
@@ -225,10 +224,10 @@ def _hits_at(hit_tokens: Sequence[float], blocks: float) -> float:
     return hit_tokens[place - 1] + part * (hit_tokens[place] - hit_tokens[place - 1])
 
 
-def _potential_sentence(endless: float, at_engine: float | None, measured: float | None, requests: int) -> str:
+def _hit_sentence(unlimited: float, at_engine: float | None, measured: float | None, requests: int) -> str:
     if not requests:
         return "No request with block hashes in the last minutes."
-    words = [f"An endless cache would have held {100 * endless:.1f} % of recent prompt tokens"]
+    words = [f"An unlimited cache would hold {100 * unlimited:.1f} % of recent prompt tokens"]
     if at_engine is not None:
         words.append(f"one of the engine's size {100 * at_engine:.1f} %")
     if measured is not None:
@@ -236,15 +235,15 @@ def _potential_sentence(endless: float, at_engine: float | None, measured: float
     return "; ".join(words) + "."
 
 
-def _potential_note(state: LiveState) -> str:
+def _hit_note(state: LiveState) -> str:
     several = state.service is not None and len(state.service.upstreams) > 1
-    shared = " The curve is of one cache for all upstreams together." if several else ""
-    policy = "LRU over full prompt blocks, counted at arrival; blocks filled by answers are left out."
+    shared = " The curve is for one cache shared by all upstreams." if several else ""
+    policy = "LRU over full prompt blocks, counted at arrival; blocks filled by outputs are left out."
     return f"{policy}{shared}{_skipped_text(state)}"
 
 
 def _skipped_text(state: LiveState) -> str:
-    """What it means that not every record was looked at, if so."""
+    """Return a warning if some records were not seen."""
     skipped = 0 if state.recorder is None else state.recorder.feed_skipped
     seen = state.records_seen / (state.records_seen + skipped) if skipped else 1.0
-    return f" Only {100 * seen:.0f} % of records were looked at: less is shared here than is." if seen < 0.995 else ""
+    return f" Only {100 * seen:.0f} % of records were seen: the true share is higher." if seen < 0.995 else ""

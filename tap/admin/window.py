@@ -1,4 +1,4 @@
-"""The last minutes of something that adds up: one bucket a minute, the oldest forgotten."""
+"""Sliding window of the last minutes: a bucket a minute, the oldest forgotten."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Final, Generic, TypeVar
 
 BUCKET_S: Final = 60.0
 WINDOW_MINUTES: Final = 15
-"""What the page calls recent."""
+"""Length of the window on the page."""
 
 T = TypeVar("T")
 
 
 class Window(Generic[T]):
-    """Buckets of the last ``minutes`` minutes by a monotonic clock, made when something falls into them."""
+    """Buckets of the last ``minutes`` minutes by a monotonic clock, made on demand."""
 
     def __init__(self, new_bucket: Callable[[], T], minutes: int = WINDOW_MINUTES) -> None:
         self._new_bucket = new_bucket
@@ -20,7 +20,7 @@ class Window(Generic[T]):
         self._buckets: deque[tuple[int, T]] = deque()
 
     def bucket(self, now_s: float) -> T:
-        """The bucket of this minute."""
+        """Return the bucket of this minute."""
         minute = int(now_s // BUCKET_S)
         if not self._buckets or self._buckets[-1][0] < minute:
             self._forget(minute)
@@ -28,7 +28,7 @@ class Window(Generic[T]):
         return self._buckets[-1][1]
 
     def buckets(self, now_s: float) -> list[T]:
-        """Those that are recent now, oldest first."""
+        """Return the recent buckets, oldest first."""
         self._forget(int(now_s // BUCKET_S))
         return [bucket for _, bucket in self._buckets]
 

@@ -98,11 +98,11 @@ def test_a_snapshot_says_what_was_fed(client: TestClient, state: LiveState, cloc
     assert [cohort["judged"] for cohort in live["by_uncached"]][:2] == [True, True]
     small = [cohort for cohort in live["by_uncached"] if not cohort["judged"]]
     assert all(cohort["n"] < 30 and cohort["times_ms"] == [] for cohort in small)
-    potential = live["potential"]
-    assert potential["requests"] == 300
-    assert potential["engine_tokens"] == 64_000
-    assert potential["hit_share"] == sorted(potential["hit_share"])
-    assert len(potential["tokens"]) == len(potential["hit_share"])
+    curve = live["hit_curve"]
+    assert curve["requests"] == 300
+    assert curve["engine_tokens"] == 64_000
+    assert curve["hit_share"] == sorted(curve["hit_share"])
+    assert len(curve["tokens"]) == len(curve["hit_share"])
     # The two system prompts, of 300 and of 120 blocks of 16 tokens, before all that single sessions have in common.
     assert [row["depth"] for row in live["prefixes"]][:2] == ["4,800", "1,920"]
     assert [fact["value"] for fact in live["drops"]] == ["6", "2"]

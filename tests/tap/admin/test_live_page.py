@@ -28,7 +28,7 @@ SHOWN = """(() => {
     tiles: all(".tile").map((tile) => [tile.dataset.tile, ...all(".value, .detail", tile).map(text)]),
     cohorts: all("tr[data-cohort]").map((row) => [row.dataset.cohort, ...all("td", row).map(text)]),
     curves: all("path[data-cohort]").map((path) => path.dataset.cohort),
-    sentence: text(document.querySelector("#potential .sentence")),
+    sentence: text(document.querySelector("#hit-curve .sentence")),
     hits: all("path[data-curve]").length,
     prefixes: all("#prefixes tbody tr").map((row) => [text(row.querySelector("th")), ...all("td", row).map(text)]),
     recorder: facts("recorder"), processes: facts("processes"), drops: facts("drops"),
@@ -40,10 +40,10 @@ SHOWN = """(() => {
 })()"""
 
 POINT = """(() => {
-  const plot = document.querySelector("#potential .plot");
+  const plot = document.querySelector("#hit-curve .plot");
   const mark = plot.querySelector("line.mark").getBoundingClientRect();
   plot.dispatchEvent(new PointerEvent("pointermove", { clientX: mark.left + mark.width / 2, clientY: mark.top + 9 }));
-  return document.querySelector("#potential h3 .at").textContent;
+  return document.querySelector("#hit-curve h3 .at").textContent;
 })()"""
 """Puts the pointer on the real cache's size; what the readout says there."""
 
@@ -83,7 +83,7 @@ def told(live: Any) -> dict[str, Any]:
         "tiles": [[tile["id"], tile["value"], tile["detail"]] for tile in live["tiles"]],
         "cohorts": [[one["cohort"], *(level["text"] for level in one["quantiles"])] for one in cohorts],
         "curves": [one["cohort"] for one in cohorts if one["judged"]],
-        "sentence": live["potential"]["sentence"],
+        "sentence": live["hit_curve"]["sentence"],
         "prefixes": [[row["hash"], row["depth"], row["requests"], row["share"]] for row in live["prefixes"]],
         **{name: [[fact["name"], fact["value"]] for fact in live[name]] for name in ("recorder", "processes", "drops")},
     }
@@ -98,7 +98,7 @@ def assert_quiet(browser: Browser, admin: AdminProcess) -> None:
 def test_it_shows_what_live_json_says_and_follows_it(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
     admin.live_once("status", "ready")
-    admin.live_once("potential.requests", 300)
+    admin.live_once("hit_curve.requests", 300)
     browser.open(admin.url + "/")
     shown = browser.evaluate(SHOWN)
     live = admin.live()
@@ -129,7 +129,7 @@ def test_an_idle_tap_explains_what_is_not_there_yet(admin: AdminProcess, browser
 
 def test_it_can_be_read_on_a_phone_and_in_the_dark(admin: AdminProcess, browser: Browser, upstream: str) -> None:
     feed(admin, upstream)
-    admin.live_once("potential.requests", 300)
+    admin.live_once("hit_curve.requests", 300)
     browser.open(admin.url + "/")
     background = "getComputedStyle(document.documentElement).backgroundColor"
     browser.use_colours("light")

@@ -26,7 +26,7 @@ def test_what_is_pushed_is_served(admin: AdminProcess) -> None:
     admin.push(worker_stats())
     admin.push(recorder_stats())
     admin.push(conversation_feed(sessions=10, turns=2))
-    live = admin.live_once("potential.requests", 20)
+    live = admin.live_once("hit_curve.requests", 20)
     assert live["engine"].startswith("vllm 0.32.0")
     assert b"kvtape_tap_recorded_total 800.0" in admin.get("/metrics").content
 
@@ -68,7 +68,7 @@ def test_hammered_it_still_takes_what_it_is_told(admin: AdminProcess) -> None:
     try:
         admin.tell(service_stats())
         admin.push(conversation_feed(sessions=20, turns=3))
-        admin.live_once("potential.requests", 60)
+        admin.live_once("hit_curve.requests", 60)
     finally:
         stop.set()
         for thread in threads:
@@ -130,15 +130,15 @@ def test_a_tap_with_an_admin_port(tap: Tap) -> None:
     for number in range(40):
         ask(tap, [*prefix, *range(5_000 + 100 * number, 5_040 + 100 * number)])
     ask(tap, [7] * 20, stream=False)
-    live = live_once(tap, lambda live: live["potential"]["requests"] == 41 and live["ready"])
+    live = live_once(tap, lambda live: live["hit_curve"]["requests"] == 41 and live["ready"])
     assert [cohort["n"] for cohort in live["by_turn"]][:1] == [40]
     assert live["prefixes"][0]["depth"] == "640"
     assert live["prefixes"][0]["requests"] == "40"
     # Each of 39 hits the prefix's 40 blocks; what the embedded engine reports is the same.
     tokens = 40 * 680 + 20
-    assert live["potential"]["hit_share"][-1] == pytest.approx(39 * 640 / tokens, abs=1e-5)
-    assert live["potential"]["measured_share"] == pytest.approx(39 * 640 / tokens, abs=1e-5)
-    assert live["potential"]["engine_tokens"] == 4_095 * 16
+    assert live["hit_curve"]["hit_share"][-1] == pytest.approx(39 * 640 / tokens, abs=1e-5)
+    assert live["hit_curve"]["measured_share"] == pytest.approx(39 * 640 / tokens, abs=1e-5)
+    assert live["hit_curve"]["engine_tokens"] == 4_095 * 16
     assert httpx.get(tap.admin_url + "/readyz").status_code == 200
     metrics = httpx.get(tap.admin_url + "/metrics").text
     assert "kvtape_tap_workers_up 2.0" in metrics
