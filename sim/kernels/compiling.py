@@ -8,11 +8,9 @@ Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt
 each array took more than half of a run.
 """
 
-import hashlib
 import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -20,11 +18,6 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-from sim.latency import noise, terms
-from tracefile.hashing import splitmix64
-
-SHARED = (noise.__file__, terms.__file__, splitmix64.__file__)
-"""Sources outside this folder that are compiled too."""
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and what each loads if it can, for functions that kernels do not call."""
@@ -63,12 +56,3 @@ def _spare_imports() -> None:
                 importlib.import_module(part)
             finally:
                 del sys.modules[unused]
-
-
-def sources_digest() -> str:
-    """Of everything that is compiled."""
-    digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    for path in (*sorted(folder.glob("*.py")), *map(Path, SHARED)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

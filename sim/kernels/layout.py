@@ -4,18 +4,33 @@ A record keeps together what is used together, so that a decoding request costs 
 there is one of (the clock, the free queue's length) is an array of one record. Times in ms; −1 and NaN: not yet.
 """
 
+import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.kernels.compiling import sources_digest
+from tracefile.hashing import splitmix64
 from tracefile.records.arrays import FloatArray
 
 Records = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
+
+LATENCY = Path(__file__).parent.parent / "latency"
+SHARED = (LATENCY / "noise.py", LATENCY / "terms.py", Path(splitmix64.__file__))
+"""Sources outside this folder that are compiled too."""
+
+
+def sources_digest() -> str:
+    """Digest of every source that is compiled."""
+    digest = hashlib.sha256()
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *SHARED):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
 
 SOURCES = f"sources_{sources_digest()}"
 """A field that names the kernels' version and holds nothing: in a record of every compiled function's arguments, or the

@@ -6,7 +6,6 @@ import numpy as np
 
 from sim.kernels.compiling import kernel
 from sim.kernels.frontend import accept_job, entry_ms, work_ms
-from sim.kernels.heap import pop, push
 from sim.kernels.layout import (
     ABORTED,
     ABSENT,
@@ -17,6 +16,7 @@ from sim.kernels.layout import (
     SHARED_CORE,
     UNSERVABLE,
     WAITING,
+    Records,
     SimState,
 )
 from sim.kernels.scheduler import abort, accepts, add
@@ -45,7 +45,7 @@ def deliver_events(state: SimState) -> None:
             _next_arrival(state)
             continue
         time_ms, code = state.events[0].time_ms, state.events[0].code
-        pop(state.events, clock.num_events)
+        _pop(state.events, clock.num_events)
         clock.num_events -= 1
         # Entries before aborts, each by place: the code counts the entries first.
         if code < len(state.runs):
@@ -90,7 +90,7 @@ def end(state: SimState, place: int, outcome: np.int64) -> None:
 
 @kernel
 def _at(state: SimState, time_ms: float, code: int) -> None:
-    push(state.events, state.clock[0].num_events, time_ms, code)
+    _push(state.events, state.clock[0].num_events, time_ms, code)
     state.clock[0].num_events += 1
 
 
@@ -98,7 +98,7 @@ def _at(state: SimState, time_ms: float, code: int) -> None:
 def _next_arrival(state: SimState) -> None:
     clock = state.clock[0]
     time_ms, place = state.arrivals[0].time_ms, state.arrivals[0].code
-    pop(state.arrivals, clock.num_arrivals)
+    _pop(state.arrivals, clock.num_arrivals)
     clock.num_arrivals -= 1
     _arrive(state, place, time_ms)
 
@@ -181,6 +181,48 @@ def _release_children(state: SimState, place: int) -> None:
             runs[child].outcome = PARENT_FAILED
             parent, child = child, runs[child].first_child
         else:
-            push(state.arrivals, clock.num_arrivals, arrival_ms, child)
+            _push(state.arrivals, clock.num_arrivals, arrival_ms, child)
             clock.num_arrivals += 1
             child = runs[child].next_child
+
+
+@kernel
+def _push(heap: Records, size: int, time_ms: float, code: int) -> None:
+    """Add an event to a heap of ``size``; the caller counts it."""
+    place = size
+    while place > 0:
+        parent = (place - 1) >> 1
+        if not _is_before(time_ms, code, heap[parent].time_ms, heap[parent].code):
+            break
+        heap[place].time_ms = heap[parent].time_ms
+        heap[place].code = heap[parent].code
+        place = parent
+    heap[place].time_ms = time_ms
+    heap[place].code = code
+
+
+@kernel
+def _pop(heap: Records, size: int) -> None:
+    """Take the first event, which the caller has read, out of a heap of ``size``; the caller counts it."""
+    last = size - 1
+    time_ms, code = heap[last].time_ms, heap[last].code
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= last:
+            break
+        other = child + 1
+        if other < last and _is_before(heap[other].time_ms, heap[other].code, heap[child].time_ms, heap[child].code):
+            child = other
+        if not _is_before(heap[child].time_ms, heap[child].code, time_ms, code):
+            break
+        heap[place].time_ms = heap[child].time_ms
+        heap[place].code = heap[child].code
+        place = child
+    heap[place].time_ms = time_ms
+    heap[place].code = code
+
+
+@kernel
+def _is_before(time_ms: float, code: int, other_ms: float, other_code: int) -> bool:
+    return time_ms < other_ms or (time_ms == other_ms and code < other_code)
