@@ -10,8 +10,9 @@ from time import perf_counter, process_time
 import msgspec
 
 from scripts.simbench.timing import Figures, measure, measure_command
-from sim.engine.compiled import build_state, run_state
+from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, save_model
 from sim.workload.arrivals import Arrivals, plan_arrivals
 from tests.sim.oracles.plain_engine import Engine

@@ -7,8 +7,9 @@ from pathlib import Path
 from scripts.simbench.caches import pool_hits
 from scripts.simbench.timing import Figures, measure
 from sim.cache.segmentpool import lay_out
-from sim.engine.compiled import build_state, run_state
+from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.engine.compiled import say_if_not_compiled
 from sim.engine.results import FinishOrder, predicted_meta
 from sim.engine.streaming import StreamingRun
 from sim.engine.summary import Summary, Tally
+from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.engine.compiled import arrival_heap, lay_out
 from sim.engine.results import RequestResult, results_in
+from sim.engine.simstate import arrival_heap, lay_out
 from sim.kernels import layout
 from sim.kernels.chainpool import KNOWN
-from sim.kernels.layout import ChainPool, Records, SimState
-from sim.kernels.loop import FULL, NONE, NOT_CHAINED, run
+from sim.kernels.layout import NONE, ChainPool, Records, SimState
+from sim.kernels.loop import FULL, NOT_CHAINED, run
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals

@@ -11,12 +11,13 @@ from typing import Literal
 
 import numpy as np
 
-from sim.engine.compiled import build_state, run_state
+from sim.engine.simstate import build_state
 from sim.fit.capturedschedule import Reconstruction, reconstruct
 from sim.fit.factual import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import Solution, solve
 from sim.fit.residuals import Requests, requests_of
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig

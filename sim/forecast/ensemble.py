@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from sim.engine.compiled import FIRST_STEPS, build_state, run_state, with_model
+from sim.engine.simstate import FIRST_STEPS, build_state, with_model
 from sim.kernels import layout
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, Parameter
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.engine.compiled import build_state, run_state
+from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model
 from sim.latency.terms import TERMS
 from sim.vllm.config import EngineConfig

@@ -12,7 +12,6 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import print_json, write_page
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.engine.compiled import say_if_not_compiled
 from sim.forecast.bisection import Scale, bisect
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.extrapolation import extrapolations
@@ -28,6 +27,7 @@ from sim.forecast.scenarios import (
 )
 from sim.forecast.summary import cohorts_of, hit_rates, ttft_quantiles
 from sim.forecast.whatif import add_forecast_flags, checked_members, span_of
+from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted

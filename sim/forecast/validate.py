@@ -15,12 +15,12 @@ from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
 from report.compare.validation import Line, Predicted, Yardsticks, judge_forecasts
 from report.output import print_json, write_page
-from sim.engine.compiled import say_if_not_compiled
 from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout
+from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest

@@ -10,12 +10,12 @@ import numpy as np
 
 from report.output import print_json, write_page
 from report.pages.whatif import DemandSaid, Measure, Row, Span, WhatIf, describe
-from sim.engine.compiled import say_if_not_compiled
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
 from sim.forecast.extrapolation import extrapolations, open_parameters
 from sim.forecast.saturation import Demand
 from sim.forecast.scenarios import Captured, Scenario, add_scenario_flags, plan, read_captured, scenarios_of
 from sim.forecast.summary import ForecastSummary, cohorts_of, summarize
+from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted

@@ -39,6 +39,8 @@ WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
 """A request's state; ABSENT: the scheduler has not got it."""
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
 OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded")
+NONE = -1
+"""No place, step or token."""
 PLACEMENTS = ("parallel", "serial", "shared_core")
 PARALLEL, SERIAL, SHARED_CORE = range(3)
 

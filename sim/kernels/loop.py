@@ -1,20 +1,23 @@
 """Step loop of the engine: deliver events, compose a step, run it, repeat it while it would be the same again."""
 
 import math
+import sys
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
 from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.frontend import run_alone, run_beside
-from sim.kernels.layout import FINISHED, OK, SHARED_CORE, SimState
+from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, SimState, Timeline
 from sim.kernels.noise import step_factor
 from sim.kernels.requestruns import deliver_events, end, hand_over, next_ms, receive
 from sim.kernels.scheduler import finish_step, schedule
 from sim.latency import terms
 from tracefile.records.arrays import FloatArray
+from tracefile.records.errors import InputError
 
-NONE = -1
 DONE, FULL, MORE, NOT_CHAINED = range(4)
 """Reasons to stop: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
 arrivals are needed; a hash occurs at two depths."""
@@ -25,6 +28,36 @@ _count_decodes = kernel(terms.count_decodes)
 _is_decode = kernel(terms.is_decode)
 _row_ms = kernel(terms.row_ms)
 _delivery_ms = kernel(terms.delivery_ms)
+
+
+def run_state(state: SimState) -> SimState:
+    """Run until arrivals are needed or to the end; the returned state may have a longer timeline.
+
+    Raises InputError if hashes turn out not to be chained.
+    """
+    while (stop := run(state)) == FULL:
+        state = state._replace(timeline=Timeline(*(_twice_as_long(part) for part in state.timeline)))
+    if stop == NOT_CHAINED:
+        raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+    return state
+
+
+def _twice_as_long(part: FloatArray) -> FloatArray:
+    longer = np.empty((2 * len(part), *part.shape[1:]))
+    longer[: len(part)] = part
+    return longer
+
+
+def is_compiled() -> bool:
+    """Return whether the loop's machine code is on disk, of this version or an earlier one; if not, a run compiles."""
+    kernel = cast(Any, run)
+    return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
+
+
+def say_if_not_compiled() -> None:
+    """Tell on stderr that a first run compiles the kernels, if it will."""
+    if not is_compiled():
+        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
 
 
 @entry

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.engine import compiled
+from sim.kernels import loop
 from sim.kernels.loop import run
 
 
@@ -16,7 +16,7 @@ def test_it_is_known_whether_the_kernels_were_compiled(tmp_path: Path, monkeypat
         stats = Stats()
         __name__ = run.__name__
 
-    monkeypatch.setattr(compiled, "run", Kernel())
-    assert not compiled.is_compiled()
+    monkeypatch.setattr(loop, "run", Kernel())
+    assert not loop.is_compiled()
     (tmp_path / f"loop.{run.__name__}-15.py311.nbi").touch()
-    assert compiled.is_compiled()
+    assert loop.is_compiled()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.compiled import build_state, run_state
+from sim.engine.simstate import build_state
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from sim.engine.compiled import build_state
+from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
 from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED

@@ -8,10 +8,11 @@ from typing import cast
 
 import numpy as np
 
-from sim.engine.compiled import build_state, run_state
 from sim.engine.results import DECIMALS, FinishOrder, RequestResult
+from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels.layout import SimState
+from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model
 from sim.latency.terms import StepRow
 from sim.vllm.config import EngineConfig

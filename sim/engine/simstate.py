@@ -1,21 +1,15 @@
-"""The engine compiled: what ``sim.engine.engine.Engine`` gives for the same arrivals, settings, model and seed, to
-the bit.
+"""A workload laid out for the compiled engine: ``SimState`` before its first arrival.
 
-``build_state`` lays a workload out for the kernels, ``run_state`` runs it, ``read_simulation`` makes runs of it;
-``sim.engine.streaming`` does the same for arrivals that come in parts.
+``build_state`` lays out a whole workload, ``lay_out`` one of several parts (``sim.engine.streaming``).
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from sim.kernels import layout
-from sim.kernels.layout import ChainPool, Draws, Records, Scheduler, SimState, Timeline
-from sim.kernels.loop import FULL, NONE, NOT_CHAINED, run
+from sim.kernels.layout import NONE, ChainPool, Draws, Records, Scheduler, SimState, Timeline
 from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
@@ -23,34 +17,11 @@ from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.chain import chain_places
 from tracefile.records.arrays import IntArray, UInt64Array
-from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 18
-"""Steps that a timeline has room for at first; it doubles when it is full."""
+"""Steps in a timeline at first; it doubles when it is full."""
 MOST_SLOTS = 1 << 16
-"""Of the table that finds segments; a slot may lead to several."""
-
-
-def is_compiled() -> bool:
-    """Whether the kernels' machine code is at hand, of this version or an earlier one. If not, a run makes it first."""
-    kernel = cast(Any, run)
-    return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
-
-
-def say_if_not_compiled() -> None:
-    """Tell on stderr that a first run compiles the kernels, where it will."""
-    if not is_compiled():
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
-
-
-def run_state(state: SimState) -> SimState:
-    """Run until more arrivals are wanted or to the end; the state returned has the timeline that the one given may have
-    outgrown. Raises InputError where it notices that hashes are not chained."""
-    while (stop := run(state)) == FULL:
-        state = state._replace(timeline=Timeline(*(_twice_as_long(part) for part in state.timeline)))
-    if stop == NOT_CHAINED:
-        raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
-    return state
+"""Slots at most of the table that finds segments; a slot may lead to several."""
 
 
 def build_state(
@@ -68,7 +39,7 @@ def build_state(
 def lay_out(
     arrivals: Arrivals, config: EngineConfig, model: Model, seed: int | None, *, first_steps: int, token_room: int
 ) -> SimState:
-    """The same for one of several lots of arrivals; ``token_room``: tokens that its arenas hold."""
+    """Lay out one of several parts of a workload; ``token_room``: tokens that its arenas hold."""
     settings = _settings(config, model.frontend_placement)
     requests, blocks = _requests(arrivals, config, settings)
     keys = _lay_out_keys(arrivals, requests, config.block_size, blocks)
@@ -112,8 +83,8 @@ def lay_out(
 
 
 def with_model(state: SimState, arrivals: Arrivals, model: Model, seed: int | None) -> SimState:
-    """``state``, laid out and not yet run, with another model's times and luck and on arrays of its own: a workload is
-    laid out once for many runs. The front end's placement stays."""
+    """Copy ``state``, laid out and not yet run, for another model and seed: a workload is laid out once for many runs.
+    The API server's placement stays."""
     own = cast(SimState, _copied(state))
     return own._replace(costs=np.array(model.costs), draws=_draws(arrivals.ids, model, seed))
 
@@ -134,12 +105,6 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
     )
 
 
-def _twice_as_long(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    longer = np.empty((2 * len(part), *part.shape[1:]))
-    longer[: len(part)] = part
-    return longer
-
-
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     values = {
         "append_all": config.free_rule == "append_all",
@@ -155,8 +120,7 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
 
 
 def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds: int) -> ChainPool:
-    """An empty one. Arrays are as long as could ever be needed, a block being the least that a record stands for: what
-    is not used of them takes no memory."""
+    """Lay out an empty pool. Arrays have a record per block, the most ever needed; unused parts take no memory."""
     counts = np.zeros(1, layout.CHAIN_POOL)
     counts["num_free"] = counts["num_unhashed"] = config.usable_blocks
     slots = 1 << min(len(keys) + most_holds, config.usable_blocks, MOST_SLOTS).bit_length()
@@ -172,7 +136,7 @@ def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds
 
 
 def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, IntArray]:
-    """The scheduler's side, one more at the end, and how many blocks each will have held; 0: it cannot be served."""
+    """Lay out the scheduler's requests, one more at the end, and count their blocks; 0: a request cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
     requests["prompt_tokens"][:-1] = arrivals.prompt_tokens
     requests["last_token"][:-1] = arrivals.prompt_tokens + arrivals.output_tokens
@@ -189,7 +153,7 @@ def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tu
 
 
 def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks: IntArray) -> UInt64Array:
-    """The known keys of those who can be served, up to their last full block."""
+    """Lay out the known keys of the requests that can be served, up to their last full block."""
     full = np.where(blocks > 0, (requests["last_token"][:-1] - 1) // block_size, 0)
     for place in np.flatnonzero(arrivals.full_blocks < full)[:1].tolist():
         raise ValueError(f"request {arrivals.ids[place]}: its chain of {arrivals.full_blocks[place]} keys is too short")
@@ -202,7 +166,7 @@ def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks
 
 
 def _runs(arrivals: Arrivals) -> Records:
-    """The client's side."""
+    """Lay out the clients' side of the requests."""
     runs = np.zeros(len(arrivals), layout.REQUEST_RUN)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
         runs[name] = np.nan
@@ -227,7 +191,7 @@ def _link_children(runs: Records, arrivals: Arrivals) -> None:
 
 
 def arrival_heap(runs: Records, places: IntArray) -> Records:
-    """A heap of the arrivals at ``places``: sorted, which is one."""
+    """Lay out a heap of the arrivals at ``places``; sorted events are a heap."""
     heap = np.zeros(len(runs) + 1, layout.EVENT)
     times_ms = runs["arrival_ms"][places]
     order = np.argsort(times_ms, kind="stable")
