@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import get_args, overload
 
 from loadgen.core.draws import Vocabulary
+from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
 from loadgen.core.runflags import add_target_arguments, run_flags
-from loadgen.core.spans import FORMS, Span, parse_pause, parse_span
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
@@ -113,36 +113,36 @@ def parse_rate(text: str | None) -> tuple[float | None, float | None]:
 
 
 @overload
-def _lengths(flag: str, text: str) -> Span: ...
+def _lengths(flag: str, text: str) -> LengthDistribution: ...
 @overload
 def _lengths(flag: str, text: None) -> None: ...
-def _lengths(flag: str, text: str | None) -> Span | None:
-    return None if text is None else parse_span(flag, text, minimum=1, whole=True)
+def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
+    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
 
 
-def _prompts(args: argparse.Namespace) -> Span:
+def _prompts(args: argparse.Namespace) -> LengthDistribution:
     """How long prompts are, where no flag says: as the pattern has them."""
     usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
     return (
         usual
         if args.prompt_tokens is None
-        else parse_span("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True)
+        else parse_lengths("--prompt-tokens", args.prompt_tokens, minimum=1, whole=True)
     )
 
 
-def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[Span, int | None, int | None]:
+def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthDistribution, int | None, int | None]:
     """How many turns random sessions have, and the bounds of a dataset's; raises InputError."""
     if args.turns is not None and (args.min_turns, args.max_turns) != (None, None):
         raise InputError("--turns: with --min-turns or --max-turns; expected one way to say it")
     if dataset_path is not None:
         if args.turns is not None:
             raise InputError("--turns: with a dataset's file; expected --min-turns and --max-turns")
-        return Span(1, 1), args.min_turns, args.max_turns
+        return LengthDistribution(1, 1), args.min_turns, args.max_turns
     if args.turns is not None:
         return _lengths("--turns", args.turns), None, None
     fewest = args.min_turns or 1
     text = f"{fewest}:{args.max_turns or fewest}"
-    return parse_span("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
+    return parse_lengths("--min-turns, --max-turns", text, minimum=1, whole=True), None, None
 
 
 def _parser() -> Parser:

@@ -14,8 +14,8 @@ from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
 from loadgen.plan.preparation import prepare_load_text
 from loadgen.plan.workload import rate_profile
-from loadgen.runs.driving import Drive, drive
-from loadgen.runs.outcome import Driven, exit_code, refusal
+from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.outcome import RunOutcome, exit_code, refusal
 from loadgen.runs.progress import TargetRate
 from loadgen.runs.summary import print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
@@ -41,8 +41,8 @@ def run_load(config: LoadConfig) -> int:
         text = prepare_load_text(config, control, model)
         found = find_dialect(control, config.dialect)
         job = load_job(config, found.dialect, model, before, text.target)
-        driven = drive(
-            Drive(
+        outcome = run_job(
+            RunConfig(
                 job=job,
                 url=config.url,
                 trace=config.trace,
@@ -57,14 +57,14 @@ def run_load(config: LoadConfig) -> int:
                 empty=EMPTY,
             )
         )
-        if driven.stopped == "refused":
+        if outcome.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
-        truth = report_truth(text.before, truth_of(driven.findings))
-        notes = [*recognition_notes(found), *_notes(driven, config), *truth_notes(truth)]
-        summary = summarize(driven, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
+        truth = report_truth(text.before, truth_of(outcome.findings))
+        notes = [*recognition_notes(found), *_notes(outcome, config), *truth_notes(truth)]
+        summary = summarize(outcome, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
     print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
-    return exit_code(driven)
+    return exit_code(outcome)
 
 
 def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
@@ -130,17 +130,17 @@ def _shape(config: LoadConfig) -> dict[str, object]:
     }
 
 
-def _notes(driven: Driven, config: LoadConfig) -> list[str]:
+def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     """What a reader must know of the load: what was not as planned."""
     notes = []
-    if late := driven.findings.get(NOT_STARTED):
+    if late := outcome.findings.get(NOT_STARTED):
         notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
-    if driven.findings.get(ESTIMATED_LENGTHS):
+    if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(
             "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
             "exact, --output-tokens says them"
         )
-    unknown = driven.tally.without_output_hashes
+    unknown = outcome.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and unknown:
         notes.append(
             f"the engine returned no token ids for {unknown} answers: the turns after them went on from stand-ins, "

@@ -16,8 +16,8 @@ from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import Vocabulary, text_key, tokens_of
 from loadgen.core.request import origin_of
-from loadgen.runs.driving import Drive, drive
-from loadgen.runs.outcome import Driven, exit_code, refusal
+from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.outcome import RunOutcome, exit_code, refusal
 from loadgen.runs.resumption import HISTORY, last_header
 from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
@@ -66,8 +66,8 @@ def run_replay(config: ReplayConfig) -> int:
             notes += [note] if note else []
             facts = control.facts()
         text = prepare_replay_text(config, control, model, survey)
-        driven = drive(
-            Drive(
+        outcome = run_job(
+            RunConfig(
                 job=ReplayJob(config, survey, model, found.dialect.name, text.target),
                 url=config.url,
                 trace=config.trace,
@@ -81,11 +81,11 @@ def run_replay(config: ReplayConfig) -> int:
                 overwrite=config.overwrite,
             )
         )
-        if driven.stopped == "refused":
+        if outcome.stopped == "refused":
             raise InputError(refusal(control, model, config.vocabulary))
         after = control.facts()
     dialect = found.dialect.name
-    return report(config, survey, driven, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
+    return report(config, survey, outcome, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
 
 
 def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
@@ -99,7 +99,7 @@ def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size
 def report(
     config: ReplayConfig,
     survey: Survey,
-    driven: Driven,
+    outcome: RunOutcome,
     *,
     dialect: str,
     facts: tuple[EngineFacts, EngineFacts],
@@ -107,22 +107,22 @@ def report(
     before: Examination,
 ) -> int:
     """Say what came of it; gives the exit code."""
-    fidelity = fidelity_of(driven.findings)
+    fidelity = fidelity_of(outcome.findings)
     account = account_of(
         survey,
         fidelity,
         rounds=config.repeat,
-        sent=driven.tally.started,
-        stopped=driven.stopped or ("a process died" if driven.failures else None),
+        sent=outcome.tally.started,
+        stopped=outcome.stopped or ("a process died" if outcome.failures else None),
         earlier=sent_earlier(config),
     )
-    notes = [*notes, *session_notes(driven.findings, config)]
+    notes = [*notes, *session_notes(outcome.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     in_words = before.tokenizer != IDS
-    truth, counts = report_truth(before, truth_of(driven.findings)), text_counts(driven.findings)
+    truth, counts = report_truth(before, truth_of(outcome.findings)), text_counts(outcome.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
     summary = msgspec.structs.replace(
-        summarize(driven, pattern=pattern_of(config), facts=facts, notes=notes),
+        summarize(outcome, pattern=pattern_of(config), facts=facts, notes=notes),
         prefix_truth=truth if in_words else None,
     )
     told = [*account_lines(account), *fidelity_lines(fidelity)]
@@ -131,7 +131,7 @@ def report(
     print_summary(
         ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), as_json=config.as_json
     )
-    return exit_code(driven)
+    return exit_code(outcome)
 
 
 def sent_earlier(config: ReplayConfig) -> int:
@@ -273,4 +273,4 @@ def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConf
     kept = (captured_of(record, 0.0, survey.block_size) for record in read_kept(survey, config.selection))
     sample = list(islice((each for each in kept if maker.form_of(each) is not None), SAMPLED))
     conversations = [maker.prompt(each, words_for(each, expansion)).conversation for each in sample]
-    return examine_conversations(tokenizer, maker.speech, conversations, (0, 1) if len(conversations) > 1 else None)
+    return examine_conversations(tokenizer, maker.text_maker, conversations, (0, 1) if len(conversations) > 1 else None)

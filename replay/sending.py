@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import TokenIds
-from loadgen.core.plan import Answer, Send
+from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.text.prompts import ChatPrompt
 from replay.capture import Captured
@@ -92,31 +92,31 @@ class Replayed:
             priority=captured.priority,
         )
 
-    def follow_ups(self, answer: Answer) -> Sequence[Send]:
+    def follow_ups(self, response: Response) -> Sequence[Send]:
         """What waited for this one, nothing after a failure; and what waited for its place."""
         run, captured = self.round.run, self.captured
-        self.round.ends_ms[captured.request_id] = answer.end_ms
-        exchange = self._exchange(answer)
-        self._substitute(answer)
+        self.round.ends_ms[captured.request_id] = response.end_ms
+        exchange = self._exchange(response)
+        self._substitute(response)
         followers: list[Send] = []
-        if answer.ok:
+        if response.ok:
             waited = run.followers.get(captured.request_id, ())
             followers = [Replayed(self.round, each, self.slot, exchange).send(run.think_ms(each)) for each in waited]
         else:
             behind = sum(1 for _ in run.behind(captured))
-            run.fidelity.leave(behind, answer.record.error or answer.record.status)
+            run.fidelity.leave(behind, response.record.error or response.record.status)
         return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
 
-    def describe(self, answer: Answer) -> Record:
+    def describe(self, response: Response) -> Record:
         """The record under the capture's ids and hashes, as far as they are true of what was sent."""
         captured = self.captured
         self.prompt = self.chat = None
-        self._count(answer)
+        self._count(response)
         hashes = self.round.hashes(captured)
         parent_end_ms = None if captured.parent_id is None else self.round.ends_ms.get(captured.parent_id)
-        arrival_ms = answer.record.arrival_ms
+        arrival_ms = response.record.arrival_ms
         return msgspec.structs.replace(
-            answer.record,
+            response.record,
             session_source=captured.session_source,
             lora=captured.lora,
             block_hashes=hashes,
@@ -140,24 +140,24 @@ class Replayed:
         self.chat = run.text.prompt(self.captured, prompt, self.before)
         return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
 
-    def _exchange(self, answer: Answer) -> Exchange | None:
+    def _exchange(self, response: Response) -> Exchange | None:
         """For the prompts that go on from this one's real answer; null: none may."""
         config = self.round.run.config
         if self.chat is None:
             return None
-        self.chat.settle(answer)
-        goes_on_from_it = config.output_substitution and not config.cold_prompts and answer.ok
-        return Exchange(self.captured, self.chat, answer) if goes_on_from_it else None
+        self.chat.settle(response)
+        goes_on_from_it = config.output_substitution and not config.cold_prompts and response.ok
+        return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
 
-    def _substitute(self, answer: Answer) -> None:
+    def _substitute(self, response: Response) -> None:
         """Let later prompts have the real tokens; the output hashes become those that are true here."""
         captured, recorded = self.captured, self.captured.output_hashes
-        if not answer.ok or answer.token_ids is None or recorded is None or self.prompt is None:
+        if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return
         if self.chat is not None:
             # Only those that waited for this answer go on from it; whoever else carries its hashes has words there.
             waiting = self.round.run.followers.get(captured.request_id, ())
-            if not captured.as_long(answer.record):
+            if not captured.as_long(response.record):
                 return
             if self.round.run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
                 self.output_hashes = self.round.own(recorded)
@@ -165,14 +165,16 @@ class Replayed:
         if self.chat is not None or self.round.run.config.cold_prompts:
             self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
             return
-        true = self.round.substitution.answered(captured.request_id, recorded, self.prompt, answer.token_ids)
+        true = self.round.substitution.answered(captured.request_id, recorded, self.prompt, response.token_ids)
         self.output_hashes = self.round.own(true)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, response: Response) -> None:
         fidelity = self.round.run.fidelity
-        fidelity.add(self.captured, answer.record)
+        fidelity.add(self.captured, response.record)
         in_ids = self.round.words_for(self.captured) is None
-        fidelity.without_ids += in_ids and answer.ok and answer.token_ids is None and bool(self.captured.output_hashes)
+        fidelity.without_ids += (
+            in_ids and response.ok and response.token_ids is None and bool(self.captured.output_hashes)
+        )
 
 
 def plan_sends(replay: Replay) -> Iterator[Send]:

@@ -19,7 +19,7 @@ from wire.answer import GENERATING, LLAMA_CPP
 HTTP_ERROR = 400
 REPLAYABLE = GENERATING | {LLAMA_CPP}
 MOST_TOKENS = 1 << 24
-"""Of one prompt, one answer, or one block: some ten times the longest context that is served."""
+"""Of one prompt, one response, or one block: some ten times the longest context that is served."""
 MOST_CHOICES = 1 << 10
 LONGEST_MS = 366 * 24 * 3600 * 1000.0
 """From one end of a trace to the other: beyond it, a clock was misread and the run would wait for ever."""

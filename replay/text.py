@@ -10,7 +10,7 @@ blocks end where they did:
 Prompts that shared k blocks share k blocks, and those that shared less share less; only blocks that lie within the
 template's beginning are shared by all. Where the tail has no room for the template's end, the prompt is longer by what
 is missing: a block that others share is never cut. In a session a prompt goes on from the one before and its real
-answer, as messages, and only what comes behind them is words.
+response, as messages, and only what comes behind them is words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ import numpy as np
 
 from engines.dialect import Dialect
 from loadgen.core.draws import TokenIds, Vocabulary
-from loadgen.core.plan import Answer
+from loadgen.core.plan import Response
 from loadgen.text.chattemplate import Order, order_of
 from loadgen.text.prompts import ChatPrompt, TextForm
-from loadgen.text.spoken import PATHS, Spoken, TextApi, conversation_body
-from loadgen.text.targettext import Speech, TargetText, open_speech
+from loadgen.text.spoken import PATHS, SentMessage, TextApi, conversation_body
+from loadgen.text.targettext import TargetText, TextMaker, open_text_maker
 from replay.capture import Captured
 from replay.expansion import Expansion
 
-UNSAID = Spoken("user", "", length=0)
+UNSAID = SentMessage("user", "", length=0)
 """Where the words will be."""
 FINDINGS = "text."
 UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
@@ -80,7 +80,7 @@ def text_lines(counts: TextCounts) -> list[str]:
     """For a terminal."""
     if not counts.continued and not counts.made_up:
         return []
-    return [f"answers in place    {counts.continued} prompts went on from a real answer, {counts.made_up} could not"]
+    return [f"answers in place    {counts.continued} prompts went on from a real response, {counts.made_up} could not"]
 
 
 def text_notes(counts: TextCounts) -> list[str]:
@@ -103,7 +103,7 @@ class TextReplay:
     """Makes one shard's prompts of words, all rounds; counts as it goes."""
 
     api: TextApi | Literal["auto"]
-    speech: Speech
+    text_maker: TextMaker
     forms: Mapping[TextApi, TextForm]
     block_size: int
     counts: TextCounts = field(default_factory=TextCounts)
@@ -111,7 +111,7 @@ class TextReplay:
     @property
     def name(self) -> str:
         """Names what is sent for the same hashes."""
-        return f"{self.api} {self.speech.target.fingerprint(rendered=True)}"
+        return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
         """How a request is sent in words; null: it is sent in token ids."""
@@ -120,7 +120,7 @@ class TextReplay:
 
     def findings(self) -> dict[str, int]:
         """What is counted of it, and of the truth of its prompts."""
-        return self.counts.findings() | self.speech.truth.findings()
+        return self.counts.findings() | self.text_maker.truth.findings()
 
     def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
         """A request body; of the captured shape what the API knows."""
@@ -132,7 +132,7 @@ class TextReplay:
 
     def vocabulary(self) -> Vocabulary:
         """Words by number, for an expansion to draw from."""
-        return Vocabulary(0, len(self.speech.target.words.texts))
+        return Vocabulary(0, len(self.text_maker.target.words.texts))
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
         """A captured prompt, ``numbers`` the words in its tokens' places; ``before``: what it waited for, answered."""
@@ -155,14 +155,14 @@ class TextReplay:
         """Behind a real answer; null: the capture did not go on from it, or its length is not known."""
         if not goes_on(captured, before.captured):
             return None
-        spoken = before.prompt.answered(before.answer, 0)
+        spoken = before.prompt.answered(before.response, 0)
         fitted = self._fit(captured, numbers, [*before.prompt.conversation, spoken, UNSAID])
-        return None if fitted is None else before.prompt.going_on(before.answer, [self._user(fitted.numbers)], 0)
+        return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)], 0)
 
-    def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[Spoken]) -> "Fitted | None":
+    def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[SentMessage]) -> "Fitted | None":
         """Which of the words are said in the last message, so that each keeps its place; null: not known."""
-        gaps = self.speech.gaps(order_of(conversation))
-        start = self.speech.head_length(conversation, len(conversation) - 1)
+        gaps = self.text_maker.gaps(order_of(conversation))
+        start = self.text_maker.head_length(conversation, len(conversation) - 1)
         if gaps is None or start is None:
             return None
         ending = len(gaps.ids[-1])
@@ -175,8 +175,8 @@ class TextReplay:
         self.counts.longer_tokens += longer
         return Fitted(start, said)
 
-    def _user(self, numbers: TokenIds) -> Spoken:
-        return Spoken("user", self.speech.target.words.text(numbers), numbers, length=len(numbers))
+    def _user(self, numbers: TokenIds) -> SentMessage:
+        return SentMessage("user", self.text_maker.target.words.text(numbers), numbers, length=len(numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +189,11 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt with its answer, for the prompts that go on from it."""
+    """A prompt with its response, for the prompts that go on from it."""
 
     captured: Captured
     prompt: ChatPrompt
-    answer: Answer
+    response: Response
 
 
 def words_for(captured: Captured, expansion: Expansion) -> TokenIds:
@@ -210,10 +210,10 @@ def goes_on(captured: Captured, before: Captured) -> bool:
 
 def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:
     """A shard's side of it; ``block_size`` is the capture's."""
-    speech = open_speech(target.text)
+    text_maker = open_text_maker(target.text)
     engine_block = target.engine_block_size or block_size
-    forms = {api: TextForm(api, speech, dialect, engine_block) for api in PATHS}
-    return TextReplay(target.api, speech, forms, block_size)
+    forms = {api: TextForm(api, text_maker, dialect, engine_block) for api in PATHS}
+    return TextReplay(target.api, text_maker, forms, block_size)
 
 
 def text_api_of(endpoint: str | None) -> TextApi | None:

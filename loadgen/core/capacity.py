@@ -15,7 +15,7 @@ import msgspec
 
 from loadgen.core.runflags import usable_cores
 
-SHORT_ANSWER, LONG_ANSWER = 16, 256
+SHORT_OUTPUT, LONG_OUTPUT = 16, 256
 SHORT_PROMPT, LONG_PROMPT = 256, 8192
 
 
@@ -57,14 +57,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def seconds_per_request(self) -> float:
         """What a request costs beside its tokens."""
-        prompt, answer = SHORT_PROMPT * self.seconds_per_prompt_token, SHORT_ANSWER * self.seconds_per_event
-        return max(0.0, 1 / self.requests_per_s - prompt - answer)
+        prompt, response = SHORT_PROMPT * self.seconds_per_prompt_token, SHORT_OUTPUT * self.seconds_per_event
+        return max(0.0, 1 / self.requests_per_s - prompt - response)
 
     @property
     def seconds_per_event(self) -> float:
         """What an answer's token costs."""
-        longer = LONG_ANSWER / self.events_per_s - 1 / self.requests_per_s
-        return max(0.0, longer / (LONG_ANSWER - SHORT_ANSWER))
+        longer = LONG_OUTPUT / self.events_per_s - 1 / self.requests_per_s
+        return max(0.0, longer / (LONG_OUTPUT - SHORT_OUTPUT))
 
     @property
     def seconds_per_prompt_token(self) -> float:

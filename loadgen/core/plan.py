@@ -1,4 +1,4 @@
-"""What to send, when, and what follows from its answer: every load, open or closed, is an iterable of ``Send``.
+"""What to send, when, and what follows from its response: every load, open or closed, is an iterable of ``Send``.
 
 Open loop is a plan whose sends have no follow-ups; a session is a chain of them; branches are a ``then`` that gives
 several. The sender knows nothing else about a load.
@@ -12,7 +12,7 @@ from loadgen.core.request import PlannedRequest
 from tracefile import Record
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Response(msgspec.Struct, frozen=True):
     """What came of a request."""
 
     record: Record
@@ -27,18 +27,18 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is whole; a session whose turn's is not goes no further."""
+        """Whether the response is whole; a session whose turn's is not goes no further."""
         return self.record.status == "ok"
 
 
-def nothing_more(answer: Answer) -> Sequence["Send"]:
+def nothing_more(response: Response) -> Sequence["Send"]:
     """No follow-ups."""
     return ()
 
 
-def as_it_is(answer: Answer) -> Record:
+def as_it_is(response: Response) -> Record:
     """The record as the sender made it."""
-    return answer.record
+    return response.record
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -49,9 +49,9 @@ class Send(msgspec.Struct, frozen=True):
     room for it, in the order of the plan; it is then scheduled for the moment when there was room."""
     build: Callable[[], PlannedRequest]
     """Makes the request; called once, shortly before it is due."""
-    then: Callable[[Answer], Sequence["Send"]] = nothing_more
+    then: Callable[[Response], Sequence["Send"]] = nothing_more
     """The follow-ups; called once the request has ended, however it ended."""
-    describe: Callable[[Answer], Record] = as_it_is
+    describe: Callable[[Response], Record] = as_it_is
     """The record to write, with what only the plan knows (hashes, sessions); called after ``then``."""
     until_ms: float | None = None
     """From t = 0: not sent any more after this, and without a record. Null: sent however late."""

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.text.messages import Quoted
+from loadgen.text.messages import VerbatimMessage
 from tracefile import InputError
 
 EXPECTED = "an AIPerf multi-turn conversation: session_id and turns of text, delay, output_length"
@@ -75,7 +75,7 @@ def _turn(where: str, turn: AiperfTurn) -> DatasetTurn:
     if not texts:
         raise InputError(f"{where}: text: missing; expected text or texts")
     content = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-    quoted = Quoted({"role": turn.role or "user", "content": content})
+    quoted = VerbatimMessage({"role": turn.role or "user", "content": content})
     return DatasetTurn(quoted=(quoted,), output_tokens=turn.output_length, think_ms=turn.delay)
 
 
@@ -83,5 +83,5 @@ def _is_system(turn: AiperfTurn) -> bool:
     return turn.role == "system" and turn.delay is turn.timestamp is turn.output_length is None
 
 
-def _with_before(system: Quoted, turn: DatasetTurn) -> DatasetTurn:
+def _with_before(system: VerbatimMessage, turn: DatasetTurn) -> DatasetTurn:
     return DatasetTurn(quoted=(system, *turn.quoted), output_tokens=turn.output_tokens, think_ms=turn.think_ms)

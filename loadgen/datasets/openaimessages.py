@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.datasets.rows import convert, decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn
-from loadgen.text.messages import Quoted
+from loadgen.text.messages import VerbatimMessage
 from tracefile import InputError
 
 Message = Mapping[str, Any]
@@ -53,9 +53,9 @@ def session_of(messages: Iterable[Message], options: DatasetOptions) -> DatasetS
 
 
 def _turns(messages: Iterable[Message], options: DatasetOptions) -> Iterator[DatasetTurn]:
-    said: list[Quoted] = []
+    said: list[VerbatimMessage] = []
     for message in messages:
-        quoted = Quoted(dict(message))
+        quoted = VerbatimMessage(dict(message))
         if quoted.role == "assistant":
             if any(each.role != "system" for each in said):
                 yield DatasetTurn(quoted=said, output_tokens=_length(quoted, options))
@@ -66,16 +66,16 @@ def _turns(messages: Iterable[Message], options: DatasetOptions) -> Iterator[Dat
         yield DatasetTurn(quoted=said)
 
 
-def as_user(tool: Quoted) -> Quoted:
+def as_user(tool: VerbatimMessage) -> VerbatimMessage:
     """A tool's result as a user's message: the model's real answer has made no call that it could belong to."""
-    return Quoted({"role": "user", "content": tool.message["content"]})
+    return VerbatimMessage({"role": "user", "content": tool.message["content"]})
 
 
-def _length(answer: Quoted, options: DatasetOptions) -> int | None:
+def _length(response: VerbatimMessage, options: DatasetOptions) -> int | None:
     """How long an answer was; null: it was empty, or nobody wants to know."""
-    if not options.counts_answers:
+    if not options.counts_outputs:
         return None
-    return options.lengths.count(answer.text + _calls(answer.message)) or None
+    return options.lengths.count(response.text + _calls(response.message)) or None
 
 
 def _calls(message: Message) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from loadgen.core.spans import Span
-from loadgen.text.messages import Quoted
+from loadgen.core.lengths import LengthDistribution
+from loadgen.text.messages import VerbatimMessage
 from loadgen.text.tokenizer import Tokenizer
 
 BYTES_A_TOKEN = 4
@@ -59,8 +59,8 @@ class DatasetTurn:
 
     new_tokens: int | None = None
     """How long the prompt's new part is, all before it not counted; null: ``quoted`` is what is said."""
-    quoted: Sequence[Quoted] = ()
-    """Messages before the answer is asked for; empty: only their length is known."""
+    quoted: Sequence[VerbatimMessage] = ()
+    """Messages before the response is asked for; empty: only their length is known."""
     from_tool: bool = False
     """Whether the new tokens are a tool's output, not a user's message."""
     output_tokens: int | None = None
@@ -76,13 +76,13 @@ class DatasetOptions:
     """What of a load's flags a dataset needs to make its sessions."""
 
     lengths: TextLengths
-    counts_answers: bool = True
+    counts_outputs: bool = True
     """Whether answers' lengths are wanted; else no time is spent on them."""
     seed: int = 0
     min_turns: int | None = None
     max_turns: int | None = None
-    first_turn_tokens: Span | None = None
-    subsequent_turn_tokens: Span | None = None
+    first_turn_tokens: LengthDistribution | None = None
+    subsequent_turn_tokens: LengthDistribution | None = None
     tool_role: Literal["user", "tool"] = "user"
 
 

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.spans import Span, quantities
+from loadgen.core.lengths import LengthDistribution, quantities
 from loadgen.datasets.openaimessages import messages_of
 from loadgen.datasets.rows import decode, rows
 from loadgen.datasets.session import DatasetOptions, DatasetSession, DatasetTurn, TextLengths
-from loadgen.text.messages import Quoted
+from loadgen.text.messages import VerbatimMessage
 from tracefile import InputError
 
-FIRST_TURN = Span(65_000, 65_000)
-SUBSEQUENT_TURN = Span(500, 500)
+FIRST_TURN = LengthDistribution(65_000, 65_000)
+SUBSEQUENT_TURN = LengthDistribution(500, 500)
 """Where no flag says: evalscope's."""
 
 EXPECTED = "a trajectory with messages, or an object with conversations"
@@ -51,7 +51,7 @@ def read_swe_smith(path: Path, options: DatasetOptions) -> Iterator[DatasetSessi
 def _built(conversations: bytes, where: str, most: int | None) -> Iterator[DatasetSession]:
     found = decode(conversations, list[list[BuiltTurn]], f"{where}: conversations", EXPECTED)
     for turns in found:
-        yield [DatasetTurn(quoted=[Quoted(message) for message in turn.messages]) for turn in turns[:most]]
+        yield [DatasetTurn(quoted=[VerbatimMessage(message) for message in turn.messages]) for turn in turns[:most]]
 
 
 def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
         messages = decode(messages.encode(), object, f"{where}: messages", EXPECTED)
     for message in messages_of(messages, where):
         if message["role"] in ("user", "tool"):
-            yield Quoted(message).text
+            yield VerbatimMessage(message).text
 
 
 def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSession | None:
@@ -76,7 +76,7 @@ def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSe
         taken, at = take(texts, at, subsequent if turns else first, options.lengths)
         if not taken:
             break
-        turns.append(DatasetTurn(quoted=[Quoted({"role": "user", "content": text}) for text in taken]))
+        turns.append(DatasetTurn(quoted=[VerbatimMessage({"role": "user", "content": text}) for text in taken]))
     return None if wanted is not None and len(turns) < wanted else turns or None
 
 
@@ -104,9 +104,9 @@ def _drawn_turns(options: DatasetOptions, index: int) -> int | None:
     """Between the fewest and the most turns that flags say; null: as many as the texts make."""
     if options.max_turns is None:
         return options.min_turns
-    return _draw(Span(options.min_turns or 1, options.max_turns), options.seed, Stream.TURN_COUNT, index)
+    return _draw(LengthDistribution(options.min_turns or 1, options.max_turns), options.seed, Stream.TURN_COUNT, index)
 
 
-def _draw(span: Span, seed: int, stream: Stream, *counters: int) -> int:
+def _draw(span: LengthDistribution, seed: int, stream: Stream, *counters: int) -> int:
     positions = (np.array([counter], dtype=np.uint64) for counter in counters)
     return int(quantities(span, draw_each(seed, stream, *positions))[0])

@@ -21,7 +21,7 @@ class Growing:
     turns: list[DatasetTurn] = field(default_factory=list)
     last: RequestId | None = None
     tokens: int = 0
-    """Of the last turn's prompt and answer."""
+    """Of the last turn's prompt and response."""
 
     def add(self, record: Record) -> None:
         """One more turn."""

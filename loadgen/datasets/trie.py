@@ -1,4 +1,4 @@
-"""trie's workloads, JSON Lines: agents' traces as lengths of answers and tool outputs, with how long each tool took.
+"""trie's workloads, JSON Lines: agents' traces as lengths of outputs and tool outputs, with how long each tool took.
 
 Defined by applied-compute/trie (trie/types.py, ``Workload.from_jsonl_row``): ``input_prompt_length``, ``num_turns``,
 as many of ``assistant_response_length``, ``tool_call_output_length`` and ``tool_call_latency`` (seconds), and
@@ -45,8 +45,8 @@ def read_trie(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
 
 def _turns(found: TrieRow) -> Iterator[DatasetTurn]:
     """What has no length is one token long: nothing cannot be asked, nor answered."""
-    answers = [*found.assistant_response_length, found.final_assistant_response_length]
-    yield DatasetTurn(max(1, found.input_prompt_length), output_tokens=max(1, answers[0]), think_ms=0.0)
-    tools = zip(found.tool_call_output_length, found.tool_call_latency, answers[1:], strict=True)
-    for output, latency_s, answer in tools:
-        yield DatasetTurn(max(1, output), from_tool=True, output_tokens=max(1, answer), think_ms=latency_s * 1000)
+    outputs = [*found.assistant_response_length, found.final_assistant_response_length]
+    yield DatasetTurn(max(1, found.input_prompt_length), output_tokens=max(1, outputs[0]), think_ms=0.0)
+    tools = zip(found.tool_call_output_length, found.tool_call_latency, outputs[1:], strict=True)
+    for tool_tokens, latency_s, output in tools:
+        yield DatasetTurn(max(1, tool_tokens), from_tool=True, output_tokens=max(1, output), think_ms=latency_s * 1000)

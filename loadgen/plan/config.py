@@ -7,8 +7,8 @@ from typing import Literal
 
 from engines.recognition import AUTO
 from loadgen.core.draws import ORDINARY, Vocabulary
+from loadgen.core.lengths import LengthDistribution
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
-from loadgen.core.spans import Span
 from loadgen.datasets import DATASETS, Dataset
 from loadgen.text.spoken import Api
 from tracefile import InputError
@@ -20,10 +20,10 @@ CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
 """Patterns whose rate changes."""
 RANDOM = "random"
 """The dataset that is no file."""
-ONE_TURN = Span(1, 1)
-USUAL_PROMPT = Span(256, 256)
+ONE_TURN = LengthDistribution(1, 1)
+USUAL_PROMPT = LengthDistribution(256, 256)
 
-STAGED_PROMPT = Span(64, 10_000)
+STAGED_PROMPT = LengthDistribution(64, 10_000)
 """Of ``--pattern calibration``, from the shortest to the longest."""
 STAGED_PARALLEL = 8
 STAGED_ROUNDS = 3
@@ -75,24 +75,24 @@ class LoadConfig:
     dataset_path: Path | None = None
     dataset_offset: int = 0
     """How many sessions of the dataset are left out at its beginning."""
-    first_turn_tokens: Span | None = None
+    first_turn_tokens: LengthDistribution | None = None
     """How long the first turn of a conversation cut out of texts is; null: the texts' own turns."""
-    subsequent_turn_tokens: Span | None = None
+    subsequent_turn_tokens: LengthDistribution | None = None
     """And how long every later one."""
-    prompt_tokens: Span = USUAL_PROMPT
+    prompt_tokens: LengthDistribution = USUAL_PROMPT
     """New tokens of each turn, the shared prefix not counted."""
-    output_tokens: Span | None = None
+    output_tokens: LengthDistribution | None = None
     """Null: as the dataset says, 16 where it says nothing."""
     prefix_count: int = 0
     """Shared prefixes to choose from; 0: none."""
     prefix_tokens: int = 0
-    turns: Span = ONE_TURN
+    turns: LengthDistribution = ONE_TURN
     """Of a random session."""
     min_turns: int | None = None
     """Sessions of a dataset with fewer are passed over."""
     max_turns: int | None = None
     """Sessions of a dataset with more are cut."""
-    think_s: Span | None = None
+    think_s: LengthDistribution | None = None
     """From a turn's end to the next one's send; null: as the dataset says, 0 where it says nothing."""
     tool_role: Literal["user", "tool"] = "user"
     """Whose messages a dataset's tool outputs are, on the chat API."""

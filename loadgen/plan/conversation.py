@@ -8,7 +8,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from loadgen.core.plan import Answer, Send
+from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.stages import Wave
@@ -67,9 +67,9 @@ class Conversations:
         """A turn's id as a tap with the same key file would record it."""
         return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
 
-    def next_session(self, queue: Iterator[SessionShape], answer: Answer) -> Sequence[Send]:
+    def next_session(self, queue: Iterator[SessionShape], response: Response) -> Sequence[Send]:
         """The session that begins because one has ended: at its own time, or late, if that is over by now."""
-        if self.ends_ms is not None and answer.end_ms >= self.ends_ms:
+        if self.ends_ms is not None and response.end_ms >= self.ends_ms:
             if self.open_loop:
                 self.not_started += sum(1 for _ in queue)
             return []
@@ -99,12 +99,12 @@ class Turn:
     session: SessionShape
     index: int
     parent_id: RequestId | None
-    over: Callable[[Answer], Sequence[Send]]
-    """What follows the session's last answer."""
+    over: Callable[[Response], Sequence[Send]]
+    """What follows the session's last response."""
     prompt: Prompt | None = None
 
     def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
-        """The session's first turn; ``arrived``: it follows another session's answer, yet has a time of its own."""
+        """The session's first turn; ``arrived``: it follows another session's response, yet has a time of its own."""
         return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms, arrived=arrived)
 
     def send(
@@ -142,28 +142,28 @@ class Turn:
             turn=self.index + 1 if many else None,
         )
 
-    def follow_ups(self, answer: Answer) -> Sequence[Send]:
+    def follow_ups(self, response: Response) -> Sequence[Send]:
         """The next turn; after the last one, or a failed one, what follows the session."""
-        if answer.ok and self.index + 1 < len(self.session.turns):
-            return [self.next_turn(answer)]
-        return self.over(answer)
+        if response.ok and self.index + 1 < len(self.session.turns):
+            return [self.next_turn(response)]
+        return self.over(response)
 
-    def next_turn(self, answer: Answer) -> Send:
-        """The turn that goes on from this one's answer."""
+    def next_turn(self, response: Response) -> Send:
+        """The turn that goes on from this one's response."""
         shape = self.session.turns[self.index + 1]
         before = self.prompt
         assert before is not None  # this turn has been answered
-        following = Turn(self.load, self.session, self.index + 1, answer.record.request_id, self.over)
-        return following.send(shape.think_ms, lambda: before.after(answer, shape.messages(), shape.stand_in_key))
+        following = Turn(self.load, self.session, self.index + 1, response.record.request_id, self.over)
+        return following.send(shape.think_ms, lambda: before.after(response, shape.messages(), shape.stand_in_key))
 
-    def describe(self, answer: Answer) -> Record:
+    def describe(self, response: Response) -> Record:
         """The record with its block hashes."""
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
-        record = answer.record
+        record = response.record
         if self.index == 0:  # it may follow another session's end, but thinks of nothing
             record = msgspec.structs.replace(record, think_ms=None)
-        chain = prompt.chain(self.load.hasher, answer)
+        chain = prompt.chain(self.load.hasher, response)
         if chain is None:
             return record
         return msgspec.structs.replace(
@@ -204,14 +204,14 @@ class StagedPlan:
             for session, start_ms in zip(self._wave.sessions, self._starts_ms(self._wave), strict=True)
         ]
 
-    def _over(self, answer: Answer) -> Sequence[Send]:
+    def _over(self, response: Response) -> Sequence[Send]:
         """A session is over; its wave too, if it was the last one of it."""
         assert self._wave is not None  # some session of it was open
-        if self._wave.stage == "alone" and answer.ok:
+        if self._wave.stage == "alone" and response.ok:
             first = self._wave.sessions[0].turns[0]
-            self._alone.append((first.prompt_tokens, answer.end_ms - self._began_ms))
+            self._alone.append((first.prompt_tokens, response.end_ms - self._began_ms))
         self._open -= 1
-        return [] if self._open else self._begin(answer.end_ms)
+        return [] if self._open else self._begin(response.end_ms)
 
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
         """When each session begins, from the wave's beginning."""

@@ -20,7 +20,7 @@ from loadgen.plan.shapes import SessionShape
 from loadgen.plan.stages import waves
 from loadgen.plan.workload import Survey, Workload
 from loadgen.text.prompts import Prompt, TextForm, TokenForm
-from loadgen.text.targettext import NO_TARGET, Speech, TargetText, open_speech
+from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, open_text_maker
 from tracefile import BlockHasher, HashKey, InputError, RequestId
 
 ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
@@ -110,14 +110,14 @@ class LoadJob:
             return ""
         return self.target.fingerprint(rendered=self.config.chat_template)
 
-    def opening(self, speech: Speech, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
+    def opening(self, text_maker: TextMaker, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
         """What makes a session's first prompt."""
         config = self.config
         if config.api == "completions" and not config.chat_template:
-            form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, speech, speech.truth)
+            form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker, text_maker.truth)
             return TokenOpening(form, config.prefix_tokens, hasher)
         api = "chat" if config.api == "completions" else config.api
-        form_of_text = TextForm(api, speech, self.dialect, self.engine_block_size, config.chat_template)
+        form_of_text = TextForm(api, text_maker, self.dialect, self.engine_block_size, config.chat_template)
         return ChatOpening(form_of_text, config.prefix_tokens)
 
 
@@ -126,8 +126,8 @@ class OpenLoad:
 
     def __init__(self, job: LoadJob, shard: Shard) -> None:
         config, hasher = job.config, job.hasher()
-        self._speech = open_speech(job.target, encodes=job.encodes())
-        tokenizer = self._speech.tokenizer
+        self._text_maker = open_text_maker(job.target, encodes=job.encodes())
+        tokenizer = self._text_maker.tokenizer
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
         self._sends: Iterator[Send] | None = None
         self._over = 0
@@ -138,7 +138,7 @@ class OpenLoad:
         self.load = Conversations(
             workload=Workload(config, shard, lengths, job.text()),
             model=job.model,
-            open_prompt=job.opening(self._speech, hasher),
+            open_prompt=job.opening(self._text_maker, hasher),
             hasher=hasher,
             key=job.key,
             load_id=job.load_id,
@@ -201,4 +201,4 @@ class OpenLoad:
     def findings(self) -> dict[str, int]:
         """What its prompts' truth comes to, and the sessions that found no room in time."""
         counts = {NOT_STARTED: self.load.not_started, ESTIMATED_LENGTHS: self._estimated}
-        return self._speech.truth.findings() | counts
+        return self._text_maker.truth.findings() | counts

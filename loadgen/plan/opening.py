@@ -8,9 +8,9 @@ import numpy as np
 from loadgen.core.draws import TokenIds, tokens_of
 from loadgen.plan.shapes import SessionShape
 from loadgen.text.chattemplate import Order
-from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt
-from loadgen.text.spoken import Spoken
+from loadgen.text.spoken import SentMessage
 from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher
 
@@ -45,25 +45,25 @@ class ChatOpening:
 
     form: TextForm
     prefix_tokens: int
-    _prefixes: dict[int, Spoken] = field(default_factory=dict)
+    _prefixes: dict[int, SentMessage] = field(default_factory=dict)
 
     def __call__(self, session: SessionShape) -> ChatPrompt:
         """The first turn's prompt."""
-        speech = self.form.speech
-        conversation = [speech.say(said) for said in session.turns[0].messages()]
+        text_maker = self.form.text_maker
+        conversation = [text_maker.say(said) for said in session.turns[0].messages()]
         if session.prefix is None:
             return ChatPrompt(self.form, conversation)
         if session.prefix not in self._prefixes:
-            self._prefixes[session.prefix] = speech.say(prefix_of(session, self.prefix_tokens))
+            self._prefixes[session.prefix] = text_maker.say(prefix_of(session, self.prefix_tokens))
         return ChatPrompt(self.form, [self._prefixes[session.prefix], *conversation])
 
 
-def prefix_of(session: SessionShape, tokens: int) -> Said:
+def prefix_of(session: SessionShape, tokens: int) -> PlannedMessage:
     """What sessions of one prefix begin with."""
-    return Drawn("system", (Piece(session.prefix_key, tokens),))
+    return SyntheticMessage("system", (Piece(session.prefix_key, tokens),))
 
 
-def opening_of(session: SessionShape, prefix_tokens: int) -> list[Said]:
+def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage]:
     """What a session says first."""
     said = list(session.turns[0].messages())
     if session.prefix is None:
@@ -86,6 +86,6 @@ def _orders(session: SessionShape, prefix_tokens: int) -> Iterator[Order]:
     yield order
     for turn in session.turns[1:]:
         said = turn.messages()
-        calls = sum(isinstance(message, Drawn) and message.role == "tool" for message in said)
+        calls = sum(isinstance(message, SyntheticMessage) and message.role == "tool" for message in said)
         order = (*order, ("assistant", calls), *((message.role, 0) for message in said))
         yield order

@@ -10,10 +10,10 @@ from loadgen.plan.opening import opening_of, orders_of
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
-from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.messages import Piece, SyntheticMessage, VerbatimMessage
 from loadgen.text.prefixtruth import GIVEN, IDS, Examination
-from loadgen.text.spoken import Spoken
-from loadgen.text.targettext import NO_TARGET, Speech, TargetText, examine_conversations, learn_target
+from loadgen.text.spoken import SentMessage
+from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, examine_conversations, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN
 from tracefile import InputError
@@ -22,7 +22,7 @@ SAMPLED = 4
 """Sessions whose prompts are proved; more of the same shape would prove no more."""
 SOUGHT = 200
 """Sessions among which two of one prefix are looked for."""
-ANSWER_TOKENS = 24
+MADE_UP_TOKENS = 24
 """Length of the answer that stands in a sampled second turn."""
 
 
@@ -62,26 +62,28 @@ def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) ->
 
 def _has_texts(sessions: Iterable[SessionShape]) -> bool:
     """Whether something is said word by word."""
-    return any(isinstance(said, Quoted) for session in sessions for turn in session.turns for said in turn.said)
+    return any(
+        isinstance(said, VerbatimMessage) for session in sessions for turn in session.turns for said in turn.said
+    )
 
 
 def examine_sessions(
     tokenizer: Tokenizer, target: TargetText, sessions: Sequence[SessionShape], prefix_tokens: int
 ) -> Examination:
-    """Prove the first prompts of a few sessions, and a later turn of each behind a made-up answer."""
+    """Prove the first prompts of a few sessions, and a later turn of each behind a made-up response."""
     if target.unknown is not None:
         return Examination(tokenizer=target.tokenizer, unknown=target.unknown)
     if _has_texts(sessions):
         return Examination(tokenizer=target.tokenizer, unknown=GIVEN)
-    speech = Speech(target, tokenizer=tokenizer)
+    text_maker = TextMaker(target, tokenizer=tokenizer)
     sample, pair = _sample(sessions)
-    conversations = [[speech.say(said) for said in opening_of(session, prefix_tokens)] for session in sample]
+    conversations = [[text_maker.say(said) for said in opening_of(session, prefix_tokens)] for session in sample]
     later = [
-        _continued(speech, conversation, session)
+        _continued(text_maker, conversation, session)
         for session, conversation in zip(sample, conversations, strict=True)
         if len(session.turns) > 1
     ]
-    return examine_conversations(tokenizer, speech, [*conversations, *later], pair)
+    return examine_conversations(tokenizer, text_maker, [*conversations, *later], pair)
 
 
 def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple[int, int] | None]:
@@ -97,10 +99,10 @@ def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple
     return list(sessions[:SAMPLED]), None
 
 
-def _continued(speech: Speech, conversation: Sequence[Spoken], session: SessionShape) -> list[Spoken]:
+def _continued(text_maker: TextMaker, conversation: Sequence[SentMessage], session: SessionShape) -> list[SentMessage]:
     """The second turn's prompt behind an answer of words."""
     said = session.turns[1].messages()
-    answer = speech.say(Drawn("assistant", (Piece(session.turns[1].prompt_key + 1, ANSWER_TOKENS),)))
-    calls = tuple(call for message in said if (call := speech.call(message)) is not None)
-    behind = Spoken("assistant", answer.text, answer.numbers, length=answer.length, calls=calls)
-    return [*conversation, behind, *(speech.say(message) for message in said)]
+    response = text_maker.say(SyntheticMessage("assistant", (Piece(session.turns[1].prompt_key + 1, MADE_UP_TOKENS),)))
+    calls = tuple(call for message in said if (call := text_maker.call(message)) is not None)
+    behind = SentMessage("assistant", response.text, response.numbers, length=response.length, calls=calls)
+    return [*conversation, behind, *(text_maker.say(message) for message in said)]

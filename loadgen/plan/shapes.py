@@ -1,4 +1,4 @@
-"""A load's sessions before any answer: how many turns of which lengths, when, and what their tokens come from."""
+"""A load's sessions before any response: how many turns of which lengths, when, and what their tokens come from."""
 
 import hashlib
 import struct
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.core.draws import Stream
-from loadgen.text.messages import Drawn, Said, drawn_user
+from loadgen.text.messages import PlannedMessage, SyntheticMessage, drawn_user
 from tracefile.hashing.splitmix64 import mix64
 
 SESSION_FORM = struct.Struct("<QdQQ")
@@ -23,12 +23,12 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     think_ms: float
     """From the turn before's end; 0 for a first turn."""
-    said: Sequence[Said] = ()
-    """What is said before the answer is asked for (a tool's results, a dataset's text, a system message in a first
+    said: Sequence[PlannedMessage] = ()
+    """What is said before the response is asked for (a tool's results, a dataset's text, a system message in a first
     turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
 
-    def messages(self) -> Sequence[Said]:
-        """The turn's messages before the answer."""
+    def messages(self) -> Sequence[PlannedMessage]:
+        """The turn's messages before the response."""
         return self.said or drawn_user(self.prompt_key, self.prompt_tokens)
 
     @property
@@ -65,9 +65,9 @@ def session_digest(header: bytes, session: SessionShape) -> int:
     return int.from_bytes(hashlib.sha256(b"".join(parts)).digest(), "big")
 
 
-def _said_bytes(said: Said) -> bytes:
+def _said_bytes(said: PlannedMessage) -> bytes:
     """What is said, and how long that is, so that two messages cannot read as one."""
-    if isinstance(said, Drawn):
+    if isinstance(said, SyntheticMessage):
         pieces = [(piece.key, piece.tokens) for piece in said.pieces]
         call = None if said.call is None else (said.call.key, said.call.tokens)
         found = msgspec.json.encode((said.role, pieces, call))

@@ -4,8 +4,8 @@ It comes in rounds of the same stages, a round in waves of sessions, and a wave 
 is over, so that each meets an idle engine however fast that is:
 
 - ``alone``: one cold prompt at a time, of sizes from the shortest to the longest, each extended by a warm second turn;
-- ``short``: 2, 4, 8, … short prompts nearly at once: what one more answer costs a step;
-- ``long``: as many, of prompts that together are twice the longest: what the tokens behind an answer cost it;
+- ``short``: 2, 4, 8, … short prompts nearly at once: what one more output costs a step;
+- ``long``: as many, of prompts that together are twice the longest: what the tokens behind an output cost it;
 - ``beside``: long prompts that come while others are being answered;
 - ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it, and
   above all how warm turns join those that are being answered, which is most of what real sessions do.
@@ -22,19 +22,19 @@ import msgspec
 import numpy as np
 
 from loadgen.core.draws import Stream, draw
-from loadgen.core.spans import Span, quantities, uniform
+from loadgen.core.lengths import LengthDistribution, quantities, uniform
 from loadgen.plan.config import STAGED_ROUNDS, LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape
 
 Stage = Literal["alone", "short", "long", "beside", "mix"]
 
-ANSWER = Span(16, 48)
-"""Tokens of an answer where no flag says: some dozens of gaps each."""
-FIRST_WORDS = Span(2, 2)
-"""The answer before a prompt that comes beside others: when it ends, theirs have begun."""
-PAUSE_S = Span(0.02, 0.12)
+OUTPUT = LengthDistribution(16, 48)
+"""Tokens of an output where no flag says: some dozens of gaps each."""
+FIRST_WORDS = LengthDistribution(2, 2)
+"""The output before a prompt that comes beside others: when it ends, theirs have begun."""
+PAUSE_S = LengthDistribution(0.02, 0.12)
 """Before a turn that shall find the engine at rest, or nowhere in particular in its step."""
-NO_PAUSE = Span(0, 0)
+NO_PAUSE = LengthDistribution(0, 0)
 FEWEST_NEW = 16
 """Tokens that a warm turn adds at least: so few that its time is what long prompts cost beside being computed."""
 MIX_SESSIONS = 16
@@ -46,10 +46,10 @@ US_PER_S = 1_000_000
 class TurnPlan(msgspec.Struct, frozen=True):
     """A turn before it is drawn: between which lengths."""
 
-    prompt: Span
+    prompt: LengthDistribution
     """New tokens."""
-    answer: Span
-    pause_s: Span = NO_PAUSE
+    output: LengthDistribution
+    pause_s: LengthDistribution = NO_PAUSE
 
 
 SessionPlan = Sequence[TurnPlan]
@@ -92,26 +92,26 @@ def outlines(config: LoadConfig) -> Iterator[Outline]:
 
 def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
     """Round ``number``: every stage once."""
-    prompts, answer = config.prompt_tokens, config.output_tokens or ANSWER
+    prompts, output = config.prompt_tokens, config.output_tokens or OUTPUT
     assert config.parallel is not None  # checked with the config
     widths = widths_to(config.parallel)
     ladder = rungs(prompts)
     mixed = sorted(range(len(ladder)), key=lambda rung: draw(config.seed, Stream.STAGE_ORDER, number, rung))
     for rung in mixed:  # not by size: an engine that grows faster or slower would look like one of another shape
-        yield Outline("alone", [extended(ladder[rung], answer)])
+        yield Outline("alone", [extended(ladder[rung], output)])
     for width in widths:
-        yield Outline("short", [[TurnPlan(ladder[0], answer)]] * width)
+        yield Outline("short", [[TurnPlan(ladder[0], output)]] * width)
     for width in widths:
-        yield Outline("long", [extended(part_of(prompts, 2 / width), answer)] * width)
+        yield Outline("long", [extended(part_of(prompts, 2 / width), output)] * width)
     for share in (1, 1 / 4):
-        decoding = [[TurnPlan(ladder[0], answer)]] * (config.parallel // 2)
+        decoding = [[TurnPlan(ladder[0], output)]] * (config.parallel // 2)
         yield Outline("beside", [*decoding, interrupting(part_of(prompts, share))])
-    anything = Span(prompts.low, prompts.high, "zipf", exponent=1)
-    once = [TurnPlan(anything, answer)]
-    yield Outline("mix", [once, extended(anything, answer, MIX_TURNS)] * (MIX_SESSIONS // 2))
+    anything = LengthDistribution(prompts.low, prompts.high, "zipf", exponent=1)
+    once = [TurnPlan(anything, output)]
+    yield Outline("mix", [once, extended(anything, output, MIX_TURNS)] * (MIX_SESSIONS // 2))
 
 
-def rungs(prompts: Span) -> list[Span]:
+def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
     """From the shortest to the longest prompt, each about twice the one before; as likely anywhere between neighbours
     on the scale of their logarithms."""
     steps = math.ceil(math.log2(prompts.high / prompts.low))
@@ -125,28 +125,28 @@ def widths_to(parallel: int) -> list[int]:
     return doubled if doubled[-1] == parallel else [*doubled, parallel]
 
 
-def part_of(prompts: Span, share: float) -> Span:
+def part_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
     """Prompts of about this share of the longest one."""
     return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
 
 
-def _around(middle: float, prompts: Span) -> Span:
+def _around(middle: float, prompts: LengthDistribution) -> LengthDistribution:
     """Within half an octave of ``middle``, and of the lengths that there are."""
     half = math.sqrt(2)
     low, high = max(middle / half, prompts.low), min(middle * half, prompts.high)
-    return Span(round(low), round(high), "zipf", exponent=1)
+    return LengthDistribution(round(low), round(high), "zipf", exponent=1)
 
 
-def extended(prompt: Span, answer: Span, turns: int = 2) -> list[TurnPlan]:
+def extended(prompt: LengthDistribution, output: LengthDistribution, turns: int = 2) -> list[TurnPlan]:
     """A cold prompt, then the same conversation with little that is new, up to so many turns: all of these together add
     a quarter at most."""
-    new = Span(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
-    return [TurnPlan(prompt, answer), *[TurnPlan(new, answer, PAUSE_S)] * (turns - 1)]
+    new = LengthDistribution(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
+    return [TurnPlan(prompt, output), *[TurnPlan(new, output, PAUSE_S)] * (turns - 1)]
 
 
-def interrupting(prompt: Span) -> list[TurnPlan]:
+def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
     """A few words that end while others are still being answered, then a long prompt beside these."""
-    return [TurnPlan(Span(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
+    return [TurnPlan(LengthDistribution(FEWEST_NEW, FEWEST_NEW), FIRST_WORDS), TurnPlan(prompt, FIRST_WORDS)]
 
 
 def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
@@ -155,7 +155,7 @@ def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
         TurnShape(
             prompt_tokens=_quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),
             prompt_key=draw(seed, Stream.PROMPT_TOKENS, index, number),
-            output_tokens=_quantity(turn.answer, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
+            output_tokens=_quantity(turn.output, draw(seed, Stream.OUTPUT_LENGTH, index, number)),
             think_ms=_quantity(turn.pause_s, draw(seed, Stream.THINK_TIME, index, number), US_PER_S) / 1000,
         )
         for number, turn in enumerate(plan)
@@ -163,8 +163,8 @@ def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
     return SessionShape(index, None, None, draw(seed, Stream.PREFIX_TOKENS, 0), turns)
 
 
-def _quantity(span: Span, bits: int, units: int = 1) -> int:
-    return int(quantities(span, np.array([bits], dtype=np.uint64), units)[0])
+def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
+    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])
 
 
 def _space(seed: int, index: int) -> float:

@@ -1,4 +1,4 @@
-"""The load as drawn from its seed, before any answer: who arrives when, with how many turns of which lengths."""
+"""The load as drawn from its seed, before any response: who arrives when, with how many turns of which lengths."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from loadgen.core.draws import GENERATOR, Stream, below, draw, draw_each
 from loadgen.core.job import DIGEST_BITS, WHOLE, Shard
-from loadgen.core.spans import Span, quantities
+from loadgen.core.lengths import LengthDistribution, quantities
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, DatasetTurn, TextLengths
 from loadgen.plan.arrivals import (
@@ -32,7 +32,7 @@ from loadgen.plan.arrivals import (
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.shapes import SessionShape, TurnShape, session_digest
 from loadgen.plan.stages import waves
-from loadgen.text.messages import Drawn, Piece
+from loadgen.text.messages import Piece, SyntheticMessage
 from tracefile import InputError
 
 Counts = npt.NDArray[np.int64]
@@ -45,8 +45,8 @@ DIGESTED_SESSIONS = 100_000
 SECOND_US = 1_000_000
 CLOSED = -1
 """The due time of a session that waits for another to end."""
-DEFAULT_OUTPUT = Span(16, 16)
-DEFAULT_THINK = Span(0, 0)
+DEFAULT_OUTPUT = LengthDistribution(16, 16)
+DEFAULT_THINK = LengthDistribution(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, i
     none = np.zeros(1, dtype=np.uint64)
     if not config.prefix_count:
         return [(None, int(draw_each(config.seed, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
-    uniform = Span(0, config.prefix_count - 1)
+    uniform = LengthDistribution(0, config.prefix_count - 1)
     chosen = quantities(uniform, draw_each(config.seed, Stream.PREFIX_CHOICE, at))
     keys = draw_each(config.seed, Stream.PREFIX_TOKENS, chosen.astype(np.uint64))
     return list(zip(chosen.tolist(), keys.tolist(), strict=True))
@@ -203,7 +203,7 @@ def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterato
     dataset = DATASETS[config.dataset]
     options = DatasetOptions(
         lengths=lengths,
-        counts_answers=config.output_tokens is None,
+        counts_outputs=config.output_tokens is None,
         seed=config.seed,
         min_turns=config.min_turns,
         max_turns=config.max_turns,
@@ -236,18 +236,18 @@ def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> 
     key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
-        span = config.output_tokens or DEFAULT_OUTPUT
-        output = _quantity(span, draw(config.seed, Stream.OUTPUT_LENGTH, at, number))
+        lengths = config.output_tokens or DEFAULT_OUTPUT
+        output = _quantity(lengths, draw(config.seed, Stream.OUTPUT_LENGTH, at, number))
     if think_ms is None or config.think_s is not None:
-        span = config.think_s or DEFAULT_THINK
-        think_ms = _quantity(span, draw(config.seed, Stream.THINK_TIME, at, number), SECOND_US) / 1000
+        lengths = config.think_s or DEFAULT_THINK
+        think_ms = _quantity(lengths, draw(config.seed, Stream.THINK_TIME, at, number), SECOND_US) / 1000
     as_tool = turn.from_tool and config.tool_role == "tool"
-    said = (Drawn("tool", (Piece(key, turn.new_tokens or 0),)),) if as_tool else turn.quoted
+    said = (SyntheticMessage("tool", (Piece(key, turn.new_tokens or 0),)),) if as_tool else turn.quoted
     return TurnShape(turn.new_tokens or 0, key, output, think_ms if number else 0.0, said)
 
 
-def _quantity(span: Span, bits: int, units: int = 1) -> int:
-    """One draw of a span, as ``draw_sessions`` makes many."""
-    if span.low == span.high:
-        return round(span.low * units)
-    return int(quantities(span, np.array([bits], dtype=np.uint64), units)[0])
+def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
+    """One draw of a lengths, as ``draw_sessions`` makes many."""
+    if lengths.low == lengths.high:
+        return round(lengths.low * units)
+    return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])

@@ -15,7 +15,7 @@ import msgspec
 from loadgen.core.job import Job, Shard, add_shares
 from loadgen.core.runflags import ONE_PROCESS, RunFlags, usable_cores
 from loadgen.runs.merging import merge_parts, part_of, parts_of
-from loadgen.runs.outcome import Driven, driven_from
+from loadgen.runs.outcome import RunOutcome, outcome_of
 from loadgen.runs.progress import RunProgress, TargetRate
 from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
@@ -30,7 +30,7 @@ STDERR = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drive:
+class RunConfig:
     """One run: what is sent where, what of it is kept, and how it is bounded."""
 
     job: Job
@@ -51,7 +51,7 @@ class Drive:
     """What to say of a job without a request."""
 
 
-def drive(config: Drive) -> Driven:
+def run_job(config: RunConfig) -> RunOutcome:
     """Run it; returns when all has ended, or was cut short by a signal, with the trace complete.
 
     Raises InputError if the target, the trace or the job cannot be used, KeyboardInterrupt if a signal came before
@@ -79,7 +79,7 @@ def host_of(flags: RunFlags) -> Iterator[Host]:
         yield host
 
 
-def shard_count(config: Drive, cores: int) -> int:
+def shard_count(config: RunConfig, cores: int) -> int:
     """Into how many shards a run is cut: never more than it has sessions, or requests that may be in flight."""
     wanted = config.run.procs
     if wanted is None:
@@ -92,7 +92,7 @@ def shard_count(config: Drive, cores: int) -> int:
     return count
 
 
-def find_earlier(config: Drive) -> Resumed | None:
+def find_earlier(config: RunConfig) -> Resumed | None:
     """What an earlier run has left for this one to go on with; null: nothing, or it does not go on.
 
     Raises InputError if it cannot go on with that, or if what is there would be lost.
@@ -114,7 +114,7 @@ def find_earlier(config: Drive) -> Resumed | None:
 class Run:
     """One run from its first process to its whole trace."""
 
-    def __init__(self, config: Drive, host: Host, resumed: Resumed | None) -> None:
+    def __init__(self, config: RunConfig, host: Host, resumed: Resumed | None) -> None:
         self._config = config
         self._host = host
         self._resumed = resumed
@@ -154,21 +154,21 @@ class Run:
             self._meta = await shards.fetch(self._parts)
         return words
 
-    def outcome(self, words: list[Done | Failed]) -> Driven:
+    def outcome(self, words: list[Done | Failed]) -> RunOutcome:
         """What it amounts to, its trace made whole. Raises InputError if a shard failed because of the input."""
         trace = self._config.trace
         refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
         if refused is not None and not self._in_parts:  # what is there may be another run's
             raise InputError(refused)
-        driven = driven_from(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
+        outcome = outcome_of(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
         if self._in_parts:
             earlier = [] if self._resumed is None else [trace]
             merge_parts(trace, [*earlier, *self._parts], self._meta)
-        elif driven.failures and trace.exists():
+        elif outcome.failures and trace.exists():
             mend(trace)
         if refused is not None:
             raise InputError(refused)
-        return driven
+        return outcome
 
     def tell_of_parts(self) -> None:
         """Say where what was recorded is, now that nobody makes a whole of it."""

@@ -34,7 +34,7 @@ class ShardUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
+class RunOutcome:
     """What came of a run."""
 
     tally: Tally
@@ -55,14 +55,14 @@ class Driven:
     """How late timers rang in the senders."""
 
 
-def driven_from(
+def outcome_of(
     words: Sequence[Done | Failed],
     parts: Sequence[Path],
     *,
     where: Sequence[str],
     digest: str,
     stopped: str | None,
-) -> Driven:
+) -> RunOutcome:
     """Of every shard its last words, its part of the trace, and where it ran."""
     tally, delay_ms, findings, seconds = Tally(), Sample(), Counter[str](), 0.0
     shards: list[ShardUse] = []
@@ -77,7 +77,7 @@ def driven_from(
         findings.update(word.findings)
         delay_ms.extend(word.loop_delay_ms)
     whole = len(done) == len(words)
-    return Driven(
+    return RunOutcome(
         tally=tally,
         findings=dict(findings),
         digest=digest,
@@ -105,13 +105,13 @@ def recorded(part: Path) -> tuple[Tally, float]:
     return tally, seconds
 
 
-def exit_code(driven: Driven) -> int:
+def exit_code(outcome: RunOutcome) -> int:
     """1 if a process of the run died or nothing ended well; 130 if cut short, so that no script takes it for whole."""
-    if driven.failures:
+    if outcome.failures:
         return 1
-    if driven.stopped is not None:
+    if outcome.stopped is not None:
         return INTERRUPTED
-    return 0 if driven.tally.statuses["ok"] else 1
+    return 0 if outcome.tally.statuses["ok"] else 1
 
 
 def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:

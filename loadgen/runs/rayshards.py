@@ -131,7 +131,7 @@ class RayShard:
 async def measured_offset(
     their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns
 ) -> ClockOffset:
-    """How far another wall clock is ahead, by the quickest answer: its asking lies between two looks at our own."""
+    """How far another wall clock is ahead, by the quickest response: its asking lies between two looks at our own."""
     best: ClockOffset | None = None
     for _ in range(CLOCK_QUESTIONS):
         before_ns = clock()

@@ -25,7 +25,7 @@ class ClockOffset:
 
     offset_ns: int
     round_trip_ns: int
-    """Of the quickest answer: the offset is wrong by half of it at most."""
+    """Of the quickest response: the offset is wrong by half of it at most."""
 
 
 class ShardLink(Protocol):

@@ -7,7 +7,7 @@ import msgspec
 
 from engines.facts import EngineFacts, PrefixCounters
 from loadgen.core.capacity import load_calibration
-from loadgen.runs.outcome import Driven
+from loadgen.runs.outcome import RunOutcome
 from loadgen.text.prefixtruth import TruthReport
 from measure.lateness import LAG_LEVEL, late_limit_ms
 from measure.samples import Sample
@@ -122,28 +122,28 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(
-    driven: Driven,
+    outcome: RunOutcome,
     *,
     pattern: str,
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
 ) -> Summary:
     """Summarise a run that has ended; ``facts``: the engine's before and after it."""
-    tally = driven.tally
+    tally = outcome.tally
     lag, ttft = quantiles(tally.lag_ms), quantiles(tally.ttft_ms)
-    lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(driven)
-    offered = offered_share(driven)
+    lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(outcome)
+    offered = offered_share(outcome)
     return Summary(
         pattern=pattern,
-        digest=driven.digest,
-        sent_digest=driven.sent_digest,
-        interrupted=driven.stopped,
-        failures=driven.failures,
-        seconds=round(driven.seconds, 3),
+        digest=outcome.digest,
+        sent_digest=outcome.sent_digest,
+        interrupted=outcome.stopped,
+        failures=outcome.failures,
+        seconds=round(outcome.seconds, 3),
         sent=tally.started,
         statuses=dict(tally.statuses),
         errors=dict(tally.errors),
-        throughput=throughput_of(driven),
+        throughput=throughput_of(outcome),
         ttft=ttft,
         ttft_from_schedule=quantiles(tally.ttft_from_schedule_ms),
         itl=quantiles(tally.itl_ms),
@@ -151,7 +151,7 @@ def summarize(
         e2e=quantiles(tally.e2e_ms),
         lag=lag,
         lateness=lateness,
-        loop_delay=quantiles(driven.loop_delay_ms),
+        loop_delay=quantiles(outcome.loop_delay_ms),
         held=tally.held,
         prompt_tokens=tally.prompt_tokens,
         output_tokens=tally.output_tokens,
@@ -161,10 +161,10 @@ def summarize(
         client_cpu=round(sum(process.cpu for process in processes), 4),
         processes=processes,
         offered_share=offered,
-        findings=driven.findings,
+        findings=outcome.findings,
         counters_before=facts[0].counters,
         counters_after=facts[1].counters,
-        notes=[*busy_notes(processes, driven.seconds), *limit_notes(offered), *notes],
+        notes=[*busy_notes(processes, outcome.seconds), *limit_notes(offered), *notes],
     )
 
 
@@ -184,22 +184,22 @@ def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
     return Lateness(round(limit_ms, 3), late, share(late, lag_ms.count), run)
 
 
-def throughput_of(driven: Driven) -> Throughput | None:
+def throughput_of(outcome: RunOutcome) -> Throughput | None:
     """Null: the run took no time."""
-    if not driven.seconds:
+    if not outcome.seconds:
         return None
-    tally = driven.tally
+    tally = outcome.tally
     amounts = (tally.statuses["ok"], tally.prompt_tokens, tally.output_tokens)
-    return Throughput(*(round(amount / driven.seconds, 3) for amount in amounts))
+    return Throughput(*(round(amount / outcome.seconds, 3) for amount in amounts))
 
 
-def processes_of(driven: Driven) -> list[ProcessUse]:
+def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
     """Both processes of every shard."""
     return [
-        ProcessUse(f"{name} {index}", shard.where, round(cpu_s, 3), round(cpu_s / driven.seconds, 4))
-        for index, shard in enumerate(driven.shards)
+        ProcessUse(f"{name} {index}", shard.where, round(cpu_s, 3), round(cpu_s / outcome.seconds, 4))
+        for index, shard in enumerate(outcome.shards)
         for name, cpu_s in (("shard", shard.shard_cpu_s), ("sender", shard.sender_cpu_s))
-        if driven.seconds
+        if outcome.seconds
     ]
 
 
@@ -212,14 +212,14 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
     ]
 
 
-def offered_share(driven: Driven) -> float | None:
+def offered_share(outcome: RunOutcome) -> float | None:
     """How much of this machine's most the run was, on average; null: see ``Summary``."""
-    local = all(shard.where.startswith("process ") for shard in driven.shards)
-    known = load_calibration(len(driven.shards)) if local else None
-    if known is None or not driven.seconds:
+    local = all(shard.where.startswith("process ") for shard in outcome.shards)
+    known = load_calibration(len(outcome.shards)) if local else None
+    if known is None or not outcome.seconds:
         return None
-    tally = driven.tally
-    return round(known.share(tally.started, tally.output_tokens, tally.prompt_tokens, driven.seconds), 4)
+    tally = outcome.tally
+    return round(known.share(tally.started, tally.output_tokens, tally.prompt_tokens, outcome.seconds), 4)
 
 
 def limit_notes(offered: float | None) -> list[str]:

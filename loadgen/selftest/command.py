@@ -14,9 +14,9 @@ import httpx
 import msgspec
 
 from loadgen.core.capacity import (
-    LONG_ANSWER,
+    LONG_OUTPUT,
     LONG_PROMPT,
-    SHORT_ANSWER,
+    SHORT_OUTPUT,
     SHORT_PROMPT,
     Calibration,
     RateTruth,
@@ -35,7 +35,7 @@ PARALLEL = 64
 """Requests in flight for each sender where it goes as fast as it can."""
 
 RATES = (50.0, 200.0)
-PACED_ANSWER = 64
+PACED_OUTPUT = 64
 AT_ONCE = ("--tokens-per-write", "16")
 PACED = ("--ttft-ms", "20:80", "--gap-ms", "10", "--tokens-per-write", "1")
 RUN_TIMEOUT_S = 60.0
@@ -114,8 +114,8 @@ class TruthProcess:
 
     def truth(self) -> Truth:
         """What it served up to now."""
-        answer = httpx.get(f"{self.url}/truth", trust_env=False, timeout=60.0).raise_for_status()
-        return msgspec.msgpack.decode(answer.content, type=Truth)
+        output = httpx.get(f"{self.url}/truth", trust_env=False, timeout=60.0).raise_for_status()
+        return msgspec.msgpack.decode(output.content, type=Truth)
 
 
 @contextlib.contextmanager
@@ -166,12 +166,12 @@ class Runner:
     folder: Path
     tell: Callable[[str], None]
 
-    def saturated(self, server: TruthProcess, name: str, answer: int, prompt: int) -> Run:
+    def saturated(self, server: TruthProcess, name: str, output: int, prompt: int) -> Run:
         """As many requests a second as it can."""
         parallel = PARALLEL * self.procs
         self.tell(f"{name}: {parallel} requests in flight, for {self.seconds:g} s")
         return self._run(
-            server, name, answer, prompt, ["--parallel", str(parallel), "--duration", f"{self.seconds:g}s"]
+            server, name, output, prompt, ["--parallel", str(parallel), "--duration", f"{self.seconds:g}s"]
         )
 
     def at_rate(self, server: TruthProcess, rate: float) -> RateTruth:
@@ -179,7 +179,7 @@ class Runner:
         seconds = 2 * self.seconds
         self.tell(f"{rate:g} requests/s, for {seconds:g} s")
         flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}s"]
-        run = self._run(server, f"at {rate:g}", PACED_ANSWER, SHORT_PROMPT, flags)
+        run = self._run(server, f"at {rate:g}", PACED_OUTPUT, SHORT_PROMPT, flags)
         errors_ms = ttft_errors_ms(run.served, told_ttfts_ns(run.trace, run.served))
         lag = run.summary["lag"] or {}
         return RateTruth(
@@ -192,13 +192,13 @@ class Runner:
             client_cpu=run.summary["client_cpu"],
         )
 
-    def _run(self, server: TruthProcess, name: str, answer: int, prompt: int, flags: Sequence[str]) -> Run:
+    def _run(self, server: TruthProcess, name: str, output: int, prompt: int, flags: Sequence[str]) -> Run:
         """Raises InputError with loadgen's words if it fails."""
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
         trace = folder / "trace.jsonl"
         command = module_command("loadgen", "--url", server.url, "-o", str(trace), "--json")
-        command += ["--output-tokens", str(answer), "--prompt-tokens", str(prompt), *flags]
+        command += ["--output-tokens", str(output), "--prompt-tokens", str(prompt), *flags]
         command += ["--procs", str(self.procs)] if self.procs > 1 else []
         before = len(server.truth().served)
         done = subprocess.run(
@@ -216,9 +216,9 @@ def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], No
     """
     runner = Runner(seconds, procs, folder, tell)
     with truth_server(AT_ONCE) as server:
-        short = runner.saturated(server, "short answers", SHORT_ANSWER, SHORT_PROMPT)
-        long = runner.saturated(server, "long answers", LONG_ANSWER, SHORT_PROMPT)
-        prompts = runner.saturated(server, "long prompts", SHORT_ANSWER, LONG_PROMPT)
+        short = runner.saturated(server, "short outputs", SHORT_OUTPUT, SHORT_PROMPT)
+        long = runner.saturated(server, "long outputs", LONG_OUTPUT, SHORT_PROMPT)
+        prompts = runner.saturated(server, "long prompts", SHORT_OUTPUT, LONG_PROMPT)
     with truth_server(PACED) as server:
         at_rates = [runner.at_rate(server, rate) for rate in RATES]
     return Calibration(
@@ -226,10 +226,10 @@ def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], No
         measured=f"{datetime.now(UTC):%Y-%m-%d}",
         procs=procs,
         requests_per_s=round(short.rate, 1),
-        events_per_s=round(long.rate * LONG_ANSWER, 1),
+        events_per_s=round(long.rate * LONG_OUTPUT, 1),
         prompt_tokens_per_s=round(prompts.rate * LONG_PROMPT, 1),
         requests_per_core_s=round(short.rate / short.summary["client_cpu"], 1),
-        events_per_core_s=round(long.rate * LONG_ANSWER / long.summary["client_cpu"], 1),
+        events_per_core_s=round(long.rate * LONG_OUTPUT / long.summary["client_cpu"], 1),
         at_rates=at_rates,
     )
 

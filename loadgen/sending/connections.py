@@ -1,9 +1,9 @@
-"""The sender's connections: opened ahead of need, each flight on one of them as soon as there is one."""
+"""The sender's connections: opened ahead of need, each request on one of them as soon as there is one."""
 
 import asyncio
 from collections import deque
 
-from loadgen.sending.flight import Flight
+from loadgen.sending.requestrun import RequestRun
 from wire.connection import ServerConnection
 from wire.pool import ConnectError, ConnectionPool
 
@@ -12,29 +12,29 @@ SPARE = 4
 
 
 class Connections:
-    """Gives flights connections; those that find none wait in order for whichever is free or open first."""
+    """Gives requests connections; those that find none wait in order for whichever is free or open first."""
 
     def __init__(self, pool: ConnectionPool, limit: int | None) -> None:
         """``limit``: most connections, as many as there can be requests in flight; null: no limit."""
         self._pool = pool
         self._limit = limit
-        self._waiting: deque[Flight] = deque()
+        self._waiting: deque[RequestRun] = deque()
         self._opening: set[asyncio.Task[None]] = set()
 
-    def start(self, flight: Flight) -> None:
-        """Begin a flight now, or as soon as there is a connection."""
+    def start(self, request: RequestRun) -> None:
+        """Begin a request now, or as soon as there is a connection."""
         connection = self._pool.take_idle()
         if connection is None:
-            self._waiting.append(flight)
+            self._waiting.append(request)
             self._open()
             return
-        flight.begin(connection)
+        request.begin(connection)
         if self._pool.num_idle < SPARE and len(self._opening) < SPARE and self._may_open():
             self._open()
 
-    def start_anew(self, flight: Flight) -> None:
-        """Begin a flight on a connection that nobody has used."""
-        self._open(flight)
+    def start_anew(self, request: RequestRun) -> None:
+        """Begin a request on a connection that nobody has used."""
+        self._open(request)
 
     def serve(self) -> None:
         """A connection may have fallen idle: begin who waits."""
@@ -56,37 +56,37 @@ class Connections:
     def _may_open(self) -> bool:
         return self._limit is None or self._pool.num_open + len(self._opening) < self._limit
 
-    def _open(self, flight: Flight | None = None) -> None:
-        task = asyncio.get_running_loop().create_task(self._connect(flight))
+    def _open(self, request: RequestRun | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(request))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, flight: Flight | None) -> None:
-        """Open a connection for a flight, or for whoever waits when it is open."""
+    async def _connect(self, request: RequestRun | None) -> None:
+        """Open a connection for a request, or for whoever waits when it is open."""
         try:
             connection = await self._pool.connect()
         except ConnectError as error:
-            self._fail(flight, error)
+            self._fail(request, error)
             return
-        if flight is None:
+        if request is None:
             self._give(connection)
-        elif flight.end_ns:
+        elif request.end_ns:
             self._pool.keep(connection)
         else:
-            flight.begin(connection)
+            request.begin(connection)
 
     def _give(self, connection: ServerConnection) -> None:
         while self._waiting:
-            flight = self._waiting.popleft()
-            if not flight.end_ns:
-                flight.begin(connection)
+            request = self._waiting.popleft()
+            if not request.end_ns:
+                request.begin(connection)
                 return
         self._pool.keep(connection)
 
-    def _fail(self, flight: Flight | None, error: ConnectError) -> None:
-        """One flight ends with the error: the one that the connection was for, or the first that waits."""
-        while flight is None or flight.end_ns:
+    def _fail(self, request: RequestRun | None, error: ConnectError) -> None:
+        """One request ends with the error: the one that the connection was for, or the first that waits."""
+        while request is None or request.end_ns:
             if not self._waiting:
                 return
-            flight = self._waiting.popleft()
-        flight.give_up("timeout" if error.kind == "connect_timeout" else "error", error.kind)
+            request = self._waiting.popleft()
+        request.give_up("timeout" if error.kind == "connect_timeout" else "error", error.kind)

@@ -206,15 +206,15 @@ class PlanRun:
         """One ended request: its answer read, its follow-ups on their way, its record written."""
         given = self._given.pop(ended.number)
         sent = Sent(given.request, ended, given.planned.parent_end_ms)
-        answer = answer_of(sent, self._clocks)
+        response = answer_of(sent, self._clocks)
         if self.stopped is None:
             end_ms = self._clocks.trace_ms(ended.end_ns)
-            follow_ups = given.planned.send.then(answer)
+            follow_ups = given.planned.send.then(response)
             for follow_up in follow_ups:
                 self._lookahead.follow(follow_up, ended.end_ns, end_ms)
             if follow_ups:
                 self._build()
-        record = given.planned.send.describe(answer)
+        record = given.planned.send.describe(response)
         self._write(record)
         self._tally.finish(record, held=ended.held or given.planned.held, told=ended.told_reads > 0)
         self.sent_share += given.share

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadgen.core.plan import Answer
+from loadgen.core.plan import Response
 from loadgen.core.request import PlannedRequest
 from loadgen.sending.crossing import Ended
 from loadgen.sending.lookahead import Clocks
@@ -24,11 +24,11 @@ class Sent:
     """When the request that this one follows ended, on the trace's clock; null: a root."""
 
 
-def answer_of(sent: Sent, clocks: Clocks) -> Answer:
+def answer_of(sent: Sent, clocks: Clocks) -> Response:
     """What came of a request: the record as far as the wire tells it, and the answer's ids and text."""
     request, ended = sent.request, sent.ended
     completion = parse_answer(request.path, ended.reads, stream=request.stream)
-    return Answer(
+    return Response(
         record=_record(sent, completion, clocks),
         end_ms=clocks.plan_ms(ended.end_ns),
         token_ids=completion.token_ids,

@@ -2,7 +2,7 @@
 
 Between a due time and its first byte lie one heap pop and one write: requests come here as bytes, ahead of need
 (``loadgen/runs/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing
-here parses an answer, and nothing waits for whoever does.
+here parses a response, and nothing waits for whoever does.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from loadgen.sending.crossing import (
     encode,
     to_sender,
 )
-from loadgen.sending.flight import Flight, Start
+from loadgen.sending.requestrun import RequestRun, Start
 from wire.alarm import Alarm, Clock
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
@@ -49,7 +49,7 @@ Message = Batch | Pulse | Halted
 
 
 class Sender:
-    """Orders in, flights in between, ends out. All methods return at once."""
+    """Orders in, requests in between, ends out. All methods return at once."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Sender:
         timeout_ns: int | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``start`` begins a flight, ``start_anew`` one that met a stale connection; ``on_free``: one may be free."""
-        self._start_flight, self._start_anew, self._on_free = start, start_anew, on_free
+        """``start`` begins a request, ``start_anew`` one that met a stale connection; ``on_free``: one may be free."""
+        self._start_request, self._start_anew, self._on_free = start, start_anew, on_free
         self._deliver = deliver
         self._parallel = parallel
         self._timeout_ns = timeout_ns
         self._clock = clock
         self._upcoming: list[tuple[int, int, Order]] = []
         self._held: deque[Order] = deque()
-        self._flights: dict[int, Flight] = {}  # in order of their start, so that the first is the oldest
+        self._in_flight: dict[int, RequestRun] = {}  # in order of their start, so that the first is the oldest
         self._started = 0
         self._ended: list[Ended] = []
         self._expired: list[int] = []
@@ -92,8 +92,8 @@ class Sender:
         """Start nothing more and abort what is in flight."""
         self._upcoming.clear()
         self._held.clear()
-        for flight in list(self._flights.values()):
-            flight.give_up("client_abort", None)
+        for request in list(self._in_flight.values()):
+            request.give_up("client_abort", None)
         self._hand_over()
         self._deliver(self._pulse())
         self._deliver(Halted())
@@ -105,9 +105,9 @@ class Sender:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a slot is idle while an order waits for one, or there are too many in flight."""
-        assert self._parallel is None or len(self._flights) <= self._parallel
-        assert not self._held or len(self._flights) == self._parallel
-        assert not any(flight.end_ns for flight in self._flights.values())
+        assert self._parallel is None or len(self._in_flight) <= self._parallel
+        assert not self._held or len(self._in_flight) == self._parallel
+        assert not any(request.end_ns for request in self._in_flight.values())
 
     def _advance(self) -> None:
         """Start what is due, and have the alarm ring for what is next."""
@@ -116,7 +116,7 @@ class Sender:
             if not upcoming or upcoming[0][0] > now_ns:
                 break
             order = heapq.heappop(upcoming)[2]
-            if self._parallel is not None and len(self._flights) >= self._parallel:
+            if self._parallel is not None and len(self._in_flight) >= self._parallel:
                 self._held.append(order)
             else:
                 self._start(order, now_ns)
@@ -127,29 +127,29 @@ class Sender:
             self._expire(order)
             return
         self._started += 1
-        flight = Flight(
+        request = RequestRun(
             order,
             self,
             scheduled_ns=now_ns if order.fills else order.at_ns,
             started_ns=now_ns,
-            concurrency=len(self._flights) + 1,
+            concurrency=len(self._in_flight) + 1,
             held=held and not order.fills,
         )
-        self._flights[order.number] = flight
-        self._start_flight(flight)
+        self._in_flight[order.number] = request
+        self._start_request(request)
 
-    def ended(self, flight: Flight) -> None:
-        """A flight is over: its slot goes to who was held, its connection to who waits for one."""
-        del self._flights[flight.number]
+    def ended(self, request: RequestRun) -> None:
+        """A request is over: its slot goes to who was held, its connection to who waits for one."""
+        del self._in_flight[request.number]
         self._will_hand_over()
-        self._ended.append(flight.summary())
-        while self._held and (self._parallel is None or len(self._flights) < self._parallel):
+        self._ended.append(request.summary())
+        while self._held and (self._parallel is None or len(self._in_flight) < self._parallel):
             self._start(self._held.popleft(), self._clock(), held=True)
         self._on_free()
 
-    def stale(self, flight: Flight) -> None:
-        """A flight met a connection that the server had closed."""
-        self._start_anew(flight)
+    def stale(self, request: RequestRun) -> None:
+        """A request met a connection that the server had closed."""
+        self._start_anew(request)
 
     def _expire(self, order: Order) -> None:
         self._started += 1
@@ -163,7 +163,7 @@ class Sender:
     def _hand_over(self) -> None:
         """What ended in this turn of the loop, as one message."""
         if self._ended or self._expired:
-            self._deliver(Batch(self._ended, self._expired, self._started, len(self._flights)))
+            self._deliver(Batch(self._ended, self._expired, self._started, len(self._in_flight)))
             self._ended, self._expired = [], []
 
     def _on_beat(self) -> None:
@@ -180,26 +180,26 @@ class Sender:
         if self._timeout_ns is None:
             return
         started_by_ns = now_ns - self._timeout_ns
-        for flight in list(
-            itertools.takewhile(lambda flight: flight.started_ns <= started_by_ns, self._flights.values())
+        for request in list(
+            itertools.takewhile(lambda request: request.started_ns <= started_by_ns, self._in_flight.values())
         ):
-            flight.give_up("timeout", "timeout")
+            request.give_up("timeout", "timeout")
 
     def _pulse(self) -> Pulse:
         first_reads_ns: list[int] = []
         gaps_ns: list[int] = []
-        for flight in self._flights.values():
-            reads, told = flight.reads, flight.told_reads
+        for request in self._in_flight.values():
+            reads, told = request.reads, request.told_reads
             if len(reads) == told:
                 continue
             if told == 0:
-                first_reads_ns.append(reads[0][0] - flight.sent_ns)
+                first_reads_ns.append(reads[0][0] - request.sent_ns)
             new = reads[max(0, told - 1) :]
             gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
-            flight.told_reads = len(reads)
+            request.told_reads = len(reads)
         delays_ns, self._delays_ns = self._delays_ns, []
         cpu_ns = time.process_time_ns() - self._cpu_before_ns
-        return Pulse(self._started, len(self._flights), cpu_ns, delays_ns, first_reads_ns, gaps_ns)
+        return Pulse(self._started, len(self._in_flight), cpu_ns, delays_ns, first_reads_ns, gaps_ns)
 
 
 class SenderProcess:
@@ -213,7 +213,7 @@ class SenderProcess:
         self._connections: Connections | None = None
 
     async def serve(self, sock: socket.socket) -> None:
-        """Until the shard has closed its end. Raises what a callback raised: its flight would never end."""
+        """Until the shard has closed its end. Raises what a callback raised: its request would never end."""
         asyncio.get_running_loop().set_exception_handler(self._on_failure)
         self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
         await self._over

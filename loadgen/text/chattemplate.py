@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.core.draws import TokenIds
-from loadgen.text.spoken import Call, Spoken, chat_messages
+from loadgen.text.spoken import Call, SentMessage, chat_messages
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import Words
 
@@ -39,7 +39,7 @@ class Gaps:
         return sum(map(len, self.ids))
 
 
-def order_of(conversation: Sequence[Spoken]) -> Order:
+def order_of(conversation: Sequence[SentMessage]) -> Order:
     """Who speaks in a conversation."""
     return tuple((message.role, len(message.calls)) for message in conversation)
 
@@ -52,15 +52,15 @@ def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
     return first
 
 
-def places(conversation: Sequence[Spoken]) -> list[Spoken | Call]:
+def places(conversation: Sequence[SentMessage]) -> list[SentMessage | Call]:
     """Where something is said: each message, then its calls."""
-    found: list[Spoken | Call] = []
+    found: list[SentMessage | Call] = []
     for message in conversation:
         found += (message, *message.calls)
     return found
 
 
-def compose(words: Words, gaps: Gaps, conversation: Sequence[Spoken]) -> TokenIds | None:
+def compose(words: Words, gaps: Gaps, conversation: Sequence[SentMessage]) -> TokenIds | None:
     """The conversation's tokens under the template; null: not all that is said is known in tokens."""
     parts: list[TokenIds] = [np.asarray(gaps.ids[0], dtype=np.uint32)]
     for place, gap, spaced, written in zip(places(conversation), gaps.ids[1:], gaps.spaced, gaps.written, strict=True):
@@ -73,22 +73,22 @@ def compose(words: Words, gaps: Gaps, conversation: Sequence[Spoken]) -> TokenId
     return np.concatenate(parts)
 
 
-def compose_head(words: Words, gaps: Gaps, conversation: Sequence[Spoken], message: int) -> TokenIds | None:
+def compose_head(words: Words, gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
     """The tokens before what message number ``message`` says; null: not all of them are known."""
     return compose(words, _head(gaps, conversation, message), conversation[:message])
 
 
-def head_length(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> int | None:
+def head_length(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> int | None:
     """How many tokens are before what message number ``message`` says; null: not known."""
     return composed_length(_head(gaps, conversation, message), conversation[:message])
 
 
-def _head(gaps: Gaps, conversation: Sequence[Spoken], message: int) -> Gaps:
+def _head(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> Gaps:
     before = len(places(conversation[:message]))
     return Gaps(gaps.ids[: before + 1], gaps.spaced[:before], gaps.written[:before])
 
 
-def composed_length(gaps: Gaps, conversation: Sequence[Spoken]) -> int | None:
+def composed_length(gaps: Gaps, conversation: Sequence[SentMessage]) -> int | None:
     """How long the conversation is under the template; null: not known."""
     total = gaps.tokens
     for place, written in zip(places(conversation), gaps.written, strict=True):
@@ -101,10 +101,10 @@ def composed_length(gaps: Gaps, conversation: Sequence[Spoken]) -> int | None:
     return total
 
 
-def _said_ids(words: Words, place: Spoken | Call, spaced: bool) -> TokenIds | None:
+def _said_ids(words: Words, place: SentMessage | Call, spaced: bool) -> TokenIds | None:
     if place.numbers is not None:
         return words.ids(place.numbers, spaced=spaced)
-    return place.ids if isinstance(place, Spoken) else None
+    return place.ids if isinstance(place, SentMessage) else None
 
 
 def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
@@ -118,7 +118,7 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
         assert place.numbers is not None  # marked
         plain, after_space = words.ids(place.numbers).tolist(), words.ids(place.numbers, spaced=True).tolist()
         at = _find(token_ids, (plain, after_space), behind)
-        if at is None and isinstance(place, Spoken):
+        if at is None and isinstance(place, SentMessage):
             raise TokenizerError(f"its chat template changes or leaves out what the {place.role} says")
         written.append(at is not None)
         spaced.append(at is not None and token_ids[at] == after_space[0] != plain[0])
@@ -127,7 +127,7 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
     return Gaps((*gaps, tuple(token_ids[behind:])), tuple(spaced), tuple(written))
 
 
-def _marked(words: Words, order: Order, offset: int) -> list[Spoken]:
+def _marked(words: Words, order: Order, offset: int) -> list[SentMessage]:
     """A conversation in which every place has words of its own."""
     count = 0
 
@@ -141,7 +141,7 @@ def _marked(words: Words, order: Order, offset: int) -> list[Spoken]:
     for role, calls in order:
         text, numbers = mark()
         made = tuple(Call(*mark()) for _ in range(calls))
-        conversation.append(Spoken(role, text, numbers, calls=made))
+        conversation.append(SentMessage(role, text, numbers, calls=made))
     return conversation
 
 

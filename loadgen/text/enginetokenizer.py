@@ -21,7 +21,7 @@ from engines.tokenization import (
 from loadgen.text.tokenizer import LocalTokenizer, Message, Tokenizer, TokenizerError
 from tracefile import InputError
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
 AUTO, ENGINE, NONE = "auto", "engine", "none"
 PROBE = "time"
@@ -68,7 +68,7 @@ class EngineTokenizer:
         question = text_question(text, special=special, as_content=self._takes_content)
         return self._ask(TOKENIZE, {"model": self._model, **question}, TokenIds).tokens
 
-    def _ask(self, path: str, question: Mapping[str, Any], kind: type[Answer]) -> Answer:
+    def _ask(self, path: str, question: Mapping[str, Any], kind: type[Response]) -> Response:
         try:
             response = self._control.post(path, msgspec.json.encode(question))
         except InputError as error:

@@ -21,14 +21,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SyntheticMessage:
     """A message whose content is its pieces, one after another; what a chat template adds is not in its length."""
 
     role: Role
     pieces: Sequence[Piece]
     call: Piece | None = None
     """Of a ``tool`` message: the arguments of the call that it answers, which go into the assistant's message before it
-    after the model's answer. Null: the shortest call there is."""
+    after the model's response. Null: the shortest call there is."""
 
     @property
     def tokens(self) -> int:
@@ -37,7 +37,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Quoted:
+class VerbatimMessage:
     """A message given word by word, sent as it is: ``role``, ``content``, and whatever else it has.
 
     In the form of chat completions; of other APIs, only its texts.
@@ -59,10 +59,10 @@ class Quoted:
         return "" if content is None else str(content)
 
 
-Said = Drawn | Quoted
+PlannedMessage = SyntheticMessage | VerbatimMessage
 """One message of a conversation."""
 
 
-def drawn_user(key: int, tokens: int) -> tuple[Said, ...]:
+def drawn_user(key: int, tokens: int) -> tuple[PlannedMessage, ...]:
     """A turn that says one user message from one key."""
-    return (Drawn("user", (Piece(key, tokens),)),)
+    return (SyntheticMessage("user", (Piece(key, tokens),)),)

@@ -38,16 +38,16 @@ class PrefixTruth:
     """Whose tokens the engine told, and they were planned."""
     ids_exact: int = 0
     """Of these, those that were the planned ones."""
-    answers: int = 0
+    outputs: int = 0
     """Answers that a later prompt took as text, and it could be seen what became of them."""
-    answers_changed: int = 0
+    outputs_changed: int = 0
     """Of these, those that came back as other tokens than were generated."""
     shared_tokens: int = 0
-    """What prompts repeat of the turn before (its prompt and answer), in whole blocks."""
+    """What prompts repeat of the turn before (its prompt and response), in whole blocks."""
     shared_cached: int = 0
     """How much of that the engine had cached."""
 
-    def check_prompt(self, planned: int | None, record: Record, *, behind_answer: bool) -> int:
+    def check_prompt(self, planned: int | None, record: Record, *, after_output: bool) -> int:
         """Compare a prompt's length with its plan; returns by how many tokens it was longer."""
         if record.status != "ok" or record.tokens_source != "usage" or record.prompt_tokens is None:
             return 0
@@ -57,25 +57,25 @@ class PrefixTruth:
         self.planned += 1
         longer = record.prompt_tokens - planned
         self.exact += longer == 0
-        if not behind_answer:
+        if not after_output:
             self.off_tokens += abs(longer)
         return longer
 
-    def check_ids(self, planned: TokenIds | None, told: TokenIds, *, behind_answer: bool) -> bool:
+    def check_ids(self, planned: TokenIds | None, told: TokenIds, *, after_output: bool) -> bool:
         """Compare a prompt's tokens with those planned; whether they are known to differ."""
         if planned is None:
             return False
         exact = np.array_equal(planned, told)
         self.ids_told += 1
         self.ids_exact += exact
-        if not behind_answer and len(planned) == len(told):  # a difference in length has been counted
+        if not after_output and len(planned) == len(told):  # a difference in length has been counted
             self.off_tokens += int(np.count_nonzero(planned != told))
         return not exact
 
-    def check_answer(self, *, changed: bool) -> None:
+    def check_output(self, *, changed: bool) -> None:
         """An answer that a prompt carried as text."""
-        self.answers += 1
-        self.answers_changed += changed
+        self.outputs += 1
+        self.outputs_changed += changed
 
     def check_cached(self, shared: int, block_size: int, record: Record) -> None:
         """Compare what a prompt repeats with what the engine had of it."""
@@ -170,9 +170,9 @@ def truth_lines(report: TruthReport) -> list[str]:
     if before.shared_measured is not None and before.prompts:
         planned = before.shared_planned
         lines.append(f"shared prefix       {before.shared_measured} tokens of two sampled prompts, {planned} planned")
-    if counts.answers:
-        survived = counts.answers - counts.answers_changed
-        lines.append(f"answers as text     {survived} of {counts.answers} came back as the tokens that were generated")
+    if counts.outputs:
+        survived = counts.outputs - counts.outputs_changed
+        lines.append(f"answers as text     {survived} of {counts.outputs} came back as the tokens that were generated")
     if counts.shared_tokens:
         share = counts.shared_cached / counts.shared_tokens
         lines.append(f"context             {share:.1%} of the {counts.shared_tokens} tokens of turns before was cached")
@@ -187,9 +187,9 @@ def truth_notes(report: TruthReport) -> list[str]:
     elif report.before.unknown is not None and report.before.unknown != GIVEN:
         notes.append(f"prefix truth {report.verdict}: prompts may share more or less than was asked for")
     counts = report.counts
-    if counts.answers_changed:
+    if counts.outputs_changed:
         notes.append(
-            f"{counts.answers_changed} answers of {counts.answers} are other tokens as text than as generated: "
+            f"{counts.outputs_changed} answers of {counts.outputs} are other tokens as text than as generated: "
             "blocks that they filled cannot hit (--api completions --chat-template sends them as generated)"
         )
     return notes

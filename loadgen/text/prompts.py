@@ -1,7 +1,7 @@
 """What a turn says: token ids for ``/v1/completions``, a conversation for the APIs that take one.
 
-A session's next prompt is the prompt before, the model's real answer, and new tokens; both kinds know how to serialise
-themselves, how to go on from an answer, and what the engine's word on them means for the truth of the run's prefixes.
+A session's next prompt is its last prompt, the output of the model, and new tokens; both kinds know how to serialise
+themselves, how to go on from a response, and what the engine's word on them means for the truth of the run's prefixes.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
-from loadgen.core.plan import Answer
-from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.core.plan import Response
+from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
 from loadgen.text.prefixtruth import PrefixTruth, common_prefix
-from loadgen.text.spoken import PATHS, Call, Spoken, TextApi, conversation_body
-from loadgen.text.targettext import Speech
+from loadgen.text.spoken import PATHS, Call, SentMessage, TextApi, conversation_body
+from loadgen.text.targettext import TextMaker
 from tracefile import BlockHash, BlockHasher, InputError
 from tracefile.records.schema import HashSource
 
@@ -72,20 +72,20 @@ class Prompt(Protocol):
     def planned_tokens(self) -> int | None:
         """The prompt's length; null: only the engine's tokenizer knows."""
 
-    def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
+    def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """The block hashes of the request that this prompt was; null: its ids are unknown."""
 
-    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> "Prompt":
+    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
         """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
 
 
-def generated_length(answer: Answer) -> int | None:
+def generated_length(response: Response) -> int | None:
     """How many of the generated tokens the template says again; null: not known.
 
-    An answer that ended by itself ended with a token of its own, which the template writes behind an old answer.
+    An answer that ended by itself ended with a token of its own, which the template writes behind an old response.
     """
-    count = answer.record.output_tokens if answer.token_ids is None else len(answer.token_ids)
-    return None if count is None else max(0, count - (answer.record.finish_reason == "stop"))
+    count = response.record.output_tokens if response.token_ids is None else len(response.token_ids)
+    return None if count is None else max(0, count - (response.record.finish_reason == "stop"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +96,18 @@ class TokenForm:
     dialect: Dialect = VLLM
     block_size: int = 16
     """In which the engine caches, as far as it is known."""
-    speech: Speech | None = None
+    text_maker: TextMaker | None = None
     """To make ids of texts; null: there are none."""
     truth: PrefixTruth = field(default_factory=PrefixTruth)
 
-    def ids(self, said: Sequence[Said]) -> list[TokenIds]:
+    def ids(self, said: Sequence[PlannedMessage]) -> list[TokenIds]:
         """The ids of messages, one after another; a tool's call comes before its result. Raises InputError."""
         found: list[TokenIds] = []
         for message in said:
-            if isinstance(message, Drawn):
+            if isinstance(message, SyntheticMessage):
                 found += [self.draw(piece) for piece in (*((message.call,) if message.call else ()), *message.pieces)]
                 continue
-            encoded = None if self.speech is None else self.speech.encode(message.text)
+            encoded = None if self.text_maker is None else self.text_maker.encode(message.text)
             if encoded is None:
                 raise InputError("--tokenizer: missing; expected a path, to make ids of a text, or --api chat")
             found.append(encoded)
@@ -127,7 +127,7 @@ class TokenPrompt:
     known: list[BlockHash]
     """Hashes of its first blocks, as far as the turns before told them; one list for a whole conversation."""
     repeated: int = 0
-    """How many of its tokens are the turn before: its prompt and its answer."""
+    """How many of its tokens are the turn before: its prompt and its response."""
 
     @property
     def path(self) -> str:
@@ -142,22 +142,22 @@ class TokenPrompt:
         """Exact: ids are not tokenized again."""
         return len(self.token_ids)
 
-    def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
+    def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """Hashed from where the chain is known; what this adds is known to the next turn."""
-        self.form.truth.check_prompt(len(self.token_ids), answer.record, behind_answer=False)
+        self.form.truth.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
-            self.form.truth.check_cached(self.repeated, self.form.block_size, answer.record)
-        chain = hash_request(hasher, self.known, self.token_ids, answer.token_ids)
+            self.form.truth.check_cached(self.repeated, self.form.block_size, response.record)
+        chain = hash_request(hasher, self.known, self.token_ids, response.token_ids)
         self.known[:] = chain.whole()
         return chain
 
-    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> Prompt:
+    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         """This prompt, the generated ids (stand-ins where the engine returned none) and the turn's new ids."""
         repeated = len(self.token_ids)
-        if answer.token_ids is None:
-            generated = tokens_of(stand_in, answer.record.output_tokens or 0, self.form.vocabulary)
+        if response.token_ids is None:
+            generated = tokens_of(stand_in, response.record.output_tokens or 0, self.form.vocabulary)
         else:
-            generated = np.asarray(answer.token_ids, dtype=np.uint32)
+            generated = np.asarray(response.token_ids, dtype=np.uint32)
             repeated += max(0, len(generated) - 1)  # the last one has no KV yet when its request ends
         token_ids = np.concatenate([self.token_ids, generated, *self.form.ids(said)])
         return TokenPrompt(token_ids, self.form, self.known, repeated)
@@ -168,7 +168,7 @@ class TextForm:
     """What all conversations of a run have in common."""
 
     api: TextApi
-    speech: Speech
+    text_maker: TextMaker
     dialect: Dialect = VLLM
     block_size: int = 16
     """In which the engine caches, as far as it is known."""
@@ -181,12 +181,12 @@ class ChatPrompt:
     """A prompt of messages, their words one token each wherever the target's tokenizer was asked."""
 
     form: TextForm
-    conversation: list[Spoken]
+    conversation: list[SentMessage]
     before: TokenIds | None = None
     """The turn before in tokens, prompt and answer; null: a first turn, or not known."""
     repeated: int | None = None
     """How many tokens of it come again if nothing changed, by lengths alone; null: not known."""
-    answer_changed: bool = False
+    output_changed: bool = False
     """Whether the last answer's text is known to be other tokens than were generated."""
     _ids: TokenIds | None = None
     """What the engine saw, once it has answered; null: not known."""
@@ -203,112 +203,112 @@ class ChatPrompt:
         """A body with the conversation so far."""
         if not self.form.rendered:
             return conversation_body(self.form.api, model, self.conversation, max_tokens, dialect=self.form.dialect)
-        token_ids = self.form.speech.ids(self.conversation)
+        token_ids = self.form.text_maker.ids(self.conversation)
         if token_ids is None:
             raise InputError("--chat-template: not every message's tokens are known; expected --tokenizer PATH")
         return completions_body(model, token_ids, max_tokens, dialect=self.form.dialect)
 
     def planned_tokens(self) -> int | None:
         """The template's tokens and the words'; null: the template or an answer's length is unknown."""
-        return self.form.speech.length(self.conversation)
+        return self.form.text_maker.length(self.conversation)
 
-    def chain(self, hasher: BlockHasher, answer: Answer) -> Chain | None:
+    def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """Hashed over the ids that the engine says it saw, else over those of its tokenizer and template."""
-        self.settle(answer)
+        self.settle(response)
         if self._ids is None:
             return None
-        chain = hash_request(hasher, (), self._ids, answer.token_ids)
+        chain = hash_request(hasher, (), self._ids, response.token_ids)
         return chain if self._told or self.form.rendered else replace(chain, source="tokenizer")
 
-    def after(self, answer: Answer, said: Sequence[Said], stand_in: int) -> Prompt:
+    def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
         """This conversation, the model's answer and what the turn says."""
-        speech = self.form.speech
-        calls = tuple(call for message in said if (call := speech.call(message)) is not None)
-        return self.going_on(answer, [speech.say(message) for message in said], stand_in, calls)
+        text_maker = self.form.text_maker
+        calls = tuple(call for message in said if (call := text_maker.call(message)) is not None)
+        return self.going_on(response, [text_maker.say(message) for message in said], stand_in, calls)
 
     def going_on(
-        self, answer: Answer, said: Sequence[Spoken], stand_in: int, calls: tuple[Call, ...] = ()
+        self, response: Response, said: Sequence[SentMessage], stand_in: int, calls: tuple[Call, ...] = ()
     ) -> "ChatPrompt":
         """This conversation, the model's answer with its calls, and what is said then.
 
         ``stand_in``: what an answer whose ids nobody told is drawn from, where ids must be sent.
         """
-        spoken = self.answered(answer, stand_in, calls)
+        spoken = self.answered(response, stand_in, calls)
         before = None
-        if self._ids is not None and answer.token_ids is not None:
-            before = np.concatenate([self._ids, np.asarray(answer.token_ids[:-1], dtype=np.uint32)])
-        generated = generated_length(answer)
-        changed = answer.token_ids is None and generated is not None and spoken.length != generated
+        if self._ids is not None and response.token_ids is not None:
+            before = np.concatenate([self._ids, np.asarray(response.token_ids[:-1], dtype=np.uint32)])
+        generated = generated_length(response)
+        changed = response.token_ids is None and generated is not None and spoken.length != generated
         conversation = [*self.conversation, spoken, *said]
-        return ChatPrompt(self.form, conversation, before, self._repeated(answer, conversation), changed)
+        return ChatPrompt(self.form, conversation, before, self._repeated(response, conversation), changed)
 
-    def _repeated(self, answer: Answer, conversation: Sequence[Spoken]) -> int | None:
-        """This prompt and its answer, if the template opens an old answer as it opened the new one."""
-        prompt, output = answer.record.prompt_tokens, answer.record.output_tokens
+    def _repeated(self, response: Response, conversation: Sequence[SentMessage]) -> int | None:
+        """This prompt and its response, if the template opens an old answer as it opened the new one."""
+        prompt, output = response.record.prompt_tokens, response.record.output_tokens
         if prompt is None or not output:
             return None
-        head = self.form.speech.head_length(conversation, len(self.conversation))
+        head = self.form.text_maker.head_length(conversation, len(self.conversation))
         return prompt + output - 1 if head == prompt else None
 
-    def answered(self, answer: Answer, stand_in: int, calls: tuple[Call, ...] = ()) -> Spoken:
+    def answered(self, response: Response, stand_in: int, calls: tuple[Call, ...] = ()) -> SentMessage:
         """The answer as a message: its ids as generated, else as its text has them, else its length alone."""
-        self.settle(answer)
-        speech = self.form.speech
-        length = generated_length(answer)
-        if answer.token_ids is not None:
-            ids: TokenIds | None = np.asarray(answer.token_ids[:length], dtype=np.uint32)
+        self.settle(response)
+        text_maker = self.form.text_maker
+        length = generated_length(response)
+        if response.token_ids is not None:
+            ids: TokenIds | None = np.asarray(response.token_ids[:length], dtype=np.uint32)
         else:
-            ids = speech.encode(answer.text)
+            ids = text_maker.encode(response.text)
             length = length if ids is None else len(ids)
         numbers = None
         if ids is None and self.form.rendered:
-            numbers = speech.numbers([Piece(stand_in, length or 0)])
-        return Spoken("assistant", answer.text, numbers, ids, length, calls)
+            numbers = text_maker.numbers([Piece(stand_in, length or 0)])
+        return SentMessage("assistant", response.text, numbers, ids, length, calls)
 
-    def settle(self, answer: Answer) -> None:
+    def settle(self, response: Response) -> None:
         """Compare what was planned with what the engine says of this prompt; once."""
         if self._settled:
             return
         self._settled = True
-        truth, record = self.form.speech.truth, answer.record
-        behind_answer = any(message.role == "assistant" for message in self.conversation) and not self.form.rendered
-        length, planned = self.planned_tokens(), self.form.speech.ids(self.conversation)
-        longer = truth.check_prompt(length, record, behind_answer=behind_answer)
-        told = None if answer.prompt_token_ids is None else np.asarray(answer.prompt_token_ids, dtype=np.uint32)
+        truth, record = self.form.text_maker.truth, response.record
+        after_output = any(message.role == "assistant" for message in self.conversation) and not self.form.rendered
+        length, planned = self.planned_tokens(), self.form.text_maker.ids(self.conversation)
+        longer = truth.check_prompt(length, record, after_output=after_output)
+        told = None if response.prompt_token_ids is None else np.asarray(response.prompt_token_ids, dtype=np.uint32)
         differs = longer != 0
         if told is not None:
-            differs = truth.check_ids(planned, told, behind_answer=behind_answer) or differs
+            differs = truth.check_ids(planned, told, after_output=after_output) or differs
         seen = (told is not None and planned is not None) or (length is not None and record.tokens_source == "usage")
-        if behind_answer and record.status == "ok" and seen:
-            truth.check_answer(changed=differs or self.answer_changed)
+        if after_output and record.status == "ok" and seen:
+            truth.check_output(changed=differs or self.output_changed)
         if differs:
-            self._take_other_answer(told, longer)
+            self._take_other_output(told, longer)
         self._told = told is not None
         self._ids = told if told is not None else (None if differs else planned)
         if self.before is not None and self._ids is not None:
             shared = min(common_prefix(self.before, self._ids), len(self._ids) - 1)
             truth.check_cached(shared, self.form.block_size, record)
-        elif self.repeated is not None and length is not None and not (differs or self.answer_changed):
+        elif self.repeated is not None and length is not None and not (differs or self.output_changed):
             truth.check_cached(self.repeated, self.form.block_size, record)
 
-    def _take_other_answer(self, told: TokenIds | None, longer: int) -> None:
+    def _take_other_output(self, told: TokenIds | None, longer: int) -> None:
         """The last answer came back as other tokens: go on from these, so that it is counted once."""
         places = [place for place, message in enumerate(self.conversation) if message.role == "assistant"]
         if not places:
             return
         at = places[-1]
-        answer = self.conversation[at]
-        length = None if answer.length is None else max(0, answer.length + longer)
+        response = self.conversation[at]
+        length = None if response.length is None else max(0, response.length + longer)
         ids = None if told is None else self._tokens_at(told, at)
-        self.conversation[at] = replace(answer, ids=ids, length=length if ids is None else len(ids))
+        self.conversation[at] = replace(response, ids=ids, length=length if ids is None else len(ids))
 
     def _tokens_at(self, told: TokenIds, at: int) -> TokenIds | None:
         """What stands at message ``at`` in the prompt that the engine told; null: it cannot be found there."""
         nothing = np.zeros(0, dtype=np.uint32)
         emptied = list(self.conversation)
         emptied[at] = replace(emptied[at], ids=nothing, length=0)
-        around = self.form.speech.ids(emptied)
-        head = self.form.speech.head(self.conversation, at)
+        around = self.form.text_maker.ids(emptied)
+        head = self.form.text_maker.head(self.conversation, at)
         if around is None or head is None or len(told) < len(around):
             return None
         tail = len(around) - len(head)

@@ -34,7 +34,7 @@ OPENING_WORD = "find"
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SentMessage:
     """One message: what it says, and which tokens that is, as far as it is known."""
 
     role: str
@@ -46,7 +46,7 @@ class Spoken:
     length: int | None = None
     """How many tokens it is; null: unknown."""
     calls: tuple["Call", ...] = ()
-    """An assistant's: the calls that the tool messages right behind it answer, in their order."""
+    """An assistant's: the calls that the tool messages right behind it response, in their order."""
     quoted: Message | None = None
     """As it was given, where it was."""
 
@@ -69,7 +69,7 @@ class Call:
         return msgspec.json.encode(self.arguments).decode()
 
 
-def call_ids(conversation: Sequence[Spoken]) -> list[list[str]]:
+def call_ids(conversation: Sequence[SentMessage]) -> list[list[str]]:
     """For each message the ids of its calls, or of the one call that it answers."""
     found: list[list[str]] = []
     open_ids: list[str] = []
@@ -82,17 +82,17 @@ def call_ids(conversation: Sequence[Spoken]) -> list[list[str]]:
     return found
 
 
-def _calls(message: Spoken, ids: Sequence[str]) -> list[tuple[str, Call]]:
+def _calls(message: SentMessage, ids: Sequence[str]) -> list[tuple[str, Call]]:
     """A message's calls with their ids; a tool's message has an id and makes none."""
     return list(zip(ids, message.calls, strict=True)) if message.calls else []
 
 
-def chat_messages(conversation: Sequence[Spoken]) -> list[Message]:
+def chat_messages(conversation: Sequence[SentMessage]) -> list[Message]:
     """``messages`` of a chat completion."""
     return [_chat_message(message, ids) for message, ids in zip(conversation, call_ids(conversation), strict=True)]
 
 
-def _chat_message(message: Spoken, ids: Sequence[str]) -> Message:
+def _chat_message(message: SentMessage, ids: Sequence[str]) -> Message:
     if message.quoted is not None:
         return message.quoted if message.role != "tool" else {**message.quoted, "tool_call_id": ids[0]}
     said: Message = {"role": message.role, "content": message.text}
@@ -106,7 +106,7 @@ def _chat_message(message: Spoken, ids: Sequence[str]) -> Message:
     return said
 
 
-def responses_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
+def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
     """``instructions`` and ``input`` of a response: the first system message is the instructions."""
     fields: dict[str, Any] = {}
     items: list[Message] = []
@@ -124,7 +124,7 @@ def responses_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
     return {**fields, "input": items}
 
 
-def messages_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
+def messages_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
     """``system`` and ``messages`` of Anthropic's API; results of tools open the user's next message."""
     systems = [message.text for message in conversation if message.role == "system"]
     turns: list[Message] = []
@@ -151,7 +151,7 @@ def messages_fields(conversation: Sequence[Spoken]) -> dict[str, Any]:
 def conversation_body(
     api: TextApi,
     model: str,
-    conversation: Sequence[Spoken],
+    conversation: Sequence[SentMessage],
     max_tokens: int,
     *,
     stream: bool = True,
@@ -170,6 +170,6 @@ def conversation_body(
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:
     fields: dict[str, Any] = {"max_output_tokens": max_tokens, "temperature": 0, "store": False}
     if dialect.name == "vllm":
-        # Its own fields: past the end of the answer, and the tokens of both sides with the last event.
+        # Its own fields: past the end of the response, and the tokens of both sides with the last event.
         fields |= {"ignore_eos": True, "enable_response_messages": True}
     return fields

@@ -1,6 +1,6 @@
 """What is known of the target's text before a run: words whose tokens survive, and what its chat template adds.
 
-Found by the run's parent, and plain values, so that it crosses to the shards; ``Speech`` is it at work in a shard.
+Found by the run's parent, and plain values, so that it crosses to the shards; ``TextMaker`` is it at work in a shard.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from loadgen.text.chattemplate import (
     learn_gaps,
     order_of,
 )
-from loadgen.text.messages import Drawn, Piece, Said
+from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
 from loadgen.text.prefixtruth import Examination, PrefixTruth, examine
-from loadgen.text.spoken import Call, Spoken, chat_messages
+from loadgen.text.spoken import Call, SentMessage, chat_messages
 from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN, Words, find_words, prove
 
@@ -71,7 +71,7 @@ def learn_target(tokenizer: Tokenizer, orders: Iterable[Order], path: Path | Non
 
 
 @dataclass(slots=True)
-class Speech:
+class TextMaker:
     """Makes messages in words, and says what they are in tokens."""
 
     target: TargetText
@@ -83,18 +83,18 @@ class Speech:
     def __post_init__(self) -> None:
         self._gaps |= self.target.gaps
 
-    def say(self, said: Said) -> Spoken:
+    def say(self, said: PlannedMessage) -> SentMessage:
         """One message."""
-        if not isinstance(said, Drawn):
-            return Spoken(said.role, said.text, quoted=said.message)
+        if not isinstance(said, SyntheticMessage):
+            return SentMessage(said.role, said.text, quoted=said.message)
         numbers = self.numbers(said.pieces)
-        return Spoken(said.role, self.target.words.text(numbers), numbers, length=len(numbers))
+        return SentMessage(said.role, self.target.words.text(numbers), numbers, length=len(numbers))
 
-    def call(self, said: Said) -> Call | None:
+    def call(self, said: PlannedMessage) -> Call | None:
         """The call that a tool's message answers; null: it is no such message."""
         if said.role != "tool":
             return None
-        piece = said.call if isinstance(said, Drawn) else None
+        piece = said.call if isinstance(said, SyntheticMessage) else None
         numbers = self.numbers([piece or SHORTEST_CALL])
         return Call(self.target.words.text(numbers), numbers)
 
@@ -102,24 +102,24 @@ class Speech:
         """The words of pieces, one after another."""
         return np.concatenate([self.target.words.numbers(piece.key, piece.tokens) for piece in pieces])
 
-    def ids(self, conversation: Sequence[Spoken]) -> TokenIds | None:
+    def ids(self, conversation: Sequence[SentMessage]) -> TokenIds | None:
         """The conversation in tokens, as the target will see it; null: not known."""
         if any(message.quoted is not None for message in conversation):
             return self._encoded(conversation)
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose(self.target.words, gaps, conversation)
 
-    def head(self, conversation: Sequence[Spoken], message: int) -> TokenIds | None:
+    def head(self, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
         """The tokens before what message number ``message`` says; null: not known."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
 
-    def head_length(self, conversation: Sequence[Spoken], message: int) -> int | None:
+    def head_length(self, conversation: Sequence[SentMessage], message: int) -> int | None:
         """How many tokens are before what message number ``message`` says; null: not known."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else head_length(gaps, conversation, message)
 
-    def length(self, conversation: Sequence[Spoken]) -> int | None:
+    def length(self, conversation: Sequence[SentMessage]) -> int | None:
         """How many tokens it is; null: not known."""
         if any(message.quoted is not None for message in conversation):
             token_ids = self._encoded(conversation)
@@ -145,7 +145,7 @@ class Speech:
         except TokenizerError:
             return None
 
-    def _encoded(self, conversation: Sequence[Spoken]) -> TokenIds | None:
+    def _encoded(self, conversation: Sequence[SentMessage]) -> TokenIds | None:
         if self.tokenizer is None:
             return None
         try:
@@ -154,23 +154,26 @@ class Speech:
             return None
 
 
-def open_speech(target: TargetText, *, encodes: bool = True) -> Speech:
-    """A target's speech in a shard; ``encodes``: with the local tokenizer, where there is one, for texts as they come.
+def open_text_maker(target: TargetText, *, encodes: bool = True) -> TextMaker:
+    """Return a shard's text maker; ``encodes``: load the local tokenizer, if any, to encode texts during the run.
 
-    Without it a shard starts seconds earlier, and knows what was learnt before the run.
+    Loading takes seconds. Without it the maker knows only what was learnt before the run.
     """
-    return Speech(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)
+    return TextMaker(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)
 
 
 def examine_conversations(
-    tokenizer: Tokenizer, speech: Speech, conversations: Sequence[Sequence[Spoken]], pair: tuple[int, int] | None
+    tokenizer: Tokenizer,
+    text_maker: TextMaker,
+    conversations: Sequence[Sequence[SentMessage]],
+    pair: tuple[int, int] | None,
 ) -> Examination:
     """Compare planned prompts with the tokenizer's encoding of them; ``pair``: two that share a planned prefix."""
     try:
         encoded = [np.asarray(tokenizer.encode_chat(chat_messages(each)), dtype=np.uint32) for each in conversations]
     except TokenizerError as error:
         return Examination(tokenizer=tokenizer.name, unknown=str(error))
-    gaps = speech.gaps(order_of(conversations[0])) if conversations else None
-    planned = [speech.ids(each) for each in conversations]
+    gaps = text_maker.gaps(order_of(conversations[0])) if conversations else None
+    planned = [text_maker.ids(each) for each in conversations]
     template_tokens = None if gaps is None else gaps.tokens
     return examine(planned, encoded, pair, tokenizer=tokenizer.name, template_tokens=template_tokens)

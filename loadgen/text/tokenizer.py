@@ -17,7 +17,7 @@ class TokenizerError(Exception):
 
 
 class Tokenizer(Protocol):
-    """Every method raises TokenizerError where this tokenizer, or this engine, has no answer."""
+    """Every method raises TokenizerError where this tokenizer, or this engine, has no response."""
 
     name: str
     """For the trace's header."""

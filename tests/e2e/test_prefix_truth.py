@@ -47,10 +47,10 @@ def test_every_prompt_is_as_planned(vllm: str, tmp_path: Path, api: str) -> None
     assert counts["off_tokens"] == 0
     # A random-weight model's answers may be other tokens as text; nothing else may differ from the plan.
     assert counts["planned"] == 18
-    assert counts["planned"] - counts["exact"] <= counts["answers_changed"]
-    assert counts["answers"] == 12
+    assert counts["planned"] - counts["exact"] <= counts["outputs_changed"]
+    assert counts["outputs"] == 12
     assert truth["verdict"].startswith("exact (8 of 8 sampled prompts by the tokenizer; ")
-    if not counts["answers_changed"]:
+    if not counts["outputs_changed"]:
         assert counts["shared_cached"] == counts["shared_tokens"] > 0
 
 
@@ -83,6 +83,6 @@ def test_a_replay_in_words_hits_what_the_capture_hit(vllm: str, tmp_path: Path, 
     for record in later:
         before = source[record.request_id]
         assert 0 <= (record.prompt_tokens or 0) - (before.prompt_tokens or 0) <= 10
-    if not truth["counts"]["answers_changed"]:
+    if not truth["counts"]["outputs_changed"]:
         same = [each for each in later if each.prompt_tokens == source[each.request_id].prompt_tokens]
         assert [each.cached_tokens for each in same] == [source[each.request_id].cached_tokens for each in same]

@@ -13,7 +13,7 @@ from itertools import count
 import httpx
 import msgspec
 
-from loadgen.core.plan import Answer, Plan, Send
+from loadgen.core.plan import Plan, Response, Send
 from loadgen.core.request import PlannedRequest
 from tracefile import Record
 from tracefile.records.schema import Status
@@ -114,7 +114,7 @@ class Player:
             cached_tokens=told.cached_tokens if told else None,
         )
         token_ids = None if became.status != "ok" else told.token_ids if told else self._generated(request)
-        answer = Answer(record, now_ms, token_ids, None, "")
+        answer = Response(record, now_ms, token_ids, None, "")
         for following in send.then(answer):
             self._push(now_ms + (following.due_ms or 0.0), 1, partial(self._start, following))
         self.played.records.append(send.describe(answer))

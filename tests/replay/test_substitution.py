@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.core.draws import ORDINARY
-from loadgen.core.plan import Answer
+from loadgen.core.plan import Response
 from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
@@ -138,7 +138,7 @@ def replay_hits(load: Load, replay: Replay) -> tuple[list[int], list[Record]]:
             generated = [2_000_000 + index * 1000 + place for place in range(load.asked[index].output)]
             cache.fill((*prompts[index], *generated[:-1]))
             record = Record(request_id=RequestId(f"r{index}"), arrival_ms=index * 10.0, cached_tokens=hits[index])
-            answer = Answer(record, at_ms, generated, None, "")
+            answer = Response(record, at_ms, generated, None, "")
             running[index].follow_ups(answer)
             records.append(running[index].describe(answer))
         replay.round(0).substitution.check_integrity()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engines.vllm import VLLM
 from loadgen.__main__ import main as loadgen
-from loadgen.core.plan import Answer
+from loadgen.core.plan import Response
 from loadgen.text.chattemplate import Gaps
 from loadgen.text.prompts import ChatPrompt
 from loadgen.text.targettext import TargetText
@@ -71,7 +71,7 @@ def sent(maker: TextReplay, request: Captured, before: Exchange | None = None) -
 
 
 def ids_of(prompt: ChatPrompt) -> list[int]:
-    token_ids = prompt.form.speech.ids(prompt.conversation)
+    token_ids = prompt.form.text_maker.ids(prompt.conversation)
     assert token_ids is not None
     return [int(token_id) for token_id in token_ids]
 
@@ -117,7 +117,7 @@ def test_a_prompt_shorter_than_the_template_says_one_word() -> None:
     assert (maker.counts.longer, maker.counts.longer_tokens) == (1, 6)
 
 
-def answered(prompt: ChatPrompt, token_ids: list[int]) -> Answer:
+def answered(prompt: ChatPrompt, token_ids: list[int]) -> Response:
     record = Record(
         request_id=RequestId("1"),
         status="ok",
@@ -126,7 +126,7 @@ def answered(prompt: ChatPrompt, token_ids: list[int]) -> Answer:
         tokens_source="usage",
         finish_reason="length",
     )
-    return Answer(record, 0.0, token_ids, None, "what was said")
+    return Response(record, 0.0, token_ids, None, "what was said")
 
 
 def test_a_session_goes_on_from_the_real_answer() -> None:

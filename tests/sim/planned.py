@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgen.core.job import WHOLE
-from loadgen.core.plan import Answer, Send
+from loadgen.core.plan import Response, Send
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import LoadJob
 from sim.latency.modelfile import Model
@@ -84,7 +84,7 @@ class PlannedEngine(Engine):
             late_ms = self._random.uniform(0.0, self._delay_ms)
             request_run.ttft_ms, request_run.e2e_ms = request_run.ttft_ms + late_ms, request_run.e2e_ms + late_ms
         end_ms = request_run.arrival_ms + (request_run.e2e_ms or 0.0)
-        answer = Answer(request_run.arrival.record, end_ms, self._outputs[place], None, "")
+        answer = Response(request_run.arrival.record, end_ms, self._outputs[place], None, "")
         for following in send.then(answer):
             self._take(following, end_ms)
         send.describe(answer)

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.job import Shard, add_shares
-from loadgen.core.spans import Span
+from loadgen.core.lengths import LengthDistribution
 from loadgen.datasets import DATASETS
 from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession
 from loadgen.datasets.swesmith import take
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload
-from loadgen.text.messages import Drawn
+from loadgen.text.messages import SyntheticMessage
 from tracefile import InputError
 
 OPTIONS = DatasetOptions(lengths=ESTIMATED)
@@ -132,14 +132,24 @@ TRAJECTORY = [{"role": "system", "content": "x" * 400}] + [
 def test_swe_smith_cuts_turns_of_the_lengths_asked_for(tmp_path: Path, messages: Any) -> None:
     path = write(tmp_path / "t", {"instance_id": "i", "messages": messages})
     # Texts of 10 tokens each: 25 take two and half of the third, of which the rest is left out.
-    (session,) = read("swe-smith", path, first_turn_tokens=Span(25, 25), subsequent_turn_tokens=Span(10, 10))
+    (session,) = read(
+        "swe-smith",
+        path,
+        first_turn_tokens=LengthDistribution(25, 25),
+        subsequent_turn_tokens=LengthDistribution(10, 10),
+    )
     assert said(session) == [
         [("user", "a" * 40), ("user", "b" * 40), ("user", "c" * 20)],
         [("user", "d" * 40)],
         [("user", "e" * 40)],
         [("user", "f" * 40)],
     ]
-    three = {"min_turns": 3, "max_turns": 3, "first_turn_tokens": Span(25, 25), "subsequent_turn_tokens": Span(10, 10)}
+    three = {
+        "min_turns": 3,
+        "max_turns": 3,
+        "first_turn_tokens": LengthDistribution(25, 25),
+        "subsequent_turn_tokens": LengthDistribution(10, 10),
+    }
     assert [len(session) for session in read("swe-smith", path, **three)] == [3]
     # Five cannot be filled: the trajectory is passed over.
     assert read("swe-smith", path, **(three | {"min_turns": 5, "max_turns": 5})) == []
@@ -301,7 +311,9 @@ def test_flags_rule_over_what_a_dataset_says(three: Path) -> None:
     (session,) = load(three, number=1, dataset_offset=2)
     assert [turn.output_tokens for turn in session.turns] == [5, 5, 7]
     assert [turn.think_ms for turn in session.turns] == [0, 100, 100]
-    (session,) = load(three, number=1, dataset_offset=2, output_tokens=Span(9, 9), think_s=Span(2, 2))
+    (session,) = load(
+        three, number=1, dataset_offset=2, output_tokens=LengthDistribution(9, 9), think_s=LengthDistribution(2, 2)
+    )
     assert [turn.output_tokens for turn in session.turns] == [9, 9, 9]
     assert [turn.think_ms for turn in session.turns] == [0, 2000, 2000]
 
@@ -310,7 +322,7 @@ def test_tool_outputs_may_be_tool_messages(three: Path) -> None:
     (session,) = load(three, number=1, dataset_offset=1, tool_role="tool")
     assert session.turns[0].said == ()
     (message,) = session.turns[1].said
-    assert isinstance(message, Drawn)
+    assert isinstance(message, SyntheticMessage)
     assert (message.role, message.tokens) == ("tool", 6)
 
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.job import WHOLE, Shard
-from loadgen.core.plan import Answer, Send
-from loadgen.core.spans import Span
+from loadgen.core.lengths import LengthDistribution
+from loadgen.core.plan import Response, Send
 from loadgen.datasets.session import TokenizerLengths
 from loadgen.plan.config import LoadConfig, Pattern
 from loadgen.plan.loadjob import LoadJob, load_name, shard_of_cap
 from loadgen.text.tokenizer import LocalTokenizer
 from tracefile import HashKey, InputError, Record, RequestId
 
-CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=Span(1, 3), seed=2)
+CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=LengthDistribution(1, 3), seed=2)
 
 
 def job(config: LoadConfig = CONFIG) -> LoadJob:
@@ -49,7 +49,7 @@ def test_a_closed_loop_begins_as_many_as_it_may() -> None:
     assert len(ids(closed.open(WHOLE).plan())) == 5
     assert [len(ids(closed.open(Shard(index, 2)).plan())) for index in range(2)] == [3, 2]
     # One request a session: all of them wait for slots of the sender's.
-    single = job(replace(CONFIG, rate=None, parallel=5, turns=Span(1, 1)))
+    single = job(replace(CONFIG, rate=None, parallel=5, turns=LengthDistribution(1, 1)))
     sends = list(single.open(WHOLE).plan())
     assert len(sends) == 12
     assert {send.due_ms for send in sends} == {None}
@@ -62,7 +62,7 @@ def test_a_closed_loop_begins_as_many_as_it_may() -> None:
 )
 def test_sessions_take_free_places_in_order_of_arrival(services: list[int], slots: int, pattern: Pattern) -> None:
     """A cap on open sessions is a queue with so many servers, first come first served: its starts are known."""
-    config = replace(CONFIG, pattern=pattern, turns=Span(1, 1), number=30, parallel_sessions=slots)
+    config = replace(CONFIG, pattern=pattern, turns=LengthDistribution(1, 1), number=30, parallel_sessions=slots)
     opened = job(config).open(WHOLE)
     due = [session.due_ms or 0.0 for session in opened.load.workload]
     free, expected = [0.0] * slots, []
@@ -88,7 +88,7 @@ def starts(plan: Iterable[Send], services: list[int]) -> list[float]:
             continue
         end_ms, number, send = heapq.heappop(running)
         record = Record(request_id=RequestId(str(number)))
-        for following in send.then(Answer(record, end_ms, None, None, "")):
+        for following in send.then(Response(record, end_ms, None, None, "")):
             assert following.from_start
             order += 1
             heapq.heappush(waiting, (max(end_ms, following.due_ms or 0.0), order, following))
@@ -105,7 +105,7 @@ def test_a_dataset_names_its_load_by_its_bytes(tmp_path: Path) -> None:
     names = []
     for name, text in (("a", "1"), ("b", "2"), ("c", "1")):
         (tmp_path / name).write_text(text)
-        config = replace(CONFIG, turns=Span(1, 1), dataset="trie", dataset_path=tmp_path / name)
+        config = replace(CONFIG, turns=LengthDistribution(1, 1), dataset="trie", dataset_path=tmp_path / name)
         names.append(load_name(config))
     assert names[0] == names[2] != names[1]
 

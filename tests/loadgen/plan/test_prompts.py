@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from loadgen.core.draws import Vocabulary
-from loadgen.core.plan import Answer
+from loadgen.core.plan import Response
 from loadgen.plan.opening import ChatOpening, TokenOpening, orders_of
 from loadgen.plan.shapes import SessionShape, TurnShape
 from loadgen.text.chattemplate import order_of
-from loadgen.text.messages import Drawn, Piece, Quoted
+from loadgen.text.messages import Piece, SyntheticMessage, VerbatimMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm
 from loadgen.text.spoken import chat_messages, messages_fields, responses_fields
-from loadgen.text.targettext import NO_TARGET, Speech, TargetText, learn_target
+from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, learn_target
 from tracefile import BlockHasher, HashKey, InputError, Record, RequestId
 
-RESULT = Drawn("tool", (Piece(31, 6),), call=Piece(32, 2))
+RESULT = SyntheticMessage("tool", (Piece(31, 6),), call=Piece(32, 2))
 SESSION = SessionShape(
     index=0,
     due_ms=0.0,
@@ -69,7 +69,7 @@ def target(tokenizer: WordTokenizer) -> TargetText:
     return learn_target(tokenizer, orders_of([SESSION], PREFIX_TOKENS))
 
 
-def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str = "", **fields: Any) -> Answer:
+def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str = "", **fields: Any) -> Response:
     record = Record(
         request_id=RequestId("1"),
         status="ok",
@@ -78,29 +78,29 @@ def answered(prompt_tokens: int | None, token_ids: list[int] | None, text: str =
         tokens_source="usage",
         **fields,
     )
-    return Answer(record, 0.0, token_ids, None, text)
+    return Response(record, 0.0, token_ids, None, text)
 
 
-def opened(target: TargetText, **form: Any) -> tuple[ChatPrompt, Speech]:
-    speech = Speech(target)
-    return ChatOpening(TextForm("chat", speech, **form), PREFIX_TOKENS)(SESSION), speech
+def opened(target: TargetText, **form: Any) -> tuple[ChatPrompt, TextMaker]:
+    text_maker = TextMaker(target)
+    return ChatOpening(TextForm("chat", text_maker, **form), PREFIX_TOKENS)(SESSION), text_maker
 
 
 def ids_of(prompt: ChatPrompt) -> np.ndarray:
-    token_ids = prompt.form.speech.ids(prompt.conversation)
+    token_ids = prompt.form.text_maker.ids(prompt.conversation)
     assert token_ids is not None
     return token_ids
 
 
-def after(prompt: Prompt, answer: Answer, turn: TurnShape) -> Prompt:
+def after(prompt: Prompt, answer: Response, turn: TurnShape) -> Prompt:
     return prompt.after(answer, turn.messages(), turn.stand_in_key)
 
 
 def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
     tokenizer: WordTokenizer, target: TargetText
 ) -> None:
-    prompt, speech = opened(target)
-    answer = speech.target.words.text(speech.numbers([Piece(99, 4)]))
+    prompt, text_maker = opened(target)
+    answer = text_maker.target.words.text(text_maker.numbers([Piece(99, 4)]))
     for turn in SESSION.turns[1:]:
         assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
         assert prompt.planned_tokens() == len(ids_of(prompt))
@@ -112,12 +112,12 @@ def test_a_session_with_a_tool_is_the_tokenizers_chat_to_the_token(
         *("system", "user", "assistant", "tool", "assistant", "user")
     ]
     assert tokenizer.encode_chat(chat_messages(prompt.conversation)) == ids_of(prompt).tolist()
-    assert (speech.truth.planned, speech.truth.exact) == (2, 2)
-    assert (speech.truth.answers, speech.truth.answers_changed) == (1, 0)
+    assert (text_maker.truth.planned, text_maker.truth.exact) == (2, 2)
+    assert (text_maker.truth.outputs, text_maker.truth.outputs_changed) == (1, 0)
 
 
 def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenizer, target: TargetText) -> None:
-    prompt, speech = opened(target)
+    prompt, text_maker = opened(target)
     text = "time year people way"
     planned = prompt.planned_tokens()
     second = after(prompt, answered(planned, tokenizer.encode(text), text), SESSION.turns[1])
@@ -127,21 +127,21 @@ def test_an_answer_that_came_back_longer_is_counted_once(tokenizer: WordTokenize
     wanted = third.planned_tokens()
     assert wanted is not None
     after(third, answered(wanted, tokenizer.encode(text), text), SESSION.turns[2])
-    assert (speech.truth.answers, speech.truth.answers_changed) == (2, 1)
-    assert (speech.truth.planned, speech.truth.exact, speech.truth.off_tokens) == (3, 2, 0)
+    assert (text_maker.truth.outputs, text_maker.truth.outputs_changed) == (2, 1)
+    assert (text_maker.truth.planned, text_maker.truth.exact, text_maker.truth.off_tokens) == (3, 2, 0)
 
 
 def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, target: TargetText) -> None:
-    prompt, speech = opened(target)
+    prompt, text_maker = opened(target)
     told = [7, 8, 9]
     text = "time year people way"
     second = after(prompt, answered(prompt.planned_tokens(), tokenizer.encode(text), text), SESSION.turns[1])
     assert isinstance(second, ChatPrompt)
     planned = ids_of(second).tolist()
-    head = speech.head(second.conversation, 2)
+    head = text_maker.head(second.conversation, 2)
     assert head is not None
     seen = [*planned[: len(head)], *told, *planned[len(head) + 4 :]]
-    answer = Answer(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
+    answer = Response(answered(len(seen), None).record, 0.0, tokenizer.encode(text), seen, text)
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
     chain = second.chain(hasher, answer)
     assert chain is not None
@@ -151,7 +151,7 @@ def test_the_engines_own_ids_say_which_answer_changed(tokenizer: WordTokenizer, 
     assert isinstance(third, ChatPrompt)
     # The third turn goes on from what the engine saw, not from what had been planned.
     assert ids_of(third).tolist()[: len(head) + 3] == seen[: len(head) + 3]
-    assert (speech.truth.ids_told, speech.truth.ids_exact, speech.truth.answers_changed) == (1, 0, 1)
+    assert (text_maker.truth.ids_told, text_maker.truth.ids_exact, text_maker.truth.outputs_changed) == (1, 0, 1)
 
 
 def test_a_rendered_chat_sends_the_generated_ids_themselves(target: TargetText) -> None:
@@ -175,25 +175,25 @@ def test_the_token_that_ended_an_answer_is_the_templates_to_write(target: Target
 
 def test_an_answer_nobody_told_the_ids_of_is_its_text_encoded(tokenizer: WordTokenizer, target: TargetText) -> None:
     """Its length as generated says whether the text is those tokens; the engine is not needed to see that."""
-    speech = Speech(target, tokenizer=tokenizer)
-    prompt = ChatOpening(TextForm("messages", speech), PREFIX_TOKENS)(SESSION)
+    text_maker = TextMaker(target, tokenizer=tokenizer)
+    prompt = ChatOpening(TextForm("messages", text_maker), PREFIX_TOKENS)(SESSION)
     second = after(prompt, answered(prompt.planned_tokens(), None, "time year people"), SESSION.turns[2])
     assert isinstance(second, ChatPrompt)
     planned = second.planned_tokens()
     assert planned == len(ids_of(second))
     second.settle(answered(planned, None, "way"))
     # Four tokens were generated, three come back: the prompt is as planned, and the answer is not what it was.
-    assert (speech.truth.exact, speech.truth.answers, speech.truth.answers_changed) == (2, 1, 1)
+    assert (text_maker.truth.exact, text_maker.truth.outputs, text_maker.truth.outputs_changed) == (2, 1, 1)
 
 
 def test_without_a_tokenizer_nothing_is_promised() -> None:
-    prompt, speech = opened(NO_TARGET)
+    prompt, text_maker = opened(NO_TARGET)
     assert prompt.planned_tokens() is None
     text = chat_messages(prompt.conversation)[0]["content"]
     assert len(text.split()) == PREFIX_TOKENS
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
     assert prompt.chain(hasher, answered(20, None)) is None
-    assert (speech.truth.planned, speech.truth.unplanned) == (0, 1)
+    assert (text_maker.truth.planned, text_maker.truth.unplanned) == (0, 1)
 
 
 def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target: TargetText) -> None:
@@ -250,16 +250,16 @@ def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target:
 
 def test_quoted_messages_are_sent_as_they_are(target: TargetText) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "Hello,  \n"}], "name": "ann"}
-    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[Quoted(message)])])
-    prompt = ChatOpening(TextForm("chat", Speech(target)), 0)(said)
+    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[VerbatimMessage(message)])])
+    prompt = ChatOpening(TextForm("chat", TextMaker(target)), 0)(said)
     assert chat_messages(prompt.conversation) == [message]
     assert prompt.planned_tokens() is None
 
 
 def test_quoted_texts_as_ids_need_a_tokenizer(tokenizer: WordTokenizer, target: TargetText) -> None:
-    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[Quoted({"content": "two words"})])])
+    said = SessionShape(0, 0.0, None, 0, [TurnShape(3, 1, 4, 0.0, said=[VerbatimMessage({"content": "two words"})])])
     hasher = BlockHasher(HashKey(b"k" * 32), block_size=4, model="m")
-    form = TokenForm(Vocabulary(1000, 2000), speech=Speech(target, tokenizer=tokenizer))
+    form = TokenForm(Vocabulary(1000, 2000), text_maker=TextMaker(target, tokenizer=tokenizer))
     prompt = TokenOpening(form, 0, hasher)(said)
     assert msgspec.json.decode(prompt.body("m", 4))["prompt"] == tokenizer.encode("two words")
     with pytest.raises(InputError, match="--tokenizer"):

@@ -11,8 +11,8 @@ import pytest
 
 from loadgen.__main__ import main, parse_config
 from loadgen.core.job import WHOLE, add_shares
+from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
-from loadgen.core.spans import Span
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.conversation import BUSY, SETTLE_MS
 from loadgen.plan.loadjob import LoadJob, OpenLoad
@@ -21,7 +21,12 @@ from loadgen.plan.workload import Workload
 from tracefile import HashKey, InputError, load_trace
 
 SMALL = LoadConfig(
-    url="http://x", trace=Path("t"), pattern="calibration", prompt_tokens=Span(50, 400), parallel=4, seed=1
+    url="http://x",
+    trace=Path("t"),
+    pattern="calibration",
+    prompt_tokens=LengthDistribution(50, 400),
+    parallel=4,
+    seed=1,
 )
 
 
@@ -64,7 +69,7 @@ def test_a_round_has_these_stages() -> None:
     assert described[10] == ("mix", [["zipf:1,50,400"], ["zipf:1,50,400", *["zipf:1,16,33"] * 3]], 16)
     interrupting = [wave.sessions[-1] for wave in islice(outlines(SMALL), 8, 10)]
     # Two tokens are answered, then a long prompt comes beside the others' answers.
-    assert [[(str(turn.prompt), str(turn.answer)) for turn in session] for session in interrupting] == [
+    assert [[(str(turn.prompt), str(turn.output)) for turn in session] for session in interrupting] == [
         [("16", "2"), ("zipf:1,283,400", "2")],
         [("16", "2"), (quarter[0], "2")],
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loadgen.__main__ import parse_config
 from loadgen.core.draws import Stream, Vocabulary, below, draw
 from loadgen.core.job import Shard, add_shares
-from loadgen.core.spans import Span
+from loadgen.core.lengths import LengthDistribution
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import DIGESTED_SESSIONS, Workload
 from tracefile import InputError
@@ -21,12 +21,12 @@ BASE = LoadConfig(url="http://x", trace=Path("t"), rate=2.0, number=20, seed=1)
 SESSIONS = replace(
     BASE,
     pattern="multiturn",
-    turns=Span(3, 3),
+    turns=LengthDistribution(3, 3),
     prefix_count=2,
     prefix_tokens=100,
-    prompt_tokens=Span(10, 20),
-    output_tokens=Span(4, 8),
-    think_s=Span(0.5, 1.5),
+    prompt_tokens=LengthDistribution(10, 20),
+    output_tokens=LengthDistribution(4, 8),
+    think_s=LengthDistribution(0.5, 1.5),
 )
 
 
@@ -57,9 +57,9 @@ def test_sessions_are_what_single_draws_make() -> None:
 
 
 def test_turns_may_differ_from_session_to_session() -> None:
-    sessions = list(Workload(replace(SESSIONS, turns=Span(1, 4), number=200)))
+    sessions = list(Workload(replace(SESSIONS, turns=LengthDistribution(1, 4), number=200)))
     assert {len(session.turns) for session in sessions} == {1, 2, 3, 4}
-    assert Workload(replace(SESSIONS, turns=Span(1, 4), number=200)).survey().planned == sum(
+    assert Workload(replace(SESSIONS, turns=LengthDistribution(1, 4), number=200)).survey().planned == sum(
         len(session.turns) for session in sessions
     )
 
@@ -74,13 +74,13 @@ def test_the_digest_is_this_on_every_machine() -> None:
         {"seed": 2},
         {"rate": 3.0},
         {"number": 21},
-        {"turns": Span(2, 2)},
-        {"turns": Span(3, 4)},
+        {"turns": LengthDistribution(2, 2)},
+        {"turns": LengthDistribution(3, 4)},
         {"prefix_tokens": 101},
         {"prefix_count": 1},
-        {"prompt_tokens": Span(10, 21)},
-        {"output_tokens": Span(4, 9)},
-        {"think_s": Span(0.5, 1.6)},
+        {"prompt_tokens": LengthDistribution(10, 21)},
+        {"output_tokens": LengthDistribution(4, 9)},
+        {"think_s": LengthDistribution(0.5, 1.6)},
         {"vocabulary": Vocabulary(1000, 99_999)},
         {"api": "chat"},
         {"dataset_offset": 1},
@@ -103,7 +103,7 @@ def test_what_is_not_the_load_leaves_the_digest() -> None:
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 3000), st.booleans())
 def test_shards_are_the_whole_however_many_there_are(shards: int, number: int, closed: bool) -> None:
-    config = replace(SESSIONS, number=number, turns=Span(1, 2), rate=None if closed else 2.0, parallel=9)
+    config = replace(SESSIONS, number=number, turns=LengthDistribution(1, 2), rate=None if closed else 2.0, parallel=9)
     parts = [list(Workload(config, Shard(index, shards))) for index in range(shards)]
     whole = list(Workload(config))
     assert sorted((session for part in parts for session in part), key=lambda session: session.index) == whole
@@ -238,9 +238,9 @@ def test_bad_flags_are_named(argv: list[str], message: str) -> None:
 
 
 def test_turns_are_said_in_three_ways() -> None:
-    assert parse_config([*URL, *OPEN, "--turns", "2:8"]).turns == Span(2, 8)
-    assert parse_config([*URL, *OPEN, "--min-turns", "2", "--max-turns", "8"]).turns == Span(2, 8)
-    assert parse_config([*URL, *OPEN, "--max-turns", "8"]).turns == Span(1, 8)
+    assert parse_config([*URL, *OPEN, "--turns", "2:8"]).turns == LengthDistribution(2, 8)
+    assert parse_config([*URL, *OPEN, "--min-turns", "2", "--max-turns", "8"]).turns == LengthDistribution(2, 8)
+    assert parse_config([*URL, *OPEN, "--max-turns", "8"]).turns == LengthDistribution(1, 8)
 
 
 @pytest.mark.parametrize(

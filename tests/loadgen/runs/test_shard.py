@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from loadgen.core.job import OpenJob, Shard
-from loadgen.core.plan import Answer, Send
+from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.runs.shard import serve
 from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
@@ -160,7 +160,7 @@ def test_every_request_of_the_plan_is_sent_and_recorded(
 
 
 def test_a_follow_up_goes_out_on_its_parents_answer(engine: Any, tmp_path: Path) -> None:
-    def follow(answer: Answer) -> list[Send]:
+    def follow(answer: Response) -> list[Send]:
         text = answer.text
         return [Send(1.0, lambda: request(f"after-{text.split()[0]}"))]
 
@@ -254,7 +254,7 @@ def test_a_request_that_meets_a_connection_the_server_has_closed_is_sent_again(t
     answered: list[int] = []
 
     async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request; the next one on the connection finds it closed."""
+        """Response one request; the next one on the connection finds it closed."""
         await read_request(reader)
         answered.append(1)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER))

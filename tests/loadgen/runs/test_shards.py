@@ -16,7 +16,7 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.core.runflags import RunFlags
-from loadgen.runs.driving import Drive, shard_count
+from loadgen.runs.driving import RunConfig, shard_count
 from tests.jsonoutput import json_of
 from tracefile import InputError, Meta, load_trace
 
@@ -186,7 +186,7 @@ def test_a_shard_whose_requests_are_all_refused_does_not_end_a_run_that_others_a
 def test_no_shard_is_without_a_session_or_a_slot(
     procs: int | None, sessions: int | None, parallel: int | None, expected: int
 ) -> None:
-    drive = Drive(
+    drive = RunConfig(
         job=None,  # type: ignore[arg-type]
         url="",
         trace=Path("t"),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engines.facts import EngineFacts, PrefixCounters
-from loadgen.runs.outcome import Driven, ShardUse
+from loadgen.runs.outcome import RunOutcome, ShardUse
 from loadgen.runs.summary import Summary, lateness_of, quantiles, summarize, summary_lines
 from measure.samples import Sample
 from measure.tally import Tally
@@ -26,12 +26,12 @@ def sample_of(values: Sequence[float]) -> Sample:
     return sample
 
 
-def driven(lag_ms: Sequence[float], failures: Sequence[str] = ()) -> Driven:
+def driven(lag_ms: Sequence[float], failures: Sequence[str] = ()) -> RunOutcome:
     tally = Tally(started=4, statuses=Counter(ok=3, error=1), errors=Counter(http_503=1), held=1)
     tally.prompt_tokens, tally.output_tokens, tally.exact_output = 400, 40, 3
     tally.looked_up_tokens, tally.cached_tokens, tally.cached_reported = 300, 150, 3
     tally.ttft_ms, tally.lag_ms = sample_of([10.0, 20.0, 40.0]), sample_of(lag_ms)
-    return Driven(
+    return RunOutcome(
         tally=tally,
         findings={"seen": 2},
         digest="d" * 64,
@@ -47,7 +47,7 @@ def driven(lag_ms: Sequence[float], failures: Sequence[str] = ()) -> Driven:
     )
 
 
-def summary_of(run: Driven) -> Summary:
+def summary_of(run: RunOutcome) -> Summary:
     counters = (PrefixCounters(queries=0, hits=0), PrefixCounters(queries=300, hits=150))
     before, after = (EngineFacts(Engine(), counters=counted) for counted in counters)
     return summarize(run, pattern="poisson", facts=(before, after), notes=["mind the gap"])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.core.plan import Answer, Send
+from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.sending.crossing import Order
-from loadgen.sending.flight import Flight
 from loadgen.sending.lookahead import BUILD_AHEAD_MS, MOST_WAITING, Clocks
 from loadgen.sending.planrun import PlanRun, SenderDiedError
+from loadgen.sending.requestrun import RequestRun
 from loadgen.sending.sender import Sender
 from measure.tally import Tally
 from tracefile import Record, RequestId
@@ -22,7 +22,7 @@ from wire.alarm import LoopWaker
 from wire.url import parse_url
 
 MS = 1_000_000
-Follow = Callable[[Answer], Sequence[Send]]
+Follow = Callable[[Response], Sequence[Send]]
 
 
 def planned(name: str, parent: str | None = None) -> PlannedRequest:
@@ -63,7 +63,7 @@ class Bench:
         self,
         name: str,
         due_ms: float | None,
-        then: Callable[[Answer], Sequence[Send]] | None = None,
+        then: Callable[[Response], Sequence[Send]] | None = None,
         parent: str | None = None,
         until_ms: float | None = None,
     ) -> Send:
@@ -87,21 +87,21 @@ class Bench:
 
     # The target.
 
-    def start(self, flight: Flight) -> None:
-        name = self.names[flight.number]
+    def start(self, request: RequestRun) -> None:
+        name = self.names[request.number]
         self.sent.append((self.now_ms(), name))
-        flight.sent_ns = self.loop.now_ns()
+        request.sent_ns = self.loop.now_ns()
         assert self.sender is not None
         self.sender.check_integrity()
-        self.loop.call_later(self.service_ms.get(name, 10.0) / 1000, self.answer, flight, name)
+        self.loop.call_later(self.service_ms.get(name, 10.0) / 1000, self.answer, request, name)
 
-    def answer(self, flight: Flight, name: str) -> None:
-        if flight.end_ns:
+    def answer(self, request: RequestRun, name: str) -> None:
+        if request.end_ns:
             return
-        flight.status = self.statuses.get(name, 200)
-        if flight.status == 200:
-            flight.reads = [(self.loop.now_ns(), answer_bytes())]
-        flight.response_end()
+        request.status = self.statuses.get(name, 200)
+        if request.status == 200:
+            request.reads = [(self.loop.now_ns(), answer_bytes())]
+        request.response_end()
 
     def stop(self) -> None:
         assert self.running is not None
@@ -163,7 +163,7 @@ def bench(virtual_time: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Runner:
     benches: list[Bench] = []
 
     async def tested(test: Callable[[Bench], Any], loop: Any) -> None:
-        monkeypatch.setattr("loadgen.sending.flight.perf_counter_ns", loop.now_ns)
+        monkeypatch.setattr("loadgen.sending.requestrun.perf_counter_ns", loop.now_ns)
         benches.append(Bench(loop))
         await test(benches[-1])
 
@@ -334,7 +334,7 @@ def test_one_that_is_answered_lets_later_refusals_pass(bench: Runner) -> None:
 
 
 def test_an_error_in_the_plan_ends_the_run_with_it(bench: Runner) -> None:
-    def broken(answer: Answer) -> Sequence[Send]:
+    def broken(answer: Response) -> Sequence[Send]:
         raise RuntimeError("the plan's own")
 
     with pytest.raises(RuntimeError, match="the plan's own"):

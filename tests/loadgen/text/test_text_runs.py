@@ -33,7 +33,7 @@ def test_every_prompt_is_as_planned(sim_server: str, tmp_path: Path, api: str, h
     assert truth["before"]["shared_planned"] == truth["before"]["shared_measured"] >= 70
     counts = truth["counts"]
     assert (counts["planned"], counts["exact"], counts["off_tokens"]) == (18, 18, 0)
-    assert (counts["answers"], counts["answers_changed"]) == (12, 0)
+    assert (counts["outputs"], counts["outputs_changed"]) == (12, 0)
     assert counts["shared_tokens"] == counts["shared_cached"] > 0
     meta, records = load_trace(tmp_path / "t.jsonl")
     assert meta.tokenizer == "engine"
@@ -78,7 +78,7 @@ def test_a_tools_results_and_calls_are_as_planned(sim_server: str, tmp_path: Pat
     arguments = ["--url", sim_server, "-o", str(tmp_path / "t.jsonl")]
     truth = json_of(main, [*arguments, *flags])["prefix_truth"]
     assert truth["verdict"] == "exact (6 of 6 sampled prompts by the tokenizer; 9 of 9 by usage)"
-    assert (truth["counts"]["answers"], truth["counts"]["answers_changed"]) == (6, 0)
+    assert (truth["counts"]["outputs"], truth["counts"]["outputs_changed"]) == (6, 0)
 
 
 def test_a_rendered_chat_is_the_same_prompts_as_ids(sim_server: str, tmp_path: Path) -> None:

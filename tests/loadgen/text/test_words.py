@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.text.chattemplate import Order, compose, composed_length, learn_gaps, order_of, places
-from loadgen.text.messages import Drawn, Piece
-from loadgen.text.spoken import Spoken, chat_messages
-from loadgen.text.targettext import Speech, TargetText, learn_target
+from loadgen.text.messages import Piece, SyntheticMessage
+from loadgen.text.spoken import SentMessage, chat_messages
+from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from loadgen.text.words import FEWEST_WORDS, Words, find_words, prove
 from tracefile.hashing.splitmix64 import mix64
@@ -58,23 +58,25 @@ def test_a_conversation_of_words_is_the_template_and_the_words(
     tokenizer: LocalTokenizer, target: TargetText, data: st.DataObject
 ) -> None:
     """Any messages in any lengths: their tokens after the chat template are known before anyone encodes them."""
-    speech = Speech(target, tokenizer=tokenizer)
+    text_maker = TextMaker(target, tokenizer=tokenizer)
     roles = data.draw(st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=4))
     said = [
-        Drawn(role, (Piece(data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40))),))  # type: ignore[arg-type]
+        SyntheticMessage(role, (Piece(data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(1, 40))),))  # type: ignore[arg-type]
         for role in ["system", *roles, "user"]
     ]
-    conversation = [speech.say(message) for message in said]
-    planned = speech.ids(conversation)
+    conversation = [text_maker.say(message) for message in said]
+    planned = text_maker.ids(conversation)
     assert planned is not None
     assert planned.tolist() == tokenizer.encode_chat(chat_messages(conversation))
-    assert speech.length(conversation) == len(planned)
+    assert text_maker.length(conversation) == len(planned)
 
 
 def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target: TargetText) -> None:
-    speech = Speech(target)
-    system = speech.say(Drawn("system", (Piece(1, 100),)))
-    first, second = (speech.ids([system, speech.say(Drawn("user", (Piece(key, 20),)))]) for key in (2, 3))
+    text_maker = TextMaker(target)
+    system = text_maker.say(SyntheticMessage("system", (Piece(1, 100),)))
+    first, second = (
+        text_maker.ids([system, text_maker.say(SyntheticMessage("user", (Piece(key, 20),)))]) for key in (2, 3)
+    )
     assert first is not None
     assert second is not None
     gaps = target.gaps[SYSTEM_CHAT[:2]]
@@ -83,14 +85,14 @@ def test_prompts_of_one_prefix_share_it_and_the_template_and_nothing_more(target
 
 
 def test_calls_and_their_results_are_counted(tokenizer: LocalTokenizer, target: TargetText) -> None:
-    speech = Speech(target)
-    results = [Drawn("tool", (Piece(7, 30),), call=Piece(8, 11)), Drawn("tool", (Piece(9, 5),))]
-    calls = tuple(call for result in results if (call := speech.call(result)) is not None)
-    answer = speech.say(Drawn("assistant", (Piece(6, 4),)))
+    text_maker = TextMaker(target)
+    results = [SyntheticMessage("tool", (Piece(7, 30),), call=Piece(8, 11)), SyntheticMessage("tool", (Piece(9, 5),))]
+    calls = tuple(call for result in results if (call := text_maker.call(result)) is not None)
+    answer = text_maker.say(SyntheticMessage("assistant", (Piece(6, 4),)))
     conversation = [
-        speech.say(Drawn("user", (Piece(5, 9),))),
-        Spoken("assistant", answer.text, answer.numbers, length=4, calls=calls),
-        *(speech.say(result) for result in results),
+        text_maker.say(SyntheticMessage("user", (Piece(5, 9),))),
+        SentMessage("assistant", answer.text, answer.numbers, length=4, calls=calls),
+        *(text_maker.say(result) for result in results),
     ]
     assert order_of(conversation) == TOOL_CHAT
     gaps = target.gaps[TOOL_CHAT]
@@ -104,10 +106,10 @@ def test_calls_and_their_results_are_counted(tokenizer: LocalTokenizer, target: 
 
 
 def test_an_order_that_was_not_learnt_is_not_known(target: TargetText) -> None:
-    speech = Speech(target)
-    asked = [speech.say(Drawn("user", (Piece(1, 3),)))] * 3
-    assert speech.ids(asked) is None
-    assert speech.length(asked) is None
+    text_maker = TextMaker(target)
+    asked = [text_maker.say(SyntheticMessage("user", (Piece(1, 3),)))] * 3
+    assert text_maker.ids(asked) is None
+    assert text_maker.length(asked) is None
 
 
 class Broken:
@@ -146,7 +148,7 @@ def test_a_tokenizer_that_cuts_letters_has_no_words() -> None:
         find_words(letters)
     target = learn_target(letters, [(("user", 0),)])
     assert target.unknown == "only 0 words of its vocabulary survive re-tokenization"
-    assert Speech(target).say(Drawn("user", (Piece(1, 3),))).text.count(" ") == 2
+    assert TextMaker(target).say(SyntheticMessage("user", (Piece(1, 3),))).text.count(" ") == 2
 
 
 def test_a_tokenizer_that_merges_rows_is_caught() -> None:

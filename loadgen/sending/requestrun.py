@@ -10,16 +10,16 @@ from wire.errors import LossKind, Outcome
 
 
 class Owner(Protocol):
-    """Whom a flight tells of its end."""
+    """Whom a request tells of its end."""
 
-    def ended(self, flight: "Flight") -> None:
+    def ended(self, request: "RequestRun") -> None:
         """It is over, and its connection free for others."""
 
-    def stale(self, flight: "Flight") -> None:
+    def stale(self, request: "RequestRun") -> None:
         """The server had closed the connection before it: it is to be sent again, on a new one."""
 
 
-class Flight:
+class RequestRun:
     """An order from its start to its end: the sink of its response."""
 
     __slots__ = (
@@ -132,5 +132,5 @@ class Flight:
         self._owner.ended(self)
 
 
-Start = Callable[[Flight], None]
-"""Begins a flight on a connection, now or as soon as there is one."""
+Start = Callable[[RequestRun], None]
+"""Begins a request on a connection, now or as soon as there is one."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.core.draws import Stream, draw_each
-from loadgen.core.spans import Span, parse_span, quantities
+from loadgen.core.lengths import LengthDistribution, parse_lengths, quantities
 from tracefile import InputError
 
 BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
@@ -15,22 +15,22 @@ BITS = draw_each(1, Stream.PROMPT_LENGTH, np.arange(50_000, dtype=np.uint64))
 @pytest.mark.parametrize(
     ("text", "span"),
     [
-        ("7", Span(7, 7)),
-        ("64:11000", Span(64, 11000)),
-        ("normal:500,100", Span(1, 1 << 31, "normal", mean=500, sd=100)),
-        ("normal:500,100,200,800", Span(200, 800, "normal", mean=500, sd=100)),
-        ("lognormal:500,1000", Span(1, 1 << 31, "lognormal", mean=500, sd=1000)),
-        ("zipf:1.5,10,1000", Span(10, 1000, "zipf", exponent=1.5)),
+        ("7", LengthDistribution(7, 7)),
+        ("64:11000", LengthDistribution(64, 11000)),
+        ("normal:500,100", LengthDistribution(1, 1 << 31, "normal", mean=500, sd=100)),
+        ("normal:500,100,200,800", LengthDistribution(200, 800, "normal", mean=500, sd=100)),
+        ("lognormal:500,1000", LengthDistribution(1, 1 << 31, "lognormal", mean=500, sd=1000)),
+        ("zipf:1.5,10,1000", LengthDistribution(10, 1000, "zipf", exponent=1.5)),
     ],
 )
-def test_spans_are_read_and_said_back(text: str, span: Span) -> None:
-    assert parse_span("--x", text, minimum=1, whole=True) == span
+def test_spans_are_read_and_said_back(text: str, span: LengthDistribution) -> None:
+    assert parse_lengths("--x", text, minimum=1, whole=True) == span
     assert str(span) == text
 
 
 def test_a_span_of_seconds_may_be_broken() -> None:
-    assert parse_span("--x", "0.2:1.0", minimum=0, whole=False) == Span(0.2, 1.0)
-    assert parse_span("--x", "normal:0.5,0.1", minimum=0, whole=False).low == 0
+    assert parse_lengths("--x", "0.2:1.0", minimum=0, whole=False) == LengthDistribution(0.2, 1.0)
+    assert parse_lengths("--x", "normal:0.5,0.1", minimum=0, whole=False).low == 0
 
 
 @pytest.mark.parametrize(
@@ -39,29 +39,29 @@ def test_a_span_of_seconds_may_be_broken() -> None:
 )
 def test_bad_spans_name_their_flag(text: str) -> None:
     with pytest.raises(InputError, match=r"--x: .*expected whole numbers of 1 or more as N, MIN:MAX, normal:"):
-        parse_span("--x", text, minimum=1, whole=True)
+        parse_lengths("--x", text, minimum=1, whole=True)
 
 
 def test_a_uniform_span_holds_both_its_ends() -> None:
-    assert set(quantities(Span(3, 5), BITS[:200]).tolist()) == {3, 4, 5}
-    assert set(quantities(Span(0.5, 0.5), BITS[:9], 1000).tolist()) == {500}
+    assert set(quantities(LengthDistribution(3, 5), BITS[:200]).tolist()) == {3, 4, 5}
+    assert set(quantities(LengthDistribution(0.5, 0.5), BITS[:9], 1000).tolist()) == {500}
 
 
 def test_normal_lengths_have_their_mean_and_deviation() -> None:
-    drawn = quantities(Span(1, 1e6, "normal", mean=500, sd=100), BITS)
+    drawn = quantities(LengthDistribution(1, 1e6, "normal", mean=500, sd=100), BITS)
     assert drawn.mean() == pytest.approx(500, rel=0.01)
     assert drawn.std() == pytest.approx(100, rel=0.02)
 
 
 def test_lognormal_lengths_have_their_own_mean_and_deviation_not_their_logarithms() -> None:
-    drawn = quantities(Span(1, 1e6, "lognormal", mean=500, sd=400), BITS)
+    drawn = quantities(LengthDistribution(1, 1e6, "lognormal", mean=500, sd=400), BITS)
     assert drawn.mean() == pytest.approx(500, rel=0.02)
     assert drawn.std() == pytest.approx(400, rel=0.05)
 
 
 @pytest.mark.parametrize("exponent", [0.8, 1.0, 2.0])
 def test_zipf_lengths_fall_as_a_power(exponent: float) -> None:
-    drawn = quantities(Span(1, 1000, "zipf", exponent=exponent), BITS)
+    drawn = quantities(LengthDistribution(1, 1000, "zipf", exponent=exponent), BITS)
     assert drawn.min() == 1
     assert drawn.max() <= 1000
     # Between decades of a power law of density x^-s, counts are as the integrals are.
@@ -79,7 +79,7 @@ def test_zipf_lengths_fall_as_a_power(exponent: float) -> None:
     st.integers(0, 40_000),
 )
 def test_what_is_drawn_is_within_the_ends(shape: str, low: int, more: int, spread: float, start: int) -> None:
-    span = Span(low, low + more, shape, mean=low + 1, sd=spread * low, exponent=spread)  # type: ignore[arg-type]
+    span = LengthDistribution(low, low + more, shape, mean=low + 1, sd=spread * low, exponent=spread)  # type: ignore[arg-type]
     drawn = quantities(span, BITS[start : start + 100])
     assert drawn.min() >= low
     assert drawn.max() <= low + more

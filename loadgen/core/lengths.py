@@ -19,7 +19,7 @@ Bits = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-SpanShape = Literal["uniform", "normal", "lognormal", "zipf"]
+DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 
 UNBOUNDED = float(1 << 31)
 """What a distribution without MAX is cut at: far beyond any context."""
@@ -29,7 +29,7 @@ FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zi
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LengthDistribution:
     """Which values there are, both ends included, and how often each: uniform, unless another shape is named.
 
     ``normal`` and ``lognormal`` have the mean and deviation of the values themselves before they are cut: what falls
@@ -38,7 +38,7 @@ class Span:
 
     low: float
     high: float
-    shape: SpanShape = "uniform"
+    shape: DistributionShape = "uniform"
     mean: float = 0.0
     sd: float = 0.0
     exponent: float = 0.0
@@ -53,55 +53,59 @@ class Span:
         return f"{self.shape}:{self.mean:g},{self.sd:g}{cut}"
 
 
-def parse_span(flag: str, text: str, *, minimum: float, whole: bool) -> Span:
-    """A span as a flag says it (``FORMS``); raises InputError naming the flag."""
+def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> LengthDistribution:
+    """A lengths as a flag says it (``FORMS``); raises InputError naming the flag."""
     text = text.strip()
     expected = f"expected {'whole numbers' if whole else 'numbers'} of {minimum:g} or more as {FORMS}"
     named = re.fullmatch(rf"(normal|lognormal|zipf):({NUMBER}(?:,{NUMBER})*)", text)
     if named is not None:
-        span = _distribution(named[1], [float(value) for value in named[2].split(",")], minimum)
+        lengths = _distribution(named[1], [float(value) for value in named[2].split(",")], minimum)
     else:
         number = r"\d+" if whole else NUMBER
         found = re.fullmatch(rf"({number})(?::({number}))?", text)
-        span = None if found is None else Span(float(found[1]), float(found[2] or found[1]))
-    if span is None or (whole and (span.low % 1 or span.high % 1)):
+        lengths = None if found is None else LengthDistribution(float(found[1]), float(found[2] or found[1]))
+    if lengths is None or (whole and (lengths.low % 1 or lengths.high % 1)):
         raise InputError(f"{flag}: {text!r}; {expected}")
-    if span.low < minimum or span.high < span.low:
+    if lengths.low < minimum or lengths.high < lengths.low:
         raise InputError(f"{flag}: {text!r}; {expected}, MIN not above MAX")
-    return span
+    return lengths
 
 
-def parse_pause(flag: str, text: str) -> Span:
+def parse_pause(flag: str, text: str) -> LengthDistribution:
     """A span of seconds, said with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
     bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
     if number := next((found for found in re.findall(NUMBER, bare) if float(found)), None):
         raise InputError(f"{flag}: {text!r}: {number} has no unit; expected {number}s or {number}ms")
     seconds = DURATION.sub(lambda found: f"{duration(found[0]):.9f}", text)
     try:
-        return parse_span(flag, seconds, minimum=0, whole=False)
+        return parse_lengths(flag, seconds, minimum=0, whole=False)
     except InputError:
         raise InputError(f"{flag}: {text!r}; expected times with units, such as 2s or 500ms, as {FORMS}") from None
 
 
-def _distribution(name: str, values: list[float], minimum: float) -> Span | None:
+def _distribution(name: str, values: list[float], minimum: float) -> LengthDistribution | None:
     """The distribution of that name; null: these are not its parameters."""
     if name == "zipf":
-        return Span(values[1], values[2], "zipf", exponent=values[0]) if len(values) == 3 and values[1] > 0 else None
+        return (
+            LengthDistribution(values[1], values[2], "zipf", exponent=values[0])
+            if len(values) == 3 and values[1] > 0
+            else None
+        )
     if len(values) not in (2, 4) or values[0] <= 0:
         return None
     low, high = values[2:] or (minimum, UNBOUNDED)
-    return Span(low, high, "normal" if name == "normal" else "lognormal", mean=values[0], sd=values[1])
+    return LengthDistribution(low, high, "normal" if name == "normal" else "lognormal", mean=values[0], sd=values[1])
 
 
-def quantities(span: Span, bits: Bits, units: int = 1) -> Counts:
-    """A whole quantity of the span for each 64 random bits, in parts of which ``units`` make 1 of the span's."""
-    low, high = round(span.low * units), round(span.high * units)
-    if span.shape == "uniform":
+def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Counts:
+    """A whole quantity of the lengths for each 64 random bits, in parts of which ``units`` make 1 of the lengths's."""
+    low, high = round(lengths.low * units), round(lengths.high * units)
+    if lengths.shape == "uniform":
         if low == high:
             return np.full(bits.shape, low, dtype=np.int64)
         steps = (bits >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
         return low + steps.astype(np.int64)
-    drawn = np.floor(DISTRIBUTIONS[span.shape](span, bits) * units + (span.shape != "zipf") * 0.5)
+    drawn = np.floor(DISTRIBUTIONS[lengths.shape](lengths, bits) * units + (lengths.shape != "zipf") * 0.5)
     return np.clip(drawn, low, high).astype(np.int64)
 
 
@@ -120,22 +124,22 @@ def standard_normal(bits: Bits) -> Floats:
     return drawn
 
 
-def _normal(span: Span, bits: Bits) -> Floats:
-    drawn: Floats = span.mean + span.sd * standard_normal(bits)
+def _normal(lengths: LengthDistribution, bits: Bits) -> Floats:
+    drawn: Floats = lengths.mean + lengths.sd * standard_normal(bits)
     return drawn
 
 
-def _lognormal(span: Span, bits: Bits) -> Floats:
+def _lognormal(lengths: LengthDistribution, bits: Bits) -> Floats:
     """With this mean and deviation of the values: those of their logarithms follow."""
-    variance = np.log1p((span.sd / span.mean) ** 2)
-    drawn: Floats = np.exp(np.log(span.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
+    variance = np.log1p((lengths.sd / lengths.mean) ** 2)
+    drawn: Floats = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
     return drawn
 
 
-def _zipf(span: Span, bits: Bits) -> Floats:
+def _zipf(lengths: LengthDistribution, bits: Bits) -> Floats:
     """A power law over [low, high + 1), to be rounded down, by its inverse distribution function."""
-    low, high, drawn = span.low, span.high + 1, uniform(bits)
-    power = 1.0 - span.exponent
+    low, high, drawn = lengths.low, lengths.high + 1, uniform(bits)
+    power = 1.0 - lengths.exponent
     if power == 0:
         values: Floats = low * np.power(high / low, drawn)
     else:
@@ -143,7 +147,7 @@ def _zipf(span: Span, bits: Bits) -> Floats:
     return values
 
 
-DISTRIBUTIONS: dict[SpanShape, Callable[[Span, Bits], Floats]] = {
+DISTRIBUTIONS: dict[DistributionShape, Callable[[LengthDistribution, Bits], Floats]] = {
     "normal": _normal,
     "lognormal": _lognormal,
     "zipf": _zipf,
