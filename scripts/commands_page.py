@@ -88,12 +88,17 @@ def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return f"| `{invocation}` | {help_of(parser, action).replace('|', chr(92) + '|')} |"
 
 
+def name_of(line: str) -> str:
+    """The flag of a row: the first of its names."""
+    return line.split("`")[1].split(maxsplit=1)[0].rstrip(",")
+
+
 def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> str:
     """A command's part of the page."""
     rows = [row(parser, action) for action in flags_of(parser)]
     lines = [f"## `{command}`", ""]
     if parser.description:
-        text = " ".join(parser.description.split()).replace("``", "`").rstrip(".")
+        text = " ".join(parser.description.split()).replace("``", "`").rstrip(".?")
         lines += [f"{text[0].upper()}{text[1:]}.", ""]
     takes = [action for action in parser._actions if not action.option_strings]
     lines += [f"- `{action.metavar or action.dest}`: {help_of(parser, action)}" for action in takes]
@@ -101,7 +106,7 @@ def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> 
     own = [line for line in rows if line not in shared]
     if own:
         lines += ["| flag | meaning |", "|---|---|", *own, ""]
-    others = [line.split("`")[1].split()[0].rstrip(",") for line in rows if line in shared]
+    others = [name_of(line) for line in rows if line in shared]
     if others:
         flags = ", ".join(f"`{flag}`" for flag in others)
         lines += [f"[Shared flags](#shared-flags): {flags}.", ""]
@@ -113,7 +118,8 @@ def page() -> str:
     parsers = {command: parser_of(command) for command in commands()}
     counts = Counter(line for parser in parsers.values() for line in {row(parser, one) for one in flags_of(parser)})
     every = dict.fromkeys(row(parser, action) for parser in parsers.values() for action in flags_of(parser))
-    shared = [line for line in every if counts[line] >= MANY]
+    common = {name_of(line): line for line in sorted(every, key=lambda line: counts[line])}
+    shared = [line for line in every if counts[line] >= MANY and common[name_of(line)] == line]
     sections = [section(command, parser, set(shared)) for command, parser in parsers.items()]
     table = "\n".join(["## Shared flags", "", "| flag | meaning |", "|---|---|", *shared])
     return f"{HEAD}\n{''.join(text + chr(10) for text in sections)}{table}\n"
