@@ -53,8 +53,8 @@ class HitCurve:
         return self.hit_blocks * self.block_size
 
     @property
-    def attainable_blocks(self) -> int:
-        """Hits of an endless cache."""
+    def max_hit_blocks(self) -> int:
+        """Hits of an unlimited cache."""
         return int(self.hit_blocks[-1]) if len(self.hit_blocks) else 0
 
     def hits_at(self, size: int) -> int:
@@ -68,8 +68,8 @@ class HitCurve:
         return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
 
     def size_for_share(self, share: float) -> int:
-        """The smallest cache, in blocks, that hits that share of what is attainable."""
-        return self.size_for(-int(-self.attainable_blocks * share // 1))
+        """The smallest cache, in blocks, that hits this share of the max hits."""
+        return self.size_for(-int(-self.max_hit_blocks * share // 1))
 
     def rate_at(self, size: int) -> float:
         """Hit tokens of a cache of ``size`` blocks over prompt tokens; 0 of nothing is 0."""
@@ -166,8 +166,8 @@ def hit_curve(accesses: Accesses) -> HitCurve:
 
 
 def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]) -> list[CacheUse]:
-    """Who uses caches of ``cache_tokens``, or else those that hit certain shares of what is attainable."""
-    if grouping is None or not curve.attainable_blocks:
+    """Use of caches of ``cache_tokens`` by group, or else of caches with certain shares of the max hits."""
+    if grouping is None or not curve.max_hit_blocks:
         return []
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     sizes = sizes or sorted({curve.size_for_share(share) for share in GROUPED_SHARES})
@@ -193,23 +193,23 @@ def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
 
 
 def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> str:
-    """The curve as a few lines for a terminal: what each share of the attainable hits costs, or what each size hits."""
-    attainable = curve.attainable_blocks
+    """Lines for a terminal: the cache size for each share of the max hits, or the hits of each size in tokens."""
+    most = curve.max_hit_blocks
     lines = [
-        f"attainable: {attainable:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} tokens, "
-        f"{curve.rate_at(len(curve.sizes)):.2%} of input tokens"
+        f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} "
+        f"tokens, {curve.rate_at(len(curve.sizes)):.2%} of input tokens"
     ]
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
-    shares = [curve.hits_at(size) / attainable if attainable else 0.0 for size in sizes]
-    if not cache_tokens and attainable:
+    shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
+    if not cache_tokens and most:
         shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
     if sizes:
         lines.append(
-            f"{'of attainable':>14} {'hit blocks':>12} {'of input':>9} {'cache blocks':>13} {'cache tokens':>15}"
+            f"{'% of max hits':>14} {'hit blocks':>12} {'% of input':>11} {'usable blocks':>14} {'cache tokens':>15}"
         )
     for share, size in zip(shares, sizes, strict=True):
         hits, tokens = curve.hits_at(size), size * curve.block_size
-        lines.append(f"{share:>14.0%} {hits:>12,} {curve.rate_at(size):>9.2%} {size:>13,} {tokens:>15,}")
+        lines.append(f"{share:>14.0%} {hits:>12,} {curve.rate_at(size):>11.2%} {size:>14,} {tokens:>15,}")
     for use in uses:
         lines += _describe_use(use)
     return "\n".join(lines)
@@ -218,7 +218,7 @@ def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> 
 def _describe_use(use: CacheUse) -> list[str]:
     lines = [
         "",
-        f"{use.blocks:,} blocks ({use.tokens:,} tokens)",
+        f"{use.blocks:,} usable blocks ({use.tokens:,} tokens)",
         f"{'group':>24} {'requests':>9} {'hit rate':>9} {'of hits':>8} {'of inserted':>12} {'of held':>8}",
     ]
     for group in use.groups:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from measure.stackdepth import access_depths
 from sim.cache.pool import parse_block_size
 from sim.workload.accesses import Accesses, read_accesses
+from tracefile.commandline.durations import duration
 from tracefile.records.arrays import IntArray
 from tracefile.records.errors import InputError
 
@@ -77,16 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim reuse``."""
     parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
     parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
-    parser.add_argument("--window-s", type=float, default=60.0, metavar="S", help="seconds of a window (default 60)")
+    parser.add_argument(
+        "--window", type=duration, default="60s", metavar="TIME", help="duration of a window, such as 60s (default 60s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure the reuse and print it."""
-    if not 0 < arguments.window_s < float("inf"):
-        raise InputError(f"--window-s: {arguments.window_s:g}; expected a positive number of seconds")
+    if not arguments.window:
+        raise InputError("--window: 0; expected a positive duration, such as 60s")
     accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), by_arrival=True)
-    found = measure_reuse(accesses, 1e3 * arguments.window_s)
+    found = measure_reuse(accesses, 1e3 * arguments.window)
     print(json.dumps(reuse_as_json(found, str(arguments.trace))) if arguments.json else describe(found))
     return 0
 
@@ -127,7 +130,7 @@ def working_set(accesses: Accesses, first: npt.NDArray[np.bool_], window_ms: flo
     window_of = ((accesses.arrival_ms - start_ms) // window_ms).astype(np.int64)
     count = int(window_of[-1]) + 1
     if count > 1_000_000:
-        raise InputError(f"--window-s: {window_ms / 1e3:g}; it makes {count:,} windows; expected at most 1,000,000")
+        raise InputError(f"--window: {window_ms / 1e3:g} s; it makes {count:,} windows; expected at most 1,000,000")
     where = window_of[accesses.request_of]
     touched = np.unique(where * accesses.distinct + accesses.blocks) // max(accesses.distinct, 1)
     # A prompt that names a block twice touches it once.

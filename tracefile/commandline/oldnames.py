@@ -27,6 +27,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--times": "--scale",
     "--trace": "-o/--output",
     "--wait-s": "--wait",
+    "--window-s": "--window",
 }
 """New flag by old one, for every command that has the new one and not the old one.
 

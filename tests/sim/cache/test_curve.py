@@ -74,7 +74,7 @@ def test_every_size_is_an_lru_of_that_size(prompts: list[Prompt]) -> None:
         cache = OneSizeLru(size)
         assert curve.hits_at(size) == sum(cache.hits(prompt) for prompt in prompts), f"size {size}"
     # The arrays end where the last hit is gained.
-    assert curve.hits_at(len(curve.sizes) - 1) < curve.attainable_blocks or not len(curve.sizes)
+    assert curve.hits_at(len(curve.sizes) - 1) < curve.max_hit_blocks or not len(curve.sizes)
 
 
 def test_depths_across_many_words() -> None:
@@ -84,7 +84,7 @@ def test_depths_across_many_words() -> None:
     assert curve.hits_at(50) == 50  # only the second a in a row finds its blocks at depths 1 to 50
     assert curve.hits_at(101) == 50 + 1 + 1  # after b, a's root is 101 deep; so is b's after a
     assert curve.hits_at(200) == 50 + 100 + 99
-    assert curve.attainable_blocks == 249
+    assert curve.max_hit_blocks == 249
     assert len(curve.sizes) == 200
 
 
@@ -117,7 +117,7 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
 def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "attainable: 8 of 14 full prompt blocks of 4 tokens, 52.46% of input tokens"
+    assert lines[0] == "max hits (unlimited cache): 8 of 14 full prompt blocks of 4 tokens, 52.46% of input tokens"
     # 80 % of 8 hits are 6.4: the smallest size with at least 7.
     assert [line.split() for line in lines[2:4]] == [
         ["50%", "5", "32.79%", "2", "8"],
@@ -128,8 +128,8 @@ def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[st
 
 def test_a_trace_that_shares_nothing_has_an_empty_curve(capsys: pytest.CaptureFixture[str]) -> None:
     curve = hit_curve(accesses([([1, 2], 2), ([3], 1)]))
-    assert (curve.attainable_blocks, len(curve.sizes), curve.hits_at(10)) == (0, 0, 0)
-    assert hit_curve(accesses([])).attainable_blocks == 0
+    assert (curve.max_hit_blocks, len(curve.sizes), curve.hits_at(10)) == (0, 0, 0)
+    assert hit_curve(accesses([])).max_hit_blocks == 0
 
 
 def test_mooncake_conversation() -> None:
@@ -138,7 +138,7 @@ def test_mooncake_conversation() -> None:
         pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
     found = read_accesses(Path(folder) / "mooncake" / "conversation_trace.jsonl")
     curve = hit_curve(found)
-    assert curve.attainable_blocks == 105_592  # what an endless cache hits: the last size is enough
+    assert curve.max_hit_blocks == 105_592  # what an endless cache hits: the last size is enough
     check_one_size(found, curve, 10_000)
 
 

@@ -96,7 +96,7 @@ def test_windows_count_different_blocks(found: list[Request]) -> None:
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 after 1. r6: 1, 2, 3 after 3, below 9, 10.
-    assert main(["reuse", SIX, "--window-s", "0.002", "--json"]) == 0
+    assert main(["reuse", SIX, "--window", "2ms", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["accesses"], found["first_accesses"]) == (14, 5)
     assert found["distance_requests"]["mean"] == (6 * 1 + 3 * 3) / 9
@@ -126,10 +126,17 @@ def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
         main(["reuse", str(backwards)])
 
 
-@pytest.mark.parametrize("window", ["0", "-1", "nan", "inf", "1e-9"])
-def test_windows_that_make_no_sense_are_refused(window: str) -> None:
-    with pytest.raises(InputError, match="--window-s"):
-        main(["reuse", SIX, f"--window-s={window}"])
+@pytest.mark.parametrize("window", ["0", "0.000001ms"])
+def test_windows_without_end_are_refused(window: str) -> None:
+    with pytest.raises(InputError, match="--window"):
+        main(["reuse", SIX, "--window", window])
+
+
+@pytest.mark.parametrize("window", ["-1", "nan", "inf", "1e-9"])
+def test_windows_that_are_no_durations_are_refused(window: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reuse", SIX, f"--window={window}"])
+    assert "--window: " in capsys.readouterr().err
 
 
 def test_mooncake_conversation() -> None:
