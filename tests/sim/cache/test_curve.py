@@ -126,6 +126,12 @@ def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[st
     assert lines[-1].split() == ["100%", "8", "52.46%", "5", "20"]
 
 
+def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parents[3]
+    assert main(["curve", str(root / "data" / "captures" / "128x2" / "poisson-slow.jsonl.zst")]) == 0
+    assert f"```\n{capsys.readouterr().out}```" in (root / "README.md").read_text()
+
+
 def test_a_trace_that_shares_nothing_has_an_empty_curve(capsys: pytest.CaptureFixture[str]) -> None:
     curve = hit_curve(accesses([([1, 2], 2), ([3], 1)]))
     assert (curve.max_hit_blocks, len(curve.sizes), curve.hits_at(10)) == (0, 0, 0)

@@ -174,7 +174,7 @@ def test_a_cache_that_grows_with_the_trees_hits_alike(tmp_path: Path) -> None:
     target = tmp_path / "b.jsonl"
     assert main(["synthesize", str(source), "--scale", "8", "--seed", "3", "-o", str(target)]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
-    assert new.attainable_blocks == 8 * old.attainable_blocks
+    assert new.max_hit_blocks == 8 * old.max_hit_blocks
     sizes = range(50, 3_000, 50)
     assert max(abs(hit_rate(old, size) - hit_rate(new, 8 * size)) for size in sizes) < 0.03
     meta, _ = load_trace(target)
@@ -191,7 +191,7 @@ def test_more_traffic_on_the_same_trees_hits_more(tmp_path: Path) -> None:
         hit_curve(read_accesses(write(tmp_path / f"{spread}.jsonl", scaled(source, 4, spread=spread))))
         for spread in (1.0, 0.5, 0.0)
     ]
-    rates = [curve.attainable_blocks for curve in curves]
+    rates = [curve.max_hit_blocks for curve in curves]
     assert rates == sorted(rates)
     assert rates[0] < rates[2]
 
@@ -217,6 +217,6 @@ def test_mooncake_scaled_hits_alike(tmp_path: Path) -> None:
     target = tmp_path / "b.jsonl.zst"
     assert main(["synthesize", str(source), "--scale", "3", "-o", str(target)]) == 0
     old, new = (hit_curve(read_accesses(path)) for path in (source, target))
-    assert new.attainable_blocks == 3 * old.attainable_blocks == 3 * 105_592
+    assert new.max_hit_blocks == 3 * old.max_hit_blocks == 3 * 105_592
     for size in (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000):
         assert hit_rate(new, 3 * size) == pytest.approx(hit_rate(old, size), abs=0.01)
