@@ -14,6 +14,8 @@ from wire.requesthead import RequestHead, parse_request_head
 
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted."""
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
@@ -55,8 +57,13 @@ HandlerFactory = Callable[[RequestHead, "ClientConnection"], RequestHandler]
 class ClientConnection(asyncio.Protocol):
     """A client's connection. Requests that come while one is being answered wait, up to a bound."""
 
-    def __init__(self, new_handler: HandlerFactory, on_closed: Callable[["ClientConnection"], None]) -> None:
-        self._new_handler, self._on_closed = new_handler, on_closed
+    def __init__(
+        self,
+        new_handler: HandlerFactory,
+        on_closed: Callable[["ClientConnection"], None],
+        error_type: str = "proxy_error",
+    ) -> None:
+        self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
         self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
         self._head: RequestHead | None = None
@@ -151,7 +158,11 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None or not self._accepting():
             return
         phrase = HTTPStatus(status).phrase.encode()
-        body = b'{"error": {"message": "%b", "type": "proxy_error", "code": %d}}' % (reason.encode(), status)
+        body = b'{"error": {"message": "%b", "type": "%b", "code": %d}}' % (
+            reason.encode(),
+            self._error_type.encode(),
+            status,
+        )
         headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
         head = serialise_head(b"HTTP/1.1 %d %b" % (status, phrase), [*headers, (b"Connection", b"close")])
         self.transport.write(head + body)
@@ -336,8 +347,11 @@ class ClientConnection(asyncio.Protocol):
 class Server:
     """Listens, and knows its connections, so that they can be drained."""
 
-    def __init__(self, new_handler: HandlerFactory, *, body_stall_s: float = BODY_STALL_S) -> None:
-        self._new_handler = new_handler
+    def __init__(
+        self, new_handler: HandlerFactory, *, body_stall_s: float = BODY_STALL_S, error_type: str = "proxy_error"
+    ) -> None:
+        """``error_type``: of the errors that the server itself answers with."""
+        self._new_handler, self._error_type = new_handler, error_type
         self._body_stall_s = body_stall_s
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
@@ -352,7 +366,7 @@ class Server:
     async def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port. Raises OSError if the address is taken or not ours."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host, port, backlog=1024)
+        self._listener = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
         self._sweep()
         sockets = cast(Any, self._listener).sockets  # asyncio has them in a tuple, uvloop in a list
         return int(sockets[0].getsockname()[1])
@@ -360,7 +374,7 @@ class Server:
     async def listen_on(self, sock: socket.socket) -> None:
         """Accept connections from a socket that is bound already."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, sock=sock, backlog=1024)
+        self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
         self._sweep()
 
     async def drain(self, timeout_s: float) -> int:
@@ -396,7 +410,7 @@ class Server:
         self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _accept(self) -> ClientConnection:
-        connection = ClientConnection(self._new_handler, self._closed)
+        connection = ClientConnection(self._new_handler, self._closed, self._error_type)
         self._connections.add(connection)
         self._none_open.clear()
         return connection

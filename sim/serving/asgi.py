@@ -1,4 +1,4 @@
-"""Control pages: a FastAPI application behind our own connections, one whole request in, one whole response out."""
+"""Control pages: a FastAPI application behind ``wire.server``, one whole request in, one whole response out."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from sim.serving.exchange import Exchange, HttpRequest
 
 
 class AsgiPages:
-    """A handler that lets an ASGI application answer."""
+    """Handler that passes requests to an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -38,22 +38,23 @@ class AsgiPages:
         try:
             await self._app(_scope(request), receive, send)
         finally:
-            exchange.whole(status, headers, b"".join(parts), is_head=request.method == b"HEAD")
+            exchange.whole(status, headers, b"".join(parts), is_head=request.head.method == b"HEAD")
 
 
 def _scope(request: HttpRequest) -> dict[str, Any]:
-    path, _, query = request.target.partition(b"?")
+    head = request.head
+    path, _, query = head.target.partition(b"?")
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": request.version,
-        "method": request.method.decode("latin-1"),
+        "http_version": head.version,
+        "method": head.method.decode("latin-1"),
         "scheme": "http",
         "path": path.decode("latin-1"),
         "raw_path": path,
         "query_string": query,
         "root_path": "",
-        "headers": request.headers,
+        "headers": [(name, value) for name, (_, value) in zip(head.names, head.headers, strict=True)],
         "client": None,
         "server": None,
     }

@@ -5,10 +5,11 @@ import time
 
 from sim.serving.apis.voice import Api
 from sim.serving.engine.service import Service
-from sim.serving.exchange import JSON_TYPE, Exchange, Header, HttpRequest
+from sim.serving.exchange import JSON_TYPE, Exchange, HttpRequest
 from sim.serving.reply import Reply
 from sim.serving.requests.errors import ApiError
 from tracefile.records.errors import InputError
+from wire.head import Header
 
 
 class Endpoint:
@@ -19,7 +20,7 @@ class Endpoint:
 
     def __call__(self, request: HttpRequest, exchange: Exchange) -> None:
         """Read a request, refuse it, or begin its reply and let the engine have it."""
-        if request.method != b"POST":
+        if request.head.method != b"POST":
             self._refuse(exchange, ApiError("Method Not Allowed", status=405), ((b"allow", b"POST"),))
             return
         service = self._service
@@ -42,7 +43,7 @@ class Endpoint:
         response_id = self._api.id_prefix + (request.header(b"x-request-id") or secrets.token_hex(16))
         voice = self._api.voice(service, asked, response_id, int(time.time()))
         reply.begin(voice, generations, engine, ((b"x-engine", b"%d" % place),))
-        arrival_ms = engine.time_ms(request.read_ns)
+        arrival_ms = engine.time_ms(request.head.at_ns)
         for generation in generations:
             engine.submit(generation, arrival_ms, 0.0 if injection is None else injection.extra_ms)
 

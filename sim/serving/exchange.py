@@ -1,94 +1,126 @@
-"""One request of a connection and the response to it.
+"""One request and the response to it, on a connection of ``wire.server``.
 
-A response is written straight to the transport, a chunk a call, so that a token costs what its system call costs.
+A response is written straight to the transport, a chunk a call, so a token costs one system call.
 """
 
+import socket
+import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sim.serving.connection import Connection
-
-Header = tuple[bytes, bytes]
+from wire.head import Header, serialise_head
+from wire.requesthead import RequestHead
+from wire.server import ClientConnection
 
 JSON_TYPE = (b"content-type", b"application/json")
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_NO_LINGER = struct.pack("ii", 1, 0)
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-@dataclass(slots=True)
 class HttpRequest:
     """A request, complete when its handler gets it."""
 
-    read_ns: int
-    """When its first bytes were read (``perf_counter_ns``)."""
-    target: bytes = b""
-    method: bytes = b""
-    headers: list[Header] = field(default_factory=list)
-    """Names in lower case."""
-    body: bytes = b""
-    version: str = "1.1"
-    keep_alive: bool = True
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        self.body = b""
 
     @property
     def path(self) -> str:
         """The target's path, as sent."""
-        return self.target.partition(b"?")[0].decode("latin-1")
+        return self.head.target.partition(b"?")[0].decode("latin-1")
 
     def header(self, name: bytes) -> str | None:
-        """The first value of a header (lower-case name); None: not sent."""
-        for known, value in self.headers:
-            if known == name:
-                return value.decode("latin-1")
-        return None
+        """Return the first value of a header (lower-case name). None: not sent."""
+        values = self.head.values(name)
+        return values[0].decode("latin-1") if values else None
 
 
 class Exchange:
-    """One request's response. What is written after the client has gone is dropped."""
+    """One request's response, a ``wire.server.RequestHandler``. Writes after the client has gone are dropped."""
 
-    __slots__ = ("_chunked", "_connection", "_keep_alive", "on_gone", "on_writable", "open")
+    __slots__ = (
+        *("_chunked", "_connection", "_handle", "_keep_alive", "_parts", "_paused", "_request", "_size"),
+        *("on_gone", "on_writable", "open"),
+    )
 
-    def __init__(self, connection: "Connection", request: HttpRequest) -> None:
-        self._connection = connection
-        self._keep_alive = request.keep_alive
-        self._chunked = request.version == "1.1"
+    def __init__(self, head: RequestHead, connection: ClientConnection, handle: "Handler") -> None:
+        self._connection, self._handle = connection, handle
+        self._request = HttpRequest(head)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._keep_alive = head.keep_alive
+        self._chunked = head.version == "1.1"
+        self._paused = False
         self.open = True
-        """Whether the response has not ended and somebody still reads it."""
+        """True until the response has ended or the client has gone."""
         self.on_gone: Callable[[], None] | None = None
         """Called if the client leaves before the end."""
         self.on_writable: Callable[[], None] | None = None
-        """Called when a client that read slower than was written has caught up."""
+        """Called when a slow client has read everything."""
+        if (self._request.header(b"expect") or "").lower() == "100-continue":
+            connection.write_informational(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # What the connection calls.
+
+    def request_body(self, raw: bytes, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_BODY_BYTES:
+            self.open = False
+            self._connection.refuse(413, "the request's body is too large")
+        else:
+            self._parts.append(data)
+
+    def request_end(self) -> None:
+        self._request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        self._handle(self._request, self)
+
+    def client_gone(self) -> None:
+        if self.open:
+            self.open = False
+            if self.on_gone is not None:
+                self.on_gone()
+
+    def pause_response(self) -> None:
+        self._paused = True
+
+    def resume_response(self) -> None:
+        self._paused = False
+        if self.open and self.on_writable is not None:
+            self.on_writable()
+
+    # What the reply calls.
 
     @property
     def writable(self) -> bool:
-        """Whether the client keeps up: what is written now is not piled up."""
-        return self.open and not self._connection.writing_paused
+        """True while the client reads as fast as the response is written."""
+        return self.open and not self._paused
 
     def begin(self, status: int, headers: Sequence[Header]) -> None:
         """Begin a response of unknown length."""
         framing = (b"transfer-encoding", b"chunked") if self._chunked else (b"connection", b"close")
-        self._write(head_bytes(status, [*headers, framing]))
+        self._write(_head_bytes(status, [*headers, framing]))
 
     def write(self, data: bytes) -> None:
         """Write one chunk."""
-        if self.open:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def chunks(self, parts: Iterable[bytes]) -> list[bytes]:
-        """Each part as the chunk that ``write`` would make of it, for ``offer``."""
+        """Return each part framed as ``write`` frames it, for ``offer``."""
         return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts] if self._chunked else list(parts)
 
     def offer(self, chunk: bytes) -> bool:
-        """Write one of ``chunks``, unless the client has gone or reads slower than is written: False then."""
-        connection = self._connection
-        if not self.open or connection.writing_paused:
+        """Write one of ``chunks``; return False if the client has gone or reads too slowly."""
+        if not self.open or self._paused:
             return False
-        connection.write(chunk)
+        self._connection.write(chunk)
         return True
 
     def end(self, data: bytes = b"") -> None:
-        """Write what is left and end the response."""
+        """Write the rest and end the response."""
         if self._chunked:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
         else:
@@ -96,29 +128,26 @@ class Exchange:
         self._finish(keep_alive=self._keep_alive and self._chunked)
 
     def whole(self, status: int, headers: Sequence[Header], body: bytes, *, is_head: bool = False) -> None:
-        """Write a response in one piece; ``is_head``: its body is only spoken of."""
+        """Write a response in one piece; ``is_head``: without its body."""
         framing = [(b"content-length", b"%d" % len(body))]
         if not self._keep_alive:
             framing.append((b"connection", b"close"))
-        self._write(head_bytes(status, [*headers, *framing]) + (b"" if is_head else body))
+        self._write(_head_bytes(status, [*headers, *framing]) + (b"" if is_head else body))
         self._finish(keep_alive=self._keep_alive)
 
     def cut(self) -> None:
-        """Close the connection in the middle of the response, what was written being delivered."""
+        """Close the connection within the response; bytes already written are delivered."""
         self._finish(keep_alive=False)
 
     def reset(self) -> None:
-        """Reset the connection: the client may lose even what was written."""
+        """Reset the connection: the client may lose bytes already written."""
         if self.open:
             self.open = False
-            self._connection.reset()
-
-    def lose(self) -> None:
-        """The connection is gone."""
-        if self.open:
-            self.open = False
-            if self.on_gone is not None:
-                self.on_gone()
+            transport = self._connection.transport
+            sock = None if transport is None else transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._connection.abort()
 
     def _write(self, data: bytes) -> None:
         if self.open:
@@ -130,8 +159,9 @@ class Exchange:
             self._connection.finish(keep_alive=keep_alive)
 
 
-def head_bytes(status: int, headers: Sequence[Header]) -> bytes:
-    """A response's status line and headers."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Unknown"))]
-    lines += [b"%b: %b\r\n" % header for header in headers]
-    return b"".join([*lines, b"\r\n"])
+Handler = Callable[[HttpRequest, Exchange], None]
+"""Answers one complete request."""
+
+
+def _head_bytes(status: int, headers: Sequence[Header]) -> bytes:
+    return serialise_head(b"HTTP/1.1 %d %b" % (status, _REASONS.get(status, b"Unknown")), headers)

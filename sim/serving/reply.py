@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from sim.serving.apis.voice import Delta, Usage, Voice
 from sim.serving.engine.faults import Injection
 from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.exchange import JSON_TYPE, Exchange, Header
+from sim.serving.exchange import JSON_TYPE, Exchange
 from sim.serving.requests.fields import Asked
 from sim.serving.requests.generation import Generation
+from wire.head import Header
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 WORDED_AHEAD = 32

@@ -16,20 +16,20 @@ from sim.serving.apis.completions import Completions
 from sim.serving.apis.messages import Messages
 from sim.serving.apis.responses import Responses
 from sim.serving.asgi import AsgiPages
-from sim.serving.connection import Handler
 from sim.serving.controlapp import make_app
 from sim.serving.endpoint import Endpoint
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.fleet import Fleet
 from sim.serving.engine.service import Service
-from sim.serving.exchange import Exchange, HttpRequest
+from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.requests.spelling import Spelling
 from sim.serving.requests.tokenizer import TokenizerVocabulary
 from sim.serving.requests.vocabulary import PieceVocabulary, Vocabulary
-from sim.serving.server import BACKLOG, Server
 from sim.serving.settings import ServeConfig, add_arguments, read_config
 from tracefile import HashKey
 from tracefile.records.errors import InputError
+from wire.loop import run as run_loop
+from wire.server import BACKLOG, Server
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_EVERY)
-    runner = asyncio.Runner(loop_factory=_loop_factory())
-    with listener, runner:
-        runner.run(_serve(config, vocabulary, listener))
+    with listener:
+        run_loop(_serve(config, vocabulary, listener))
     return 0
 
 
@@ -62,18 +61,11 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--listen {host}:{port}: {reason}") from None
 
 
-def _loop_factory() -> Any:
-    try:
-        import uvloop  # noqa: PLC0415  # not there on every platform
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
 async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.socket) -> None:
     """Engines and server side by side until a signal: SIGTERM lets answers end, Ctrl-C or a second one cuts them."""
     service = _make_service(config, vocabulary)
-    server = Server(_dispatcher(service))
+    dispatch = _dispatcher(service)
+    server = Server(lambda head, connection: Exchange(head, connection, dispatch), error_type="BadRequestError")
     stepping = asyncio.create_task(service.fleet.run())
     stopped, cut = asyncio.Event(), asyncio.Event()
 
@@ -92,7 +84,7 @@ async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.s
     if not stepping.done():
         await _first(server.drain(config.drain_s), cut.wait(), stepping)
     service.fleet.abort_all()
-    await server.cut()
+    await server.drain(0)
     if stepping.done():
         await stepping
     stepping.cancel()
