@@ -121,7 +121,7 @@ def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
 
 
 def _prompts(args: argparse.Namespace) -> LengthDistribution:
-    """How long prompts are, where no flag says: as the pattern has them."""
+    """Return the prompt lengths of the flag, or the pattern's default."""
     usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
     return (
         usual
@@ -131,7 +131,7 @@ def _prompts(args: argparse.Namespace) -> LengthDistribution:
 
 
 def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthDistribution, int | None, int | None]:
-    """How many turns random sessions have, and the bounds of a dataset's; raises InputError."""
+    """Return the turns of random sessions, and the bounds on a dataset's; raises InputError."""
     if args.turns is not None and (args.min_turns, args.max_turns) != (None, None):
         raise InputError("--turns: with --min-turns or --max-turns; expected one way to say it")
     if dataset_path is not None:

@@ -1,4 +1,4 @@
-"""One loadgen run from its config to its exit code."""
+"""Run of loadgen, from its config to its exit code."""
 
 from dataclasses import fields
 
@@ -131,7 +131,7 @@ def _shape(config: LoadConfig) -> dict[str, object]:
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
-    """What a reader must know of the load: what was not as planned."""
+    """Return the notes on deviations of the load from its plan."""
     notes = []
     if late := outcome.findings.get(NOT_STARTED):
         notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")

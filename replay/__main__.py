@@ -63,7 +63,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
 
 
 def nonce_of(args: argparse.Namespace) -> str:
-    """As given; else the one of the run that is to go on, or a new one."""
+    """Return the given nonce; else the resumed run's, or a new one."""
     if args.nonce is not None:
         return str(args.nonce)
     if args.resume and args.output.exists():

@@ -24,7 +24,7 @@ from tracefile.records.schema import HashSource, SessionSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """One request to send again."""
+    """Request to send again."""
 
     request_id: RequestId
     session_id: SessionId | None
@@ -52,7 +52,7 @@ class Captured:
     lora: str | None
 
     def as_long(self, record: Record) -> bool:
-        """Whether a replay's prompt and answer were as long as these."""
+        """Return whether a replayed prompt and output have the captured lengths."""
         return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
 
 
@@ -99,7 +99,7 @@ def _membership(
 
 
 def output_to_generate(record: Record) -> int:
-    """How many tokens to generate: as recorded, else as many as were seen to come; at least one."""
+    """Return the number of tokens to generate: as recorded, else as many as were seen; at least 1."""
     if record.output_tokens:
         return record.output_tokens
     if record.status == "ok" and record.output_tokens is None and record.max_tokens:
@@ -190,7 +190,7 @@ def group_requests(read: Callable[[], Iterable[Record]], *, output_substitution:
 
 
 def _names(record: Record) -> list[str]:
-    """What binds a request to others: itself (for its children), its parent and its session."""
+    """Return the names that bind a request to others: itself (for its children), its parent, its session."""
     names = [f"request {record.request_id}"]
     if record.parent_id is not None:
         names.append(f"request {record.parent_id}")

@@ -1,4 +1,4 @@
-"""What one replay is, checked once, before anything is sent."""
+"""Settings of a replay, checked before anything is sent."""
 
 import math
 import re
@@ -22,7 +22,7 @@ MOST_ROUNDS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """One run: the captured trace, how its times and sharing are kept, where it goes, and the trace to write."""
+    """Settings of a run: the captured trace, its times and sharing, the target, and the trace to write."""
 
     source: Path
     url: str
@@ -84,7 +84,7 @@ class ReplayConfig:
 
     @property
     def selection(self) -> Selection:
-        """Which part of the trace is sent."""
+        """Part of the trace that is sent."""
         return Selection(self.start_s, self.end_s, self.limit)
 
     def _check_numbers(self) -> None:

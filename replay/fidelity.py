@@ -1,4 +1,4 @@
-"""How true a replay was to its capture, counted as it goes, in each process of the run."""
+"""Fidelity of a replay to its capture, counted in each process; and the account of all requests."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,6 @@ class Fidelity(msgspec.Struct):
     """Requests behind a turn that failed in this replay, by the failure."""
 
     def add(self, captured: Captured, record: Record) -> None:
-        """One request that was sent and is over."""
         self.without_hashes += not captured.has_hashes
         if record.status != "ok":
             return
@@ -58,7 +57,6 @@ class Fidelity(msgspec.Struct):
             self.not_sent[failure] = self.not_sent.get(failure, 0) + count
 
     def findings(self) -> dict[str, int]:
-        """As counts that add up over processes."""
         counts = {name: getattr(self, name) for name in self.__struct_fields__ if name != "not_sent"}
         return counts | {NOT_SENT + reason: count for reason, count in self.not_sent.items()}
 
@@ -88,7 +86,7 @@ def fidelity_lines(fidelity: Fidelity) -> list[str]:
 
 
 def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool) -> list[str]:
-    """What a reader should know before trusting the replay."""
+    """Return the warnings on the replay's fidelity."""
     notes = []
     if cold and fidelity.cached_nonzero:
         notes.append(f"not cold: {fidelity.cached_nonzero} requests of {fidelity.cached_reported} hit the prefix cache")

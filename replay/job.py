@@ -64,12 +64,10 @@ class OpenReplay:
         return plan_sends(self.replay)
 
     def planned(self) -> int:
-        """How many there will be, if none fails."""
         whole = len(self.replay.requests) * self.replay.config.repeat
         return whole if self._left is None else self._left
 
     def digest_share(self) -> int:
-        """As of the whole run, whatever an earlier part of it has sent."""
         return self.replay.digest_share()
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
@@ -90,7 +88,6 @@ class OpenReplay:
         return kept
 
     def findings(self) -> dict[str, int]:
-        """What can be said of the shard's fidelity once it is over."""
         fidelity = self.replay.fidelity
         fidelity.substituted_blocks = sum(each.substitution.substituted_blocks for each in self.replay.rounds.values())
         fidelity.missed_blocks = sum(each.substitution.missed_blocks for each in self.replay.rounds.values())
@@ -104,14 +101,14 @@ FOLLOWERS = "followers"
 
 
 def slots_of(config: ReplayConfig, shard: Shard) -> int | None:
-    """How many sessions a closed loop of them has open in a shard; null: it is not one."""
+    """Return the number of sessions a closed loop has open in a shard; null: not a closed loop of sessions."""
     if not config.closed_loop or not config.replay_sessions or config.parallel is None:
         return None
     return len(range(shard.index, config.parallel, shard.count))
 
 
 def sent_to_the_end(replay: Replay, root: Replayed, ended: Mapping[RequestId, bool]) -> list[RequestId]:
-    """Those of a root's tree that were sent, if none of it is still to be; else nothing."""
+    """Return the requests of a root's tree that were sent, if none is left to send; else nothing."""
     sent: list[RequestId] = []
     waiting = [root.captured]
     while waiting:

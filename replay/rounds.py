@@ -28,7 +28,7 @@ from tracefile import BlockHash, RequestId, SessionId
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a request stands in a session-paced replay."""
+    """Place of a request in a session-paced replay."""
 
     anchor: RequestId | None
     """The nearest ancestor that is sent again and had ended before this one came; null: a root, open loop."""
@@ -41,7 +41,7 @@ ROOT = Link(None, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """One replay, or a shard's part of it: what all its requests have in common."""
+    """Common data of the requests of a replay, or of a shard's part of it."""
 
     config: ReplayConfig
     model: str
@@ -94,7 +94,7 @@ class Replay:
             waiting += self.followers.get(following.request_id, ())
 
     def digest_share(self) -> int:
-        """One SHA-256 for each request of each round, summed: its time or pause, lengths, hashes, shape, tokens' key.
+        """Return the sum of one SHA-256 per request and round: its time or pause, lengths, hashes, shape, token key.
 
         Tokens are a fixed function of hash, nonce and request id, so equal digests mean equal prompts, save the
         model's name, the engine's own fields and real answers.
@@ -128,7 +128,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass over the trace, with tokens and ids that no other round has."""
+    """Pass over the trace, with tokens and ids that no other round has."""
 
     run: Replay
     number: int
@@ -158,7 +158,7 @@ class Round:
         return source.blocks(captured.hashes, captured.request_id)
 
     def words_for(self, captured: Captured) -> Expansion | None:
-        """What makes a request's words; null: it is sent in token ids."""
+        """Return the expansion that makes a request's words; null: it is sent in token ids."""
         text = self.run.text
         return None if text is None or text.form_of(captured) is None else self.words
 
@@ -216,7 +216,7 @@ def round_nonce(nonce: str, number: int) -> str:
 
 
 def link_requests(requests: Sequence[Captured]) -> dict[RequestId, Link]:
-    """Every request's link, from the parents that the records name.
+    """Link every request to its anchor, from the parents that the records name.
 
     A child that came before its parent had ended did not wait for it: it hangs on the next ancestor up, and becomes
     a root if there is none. So does the child of a request that cannot be sent again. Children of one parent that ran

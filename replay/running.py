@@ -1,4 +1,4 @@
-"""One replay from its config to its exit code."""
+"""Run of a replay, from its config to its exit code."""
 
 import secrets
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ MOST_TURNS = 32
 
 
 class ReplaySummary(msgspec.Struct, frozen=True):
-    """What ``--json`` writes: the run, what became of each request of the trace, and how true it was to the capture."""
+    """Content of ``--json``: the run, the account of the trace's requests, and the fidelity to the capture."""
 
     run: Summary
     dialect: str
@@ -168,7 +168,7 @@ def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) ->
 
 
 def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
-    """What is known before the run."""
+    """Return the notes that are known before the run."""
     notes = recognition_notes(found)
     if config.speedup != 1.0:
         notes.append(
@@ -183,7 +183,7 @@ def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> li
 
 
 def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:
-    """What became of the sessions."""
+    """Return a note if no request waited for another."""
     if config.replay_sessions and not findings.get(FOLLOWERS):
         return ["--replay-sessions: no request of the trace is known to continue another; all were open loop"]
     return []
@@ -240,7 +240,7 @@ def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class PreparedReplayText:
-    """What the shards get, and what was found out on the way."""
+    """Text data for the shards, and the findings on the way."""
 
     target: TextTarget | None
     """Null: token ids are sent."""

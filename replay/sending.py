@@ -20,7 +20,7 @@ from tracefile import BlockHash, Record
 
 @dataclass(slots=True)
 class Slot:
-    """One place, held by a session until all that follows from its first request has ended."""
+    """Place in a closed loop, held by a session until all its requests have ended."""
 
     waiting: "Iterator[Replayed]"
     """The roots still to come, one queue for all slots."""
@@ -28,7 +28,7 @@ class Slot:
     """Requests of the session in it that are on their way or waited for."""
 
     def ended(self, followers: int) -> Sequence[Send]:
-        """One of its requests has ended, and so many follow from it; gives the next root if the slot is free now."""
+        """Count a request that ended and has ``followers``; return the next root if the slot is free."""
         self.open += followers - 1
         if self.open:
             return ()
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Replayed:
-    """One request of one round."""
+    """Request of one round."""
 
     round: Round
     captured: Captured
@@ -56,7 +56,7 @@ class Replayed:
     output_hashes: list[BlockHash] | None = None
 
     def due_ms(self) -> float:
-        """When a root is due, by the recorded times."""
+        """Return a root's due time, by the recorded times."""
         run = self.round.run
         return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
 
@@ -93,7 +93,7 @@ class Replayed:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """What waited for this one, nothing after a failure; and what waited for its place."""
+        """Return the requests that waited for this one (none after a failure), and the next root of its slot."""
         run, captured = self.round.run, self.captured
         self.round.ends_ms[captured.request_id] = response.end_ms
         exchange = self._exchange(response)
@@ -132,7 +132,7 @@ class Replayed:
         return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
 
     def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
-        """Where the request goes, and what it says: the prompt's tokens, or words in their places."""
+        """Return the path and body: the prompt's tokens, or words in their places."""
         run, stream = self.round.run, self.captured.stream
         if run.text is None or run.text.form_of(self.captured) is None:
             body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)

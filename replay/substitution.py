@@ -21,7 +21,7 @@ from tracefile import BlockHash, RequestId
 
 
 class OutputSubstitution:
-    """Which tokens each hash stands for, so far."""
+    """Tokens of each hash, so far."""
 
     def __init__(self, expansion: Expansion, reused: Collection[BlockHash], *, enabled: bool = True) -> None:
         self._expansion = expansion
@@ -83,7 +83,7 @@ class OutputSubstitution:
         assert all(len(tokens) == self._expansion.block_size for tokens in self._real.values())
 
     def _stands_for(self, block_hash: BlockHash, tokens: TokenIds) -> bool:
-        """Whether the hash means these tokens, from now on if it meant nothing yet."""
+        """Return whether the hash has these tokens, from now on if it had none yet."""
         if block_hash not in self._reused:
             return True
         if not self._enabled or block_hash in self._made_up:

@@ -42,7 +42,7 @@ class Selection:
     """Of what is left, the first so many by arrival; null: all."""
 
     def why_not(self, record: Record) -> str | None:
-        """Why a record lies outside; null: it does not."""
+        """Return the reason for a record outside; null: inside."""
         arrival_ms = record.arrival_ms or 0.0
         if self.start_s is not None and arrival_ms < self.start_s * 1000:
             return "before --start"
@@ -56,7 +56,7 @@ ALL = Selection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is known of a trace before any of it is sent."""
+    """Facts of a trace before any of it is sent."""
 
     path: str
     meta: Meta
@@ -125,7 +125,6 @@ class _Seen:
         self._beyond_limit = 0
 
     def add(self, record: Record, reader: TraceReader, selection: Selection) -> None:
-        """One record, checked; raises InputError."""
         where = reader.where()
         if record.request_id in self._lines:
             before = reader.where(self._lines[record.request_id])
@@ -165,7 +164,7 @@ class _Seen:
             )
 
     def survey(self, reader: TraceReader, selection: Selection, source_digest: str) -> Survey:
-        """What was seen, cut to ``--limit``; raises InputError if nothing is left to send."""
+        """Return the survey, cut to ``--limit``; raises InputError if nothing is left to send."""
         order = sorted(range(len(self._at)), key=lambda index: (self._arrivals_ms[index], self._at[index]))
         beyond = order[selection.limit :] if selection.limit is not None else []
         if beyond:
@@ -194,7 +193,7 @@ class _Seen:
 
 
 def why_not(record: Record, block_size: int | None) -> str | None:
-    """Why a request cannot be sent again; null: it can.
+    """Return the reason why a request cannot be sent again; null: it can.
 
     What the engine refused (HTTP 4xx, 5xx) or never saw took none of its time, so it is left out; what was cut short
     after the engine had it is sent with as many output tokens as had come.

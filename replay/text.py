@@ -42,7 +42,7 @@ UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextTarget:
-    """What a shard needs to send words; plain values."""
+    """Text settings of a shard; plain values."""
 
     api: TextApi | Literal["auto"]
     """``auto``: each request's own, where that takes conversations."""
@@ -53,7 +53,7 @@ class TextTarget:
 
 @dataclass(slots=True)
 class TextCounts:
-    """What became of the captured blocks."""
+    """Counts of the captured blocks in a replay of words."""
 
     longer: int = 0
     """Prompts with no room for the template's end in their tail."""
@@ -84,7 +84,7 @@ def text_lines(counts: TextCounts) -> list[str]:
 
 
 def text_notes(counts: TextCounts) -> list[str]:
-    """What was not kept of the capture."""
+    """Return the notes on lost properties of the capture."""
     notes = []
     if counts.longer:
         notes.append(
@@ -114,12 +114,11 @@ class TextReplay:
         return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
-        """How a request is sent in words; null: it is sent in token ids."""
+        """Return the form of a request in words; null: it is sent in token ids."""
         api = text_api_of(captured.endpoint) if self.api == "auto" else self.api
         return None if api is None else self.forms[api]
 
     def findings(self) -> dict[str, int]:
-        """What is counted of it, and of the truth of its prompts."""
         return self.counts.findings() | self.text_maker.truth.findings()
 
     def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
@@ -160,7 +159,7 @@ class TextReplay:
         return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)], 0)
 
     def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[SentMessage]) -> "Fitted | None":
-        """Which of the words are said in the last message, so that each keeps its place; null: not known."""
+        """Choose the words of the last message, so that each keeps its place; null: lengths unknown."""
         gaps = self.text_maker.gaps(order_of(conversation))
         start = self.text_maker.head_length(conversation, len(conversation) - 1)
         if gaps is None or start is None:
@@ -181,7 +180,7 @@ class TextReplay:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a message says, and how many tokens are before it."""
+    """Words of a message, and the number of tokens before it."""
 
     start: int
     numbers: TokenIds
@@ -203,7 +202,7 @@ def words_for(captured: Captured, expansion: Expansion) -> TokenIds:
 
 
 def goes_on(captured: Captured, before: Captured) -> bool:
-    """Whether a captured prompt begins with all that was cached of the one before, its answer included."""
+    """Return whether a captured prompt begins with all cached blocks of ``before``, its output included."""
     known = [*before.hashes, *(before.output_hashes or ())]
     return len(captured.hashes) >= len(known) > 0 and list(captured.hashes[: len(known)]) == known
 
@@ -222,5 +221,5 @@ def text_api_of(endpoint: str | None) -> TextApi | None:
 
 
 def orders(turns: int) -> list[Order]:
-    """Who speaks in a session's prompts, up to so many turns: what is to be learnt of the template."""
+    """Return the orders of roles in a session's prompts, up to ``turns`` turns."""
     return [(("user", 0), *([("assistant", 0), ("user", 0)] * before)) for before in range(turns)]

@@ -1,4 +1,4 @@
-"""What a machine can send, as ``loadgen selftest`` found it and kept it: the measure of later runs.
+"""Sending capacity of a machine, measured by ``loadgen selftest`` and kept for later runs.
 
 Three saturating loads give what a request, an event and a prompt token cost: one of short answers, one of long answers,
 one of long prompts. A later run's requests, events and prompt tokens a second at these costs are the share of the
@@ -20,7 +20,7 @@ SHORT_PROMPT, LONG_PROMPT = 256, 8192
 
 
 class RateTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """How true the client's times were at one rate, in ms; null: it told none."""
+    """Accuracy of the client's times at one rate, in ms; null: not measured."""
 
     rate: float
     """Requests a second, asked for."""
@@ -36,7 +36,7 @@ class RateTruth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine can send with so many senders."""
+    """Sending capacity of one machine with ``procs`` senders."""
 
     machine: str
     measured: str
@@ -56,44 +56,44 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds_per_request(self) -> float:
-        """What a request costs beside its tokens."""
+        """Cost of a request without its tokens."""
         prompt, response = SHORT_PROMPT * self.seconds_per_prompt_token, SHORT_OUTPUT * self.seconds_per_event
         return max(0.0, 1 / self.requests_per_s - prompt - response)
 
     @property
     def seconds_per_event(self) -> float:
-        """What an answer's token costs."""
+        """Cost of one output token."""
         longer = LONG_OUTPUT / self.events_per_s - 1 / self.requests_per_s
         return max(0.0, longer / (LONG_OUTPUT - SHORT_OUTPUT))
 
     @property
     def seconds_per_prompt_token(self) -> float:
-        """What a prompt's token costs."""
+        """Cost of one prompt token."""
         longer = LONG_PROMPT / self.prompt_tokens_per_s - 1 / self.requests_per_s
         return max(0.0, longer / (LONG_PROMPT - SHORT_PROMPT))
 
     def share(self, requests: int, events: int, prompt_tokens: int, seconds: float) -> float:
-        """How much of what this machine can send a run of so many in ``seconds`` offered; above 1: more."""
+        """Return the share of this machine's capacity that such a run offers; above 1: more than it can send."""
         cost_s = requests * self.seconds_per_request + events * self.seconds_per_event
         return (cost_s + prompt_tokens * self.seconds_per_prompt_token) / seconds if seconds else 0.0
 
 
 def machine() -> str:
-    """What a calibration holds for: host, processor, cores that may be used, Python, kvtape."""
+    """Return the identity of a measurement: host, processor, usable cores, Python, kvtape."""
     return (
         f"{platform.node()}, {_processor()}, {usable_cores()} cores, Python {platform.python_version()}, {_version()}"
     )
 
 
 def calibration_file(procs: int) -> Path:
-    """Where this machine's calibration for so many senders is kept: homes may be shared, machines are not."""
+    """Return the path of this machine's measurement; home folders may be shared between machines, files are not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.blake2b(f"{machine()}, {procs}".encode(), digest_size=8).hexdigest()
     return cache / "kvtape" / "calibration" / f"{name}.json"
 
 
 def load_calibration(procs: int = 1) -> Calibration | None:
-    """What is known of this machine; null: nothing, or nothing that can be read."""
+    """Return this machine's measurement; null: none, or not readable."""
     try:
         return msgspec.json.decode(calibration_file(procs).read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError):

@@ -28,7 +28,7 @@ TokenIds = npt.NDArray[np.uint32]
 
 
 class Stream(IntEnum):
-    """What a draw is for; draws of different streams are independent. Values are part of every seed's meaning."""
+    """Purpose of a draw; draws of different streams are independent. Values are part of every seed's meaning."""
 
     ARRIVAL_GAP = 1
     PREFIX_CHOICE = 2
@@ -114,7 +114,7 @@ def _into(vocabulary: Vocabulary, bits: npt.NDArray[np.uint64]) -> npt.NDArray[n
 
 @lru_cache(maxsize=64)
 def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
-    """What is added to a key for its tokens ``start`` up to but without ``stop``."""
+    """Return the numbers that are added to a key for its tokens ``start`` to ``stop`` − 1."""
     counters = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     counters.flags.writeable = False
     return counters

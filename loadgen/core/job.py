@@ -1,4 +1,4 @@
-"""What a run is made of, in a form that crosses to the processes that run it: a job, opened in each of its shards."""
+"""Jobs: the content of a run in a form that can be sent to its processes, and opened in each shard."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ DIGEST_BITS = 256
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a run's sessions: those whose index leaves this remainder."""
+    """Part of a run's sessions: those with index ≡ ``index`` mod ``count``."""
 
     index: int
     count: int
 
     def has(self, session: int) -> bool:
-        """Whether session number ``session`` of the whole run is this shard's."""
         return session % self.count == self.index
 
 
@@ -32,10 +31,10 @@ class OpenJob(Protocol):
         """The shard's sends, roots in order of time. Called once."""
 
     def planned(self) -> int | None:
-        """How many requests there will be, resumed ones left out; null: unknown."""
+        """Number of requests to come, without resumed ones; null: unknown."""
 
     def digest_share(self) -> int:
-        """One SHA-256 for each session (arrivals, lengths, pauses, keys of its tokens), summed modulo 2**256.
+        """Sum of one SHA-256 per session (arrivals, lengths, pauses, token keys), modulo 2**256.
 
         The shares of all shards add up to the run's digest, into however many shards it is cut.
         """

@@ -1,4 +1,4 @@
-"""How long things are: a number, a range, or a distribution, said in a few characters and drawn by position.
+"""Lengths as a number, a range or a distribution, written in a few characters and drawn by position.
 
 Every draw ends as a whole number (of tokens, turns, microseconds), which hides the last digit in which machines'
 logarithms and sines differ.
@@ -30,7 +30,7 @@ FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zi
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Which values there are, both ends included, and how often each: uniform, unless another shape is named.
+    """Distribution of values from ``low`` to ``high``, both included; uniform unless another shape is named.
 
     ``normal`` and ``lognormal`` have the mean and deviation of the values themselves before they are cut: what falls
     outside counts as the nearer end. ``zipf`` is a power law: density falls as value to the −S, rounded down.

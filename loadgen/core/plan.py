@@ -1,4 +1,4 @@
-"""What to send, when, and what follows from its response: every load, open or closed, is an iterable of ``Send``.
+"""Plans: requests, their times, and their follow-up requests. Every load is an iterable of ``Send``.
 
 Open loop is a plan whose sends have no follow-ups; a session is a chain of them; branches are a ``then`` that gives
 several. The sender knows nothing else about a load.
@@ -13,7 +13,7 @@ from tracefile import Record
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What came of a request."""
+    """Result of a request."""
 
     record: Record
     end_ms: float
@@ -27,7 +27,7 @@ class Response(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the response is whole; a session whose turn's is not goes no further."""
+        """True if the response is complete; a failed turn ends its session."""
         return self.record.status == "ok"
 
 
@@ -42,7 +42,7 @@ def as_it_is(response: Response) -> Record:
 
 
 class Send(msgspec.Struct, frozen=True):
-    """One request at its time."""
+    """Request with its time."""
 
     due_ms: float | None
     """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the cap on requests in flight has

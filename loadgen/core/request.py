@@ -1,4 +1,4 @@
-"""One request, ready to be written to a socket."""
+"""Request that is ready to be written to a socket."""
 
 from collections.abc import Sequence
 
@@ -68,7 +68,7 @@ class RequestWriter:
 
 
 def origin_of(url: str) -> Origin:
-    """Where a ``--url`` points; raises InputError."""
+    """Return the origin of ``--url``; raises InputError."""
     try:
         return parse_url(url.rstrip("/").removesuffix("/v1"))
     except WireError as error:

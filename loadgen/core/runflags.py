@@ -1,4 +1,4 @@
-"""How a run is run, whatever it sends: in how many processes, on which machines, and who is told how far it is."""
+"""Settings of a run that do not change its requests: processes, machines, progress output."""
 
 import argparse
 import os
@@ -87,5 +87,5 @@ def parse_procs(text: str) -> int | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

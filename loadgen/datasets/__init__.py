@@ -1,4 +1,4 @@
-"""What a load can be made of besides random lengths: each module is one format, each format one function."""
+"""Datasets for loads: one module and one function for each format."""
 
 from loadgen.datasets.aiperf import read_aiperf
 from loadgen.datasets.openaimessages import read_messages

@@ -22,7 +22,7 @@ NOT_TEXT = ("image", "images", "image_uuids", "audio", "audios", "video", "video
 
 
 class AiperfTurn(msgspec.Struct):
-    """One turn; media and extra request fields are read to be refused."""
+    """Turn of a conversation; media and extra request fields are read to be refused."""
 
     text: str | None = None
     texts: list[str] | None = None
@@ -41,7 +41,7 @@ class AiperfTurn(msgspec.Struct):
 
 
 class AiperfRow(msgspec.Struct):
-    """One row: a conversation, or a part of one."""
+    """Row: a conversation, or part of a conversation."""
 
     turns: list[AiperfTurn]
     session_id: str | None = None

@@ -21,7 +21,7 @@ EXPECTED = "an array of messages, each an object with role and content, or an ob
 
 
 class MessageRow(msgspec.Struct):
-    """What every message needs."""
+    """Required fields of a message."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -48,7 +48,7 @@ def messages_of(found: Any, where: str) -> list[dict[str, Any]]:
 
 
 def session_of(messages: Iterable[Message], options: DatasetOptions) -> DatasetSession:
-    """What is said before each answer; answers before anything was said, and empty messages, are left out."""
+    """Split messages into turns at each assistant message; skip empty messages and outputs before any prompt."""
     return list(islice(_turns(messages, options), options.max_turns))
 
 
@@ -72,7 +72,7 @@ def as_user(tool: VerbatimMessage) -> VerbatimMessage:
 
 
 def _length(response: VerbatimMessage, options: DatasetOptions) -> int | None:
-    """How long an answer was; null: it was empty, or nobody wants to know."""
+    """Return the output's length in tokens; null: empty, or not wanted."""
     if not options.counts_outputs:
         return None
     return options.lengths.count(response.text + _calls(response.message)) or None

@@ -46,7 +46,7 @@ def convert(value: Any, kind: type[T], where: str, expected: str) -> T:
 
 
 def _is_row(line: bytes) -> bool:
-    """Whether a line is an object, or an array of messages: a conversation, and not the one array of a file.
+    """Return whether a line is an object or an array of messages: a conversation, not the single array of a file.
 
     Such a file may be one line, and large: nothing is made of it here.
     """

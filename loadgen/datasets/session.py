@@ -1,4 +1,4 @@
-"""What a dataset is to a load: sessions of turns, as far as the dataset says what is in them."""
+"""Dataset sessions: turns with lengths or texts, as far as the dataset has them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class TextLengths(Protocol):
     """Counts and cuts texts."""
 
     def count(self, text: str) -> int:
-        """How many tokens a text is."""
+        """Count the tokens of a text."""
 
     def cut(self, text: str, tokens: int) -> str:
         """The beginning of a text, of at most so many tokens."""
@@ -35,7 +35,7 @@ class EstimatedLengths:
 
 
 class TokenizerLengths:
-    """By a tokenizer: exact for a text by itself."""
+    """Counts and cuts with a tokenizer: exact for a text by itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class TokenizerLengths:
         return len(self._tokenizer.encode(text))
 
     def cut(self, text: str, tokens: int) -> str:
-        """What its first ids spell; a character that lies across the cut is left out."""
+        """Return the text of the first ``tokens`` ids; drop a character that the cut divides."""
         token_ids = self._tokenizer.encode(text)
         return text if len(token_ids) <= tokens else self._tokenizer.decode(token_ids[:tokens]).rstrip("\ufffd")
 
@@ -55,7 +55,7 @@ ESTIMATED = EstimatedLengths()
 
 @dataclass(frozen=True, slots=True)
 class DatasetTurn:
-    """One request of a session. What is null, the load's flags say."""
+    """Request of a session. The load's flags replace null fields."""
 
     new_tokens: int | None = None
     """How long the prompt's new part is, all before it not counted; null: ``quoted`` is what is said."""
@@ -73,7 +73,7 @@ DatasetSession = Sequence[DatasetTurn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """What of a load's flags a dataset needs to make its sessions."""
+    """Flags of a load that a dataset needs to make its sessions."""
 
     lengths: TextLengths
     counts_outputs: bool = True

@@ -33,21 +33,21 @@ EXPECTED = "a ShareGPT conversation: conversations of from and value, or convers
 
 
 class Said(msgspec.Struct):
-    """One message of the array form."""
+    """Message of the array form."""
 
     from_: str = msgspec.field(name="from")
     value: str
 
 
 class Exchange(msgspec.Struct):
-    """One question and its answer in the form by lines."""
+    """Question and output of the JSON Lines form."""
 
     human: str = ""
     assistant: str = ""
 
 
 class ShareGptRow(msgspec.Struct):
-    """One conversation, in either form."""
+    """Conversation in either form."""
 
     conversations: list[Said] | None = None
     conversation: list[Exchange] | None = None

@@ -55,7 +55,7 @@ def _built(conversations: bytes, where: str, most: int | None) -> Iterator[Datas
 
 
 def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
-    """What users and tools said; the tools' results are the users' words to a model that has made no call."""
+    """Texts of users and tools; tool results become user messages, because the model has made no call."""
     if "messages" not in found:
         raise InputError(f"{where}: messages: missing; expected {EXPECTED}")
     messages = decode(bytes(found["messages"]), object, f"{where}: messages", EXPECTED)
@@ -67,7 +67,7 @@ def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
 
 
 def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSession | None:
-    """As many turns as are drawn for trajectory ``index``; null: the texts are not enough for them."""
+    """Cut the turns that are drawn for trajectory ``index``; null: too little text."""
     first, subsequent = _drawn_lengths(options, index)
     wanted = _drawn_turns(options, index)
     turns: list[DatasetTurn] = []

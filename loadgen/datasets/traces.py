@@ -24,7 +24,6 @@ class Growing:
     """Of the last turn's prompt and response."""
 
     def add(self, record: Record) -> None:
-        """One more turn."""
         prompt = record.prompt_tokens or 0
         self.turns.append(
             DatasetTurn(

@@ -23,7 +23,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class TrieRow(msgspec.Struct):
-    """One workload as published."""
+    """Workload row as published."""
 
     input_prompt_length: Length
     num_turns: Length
@@ -44,7 +44,7 @@ def read_trie(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
 
 
 def _turns(found: TrieRow) -> Iterator[DatasetTurn]:
-    """What has no length is one token long: nothing cannot be asked, nor answered."""
+    """Yield the turns of a row; a length of 0 becomes 1 token."""
     outputs = [*found.assistant_response_length, found.final_assistant_response_length]
     yield DatasetTurn(max(1, found.input_prompt_length), output_tokens=max(1, outputs[0]), think_ms=0.0)
     tools = zip(found.tool_call_output_length, found.tool_call_latency, outputs[1:], strict=True)

@@ -1,4 +1,4 @@
-"""When load arrives, as whole microseconds from t = 0, in order, made as it is asked for: plans may be endless.
+"""Arrival times of sessions in whole microseconds from t = 0, in order, generated lazily.
 
 Arrivals are spaced in units of their expected number (evenly, exponentially, by a gamma distribution), in whole
 millionths, and a rate says when so many are expected: with a rate that changes this is the exact process, not an
@@ -50,7 +50,7 @@ class RateProfile:
     """Arrivals expected before each piece."""
 
     def times_us(self, counts: Counts) -> Counts:
-        """When ``counts`` millionths of arrivals are expected, in microseconds; counts that never are, are left out."""
+        """Return the times when ``counts`` millionths of arrivals are expected; omit counts that are never reached."""
         wanted = counts / PARTS
         piece = np.searchsorted(self.expected, wanted, side="right") - 1
         rate, slope, beyond = self.rates[piece], self.slopes[piece], wanted - self.expected[piece]
@@ -95,7 +95,7 @@ def profile(points: Sequence[tuple[float, float]]) -> RateProfile:
 
 
 class RatePoint(msgspec.Struct):
-    """One line."""
+    """Point of a rate series."""
 
     t_s: float
     rate: float

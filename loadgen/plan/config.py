@@ -1,4 +1,4 @@
-"""What one loadgen run is, checked once, before anything is sent."""
+"""Settings of a loadgen run, checked before anything is sent."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ LEAST_RANGE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """One run: what to send (dataset, lengths, prefixes, turns), when (pattern, rate, bounds), where, and the trace."""
+    """Settings of a run: content (dataset, lengths, prefixes, turns), times (pattern, rate, bounds), target, trace."""
 
     url: str
     trace: Path
@@ -114,12 +114,12 @@ class LoadConfig:
 
     @property
     def open_loop(self) -> bool:
-        """Whether sessions arrive at times of their own, not when others end."""
+        """True if sessions arrive at times of their own, not when others end."""
         return self.rate is not None or self.pattern in ("burst", "series")
 
     @property
     def ends_s(self) -> float | None:
-        """When no session starts any more; null: ``number`` ends the run, or the dataset does."""
+        """Time after which no session starts; null: ``number`` or the dataset ends the run."""
         if self.pattern == "staircase" and self.steps is not None and self.step_s is not None:
             return self.steps * self.step_s
         if self.pattern == "series" and self.duration_s is None and self.number is None:
@@ -128,12 +128,12 @@ class LoadConfig:
 
     @property
     def once(self) -> bool:
-        """Whether the run ends where the dataset does."""
+        """True if the run ends where the dataset does."""
         return self.dataset_path is not None and self.number is None and self.ends_s is None
 
     @property
     def single_turns(self) -> bool:
-        """Whether every session is known to be one request."""
+        """True if every session is known to be a single request."""
         return self.max_turns == 1 if self.dataset_path is not None else self.turns.high == 1
 
     @property
@@ -261,7 +261,7 @@ def _check_dataset(config: LoadConfig) -> None:
 
 
 def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
-    """What goes together with a dataset of texts, and what only with one that is cut to length."""
+    """Check flags that need a dataset of texts, or one that is cut to length."""
     lengths = config.first_turn_tokens or config.subsequent_turn_tokens
     if lengths is not None and not dataset.cuts_turns:
         raise InputError(f"--first-turn-length, --subsequent-turn-length: with --dataset {config.dataset}, uncut")
@@ -272,7 +272,7 @@ def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
 
 
 def _check_text(config: LoadConfig) -> None:
-    """What a chat template needs to be applied here."""
+    """Check the flags that applying a chat template here needs."""
     if config.chat_template and config.api != "completions":
         raise InputError(f"--chat-template: with --api {config.api}, where the engine applies it; expected completions")
     if config.chat_template and config.tokenizer == "none":

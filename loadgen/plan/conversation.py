@@ -27,7 +27,7 @@ SETTLE_MS = 100.0
 
 @dataclass(slots=True, kw_only=True)
 class Conversations:
-    """What all sessions of a shard have in common."""
+    """Common data of all sessions of a shard."""
 
     workload: Workload
     model: str
@@ -44,7 +44,7 @@ class Conversations:
     """Sessions that had arrived but found no room before the run's time was over."""
 
     def plan(self) -> Iterator[Send]:
-        """Every session's first turn; of a limited number open at once only so many, each followed by another."""
+        """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
         sessions = (session for session in self.workload if session.index not in self.over)
         for started, session in enumerate(sessions, start=1):
             yield self.root(session, sessions if self.width else iter(()))
@@ -60,7 +60,7 @@ class Conversations:
         return first.open(0.0 if self.width else None, until_ms=self.ends_ms)
 
     def session_name(self, index: int) -> str:
-        """What session ``index`` is called before its id is hashed."""
+        """Name of session ``index``, of which its id is hashed."""
         return f"{self.load_id}-{index}"
 
     def request_id(self, session: int, turn: int) -> RequestId:
@@ -81,19 +81,18 @@ class Conversations:
 
     @property
     def open_loop(self) -> bool:
-        """Whether sessions have times of their own."""
         return self.workload.config.open_loop
 
     @property
     def ends_ms(self) -> float | None:
-        """When no session starts any more; null: there is no such time."""
+        """Time after which no session starts, in ms; null: none."""
         ends_s = self.workload.config.ends_s
         return None if ends_s is None else ends_s * 1000
 
 
 @dataclass(slots=True)
 class Turn:
-    """One turn on its way: planned, built, answered, described."""
+    """Turn of a session: planned, built, sent, described."""
 
     load: Conversations
     session: SessionShape
@@ -214,7 +213,7 @@ class StagedPlan:
         return [] if self._open else self._begin(response.end_ms)
 
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
-        """When each session begins, from the wave's beginning."""
+        """Return each session's start, from the wave's beginning."""
         if wave.stage == "alone" or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, took_ms = zip(*sorted(self._alone), strict=True)

@@ -65,7 +65,7 @@ def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
 
 
 def needs_lengths(config: LoadConfig) -> bool:
-    """Whether it matters how long a dataset's texts are: its answers', or those that turns are cut out of."""
+    """Return whether text lengths of the dataset matter: for output lengths, or for cutting turns."""
     if config.dataset_path is None or not DATASETS[config.dataset].has_texts:
         return False
     return config.output_tokens is None or DATASETS[config.dataset].cuts_turns
@@ -97,7 +97,7 @@ class LoadJob:
         return BlockHasher(self.key, block_size=self.block_size, model=self.model)
 
     def encodes(self) -> bool:
-        """Whether texts have to be encoded in the run: a dataset's, or answers whose ids the engine does not tell."""
+        """Return whether texts must be encoded during the run: a dataset's, or outputs whose ids the engine omits."""
         if self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts:
             return True
         if self.config.api == "completions":
@@ -111,7 +111,7 @@ class LoadJob:
         return self.target.fingerprint(rendered=self.config.chat_template)
 
     def opening(self, text_maker: TextMaker, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
-        """What makes a session's first prompt."""
+        """Return the function that makes a session's first prompt."""
         config = self.config
         if config.api == "completions" and not config.chat_template:
             form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker, text_maker.truth)
@@ -122,7 +122,7 @@ class LoadJob:
 
 
 class OpenLoad:
-    """One shard's part of a load."""
+    """Part of a load that one shard sends."""
 
     def __init__(self, job: LoadJob, shard: Shard) -> None:
         config, hasher = job.config, job.hasher()
@@ -155,7 +155,6 @@ class OpenLoad:
         return self._ahead()
 
     def planned(self) -> int | None:
-        """How many requests there will be if every turn is answered; null: unknown."""
         self._ahead()
         planned = self.survey.planned
         return None if planned is None else planned - self._over
@@ -199,6 +198,5 @@ class OpenLoad:
                 return
 
     def findings(self) -> dict[str, int]:
-        """What its prompts' truth comes to, and the sessions that found no room in time."""
         counts = {NOT_STARTED: self.load.not_started, ESTIMATED_LENGTHS: self._estimated}
         return self._text_maker.truth.findings() | counts

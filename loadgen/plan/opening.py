@@ -59,12 +59,12 @@ class ChatOpening:
 
 
 def prefix_of(session: SessionShape, tokens: int) -> PlannedMessage:
-    """What sessions of one prefix begin with."""
+    """Return the message with a session's shared prefix."""
     return SyntheticMessage("system", (Piece(session.prefix_key, tokens),))
 
 
 def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage]:
-    """What a session says first."""
+    """Return the messages of a session's first prompt."""
     said = list(session.turns[0].messages())
     if session.prefix is None:
         return said
@@ -72,7 +72,7 @@ def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage
 
 
 def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:
-    """Who speaks in which order in the prompts of the first sessions: what is to be learnt of the template."""
+    """Return the orders of roles in the prompts of the first sessions; the template is learnt for these."""
     orders: dict[Order, None] = {}
     for number, session in enumerate(sessions):
         if number >= MOST_SESSIONS or len(orders) >= MOST_ORDERS:

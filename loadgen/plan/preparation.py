@@ -28,7 +28,7 @@ MADE_UP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """What the shards get, and what was found out on the way."""
+    """Text data for the shards, and the findings on the way."""
 
     target: TargetText
     before: Examination
@@ -48,7 +48,7 @@ def prepare_text(
 
 
 def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
-    """What a load says in words; of one that says token ids, nothing has to be asked."""
+    """Learn the target's text for a load; a load of token ids asks no tokenizer."""
     if config.api == "completions" and not config.chat_template:
         return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
     prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
@@ -61,7 +61,7 @@ def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) ->
 
 
 def _has_texts(sessions: Iterable[SessionShape]) -> bool:
-    """Whether something is said word by word."""
+    """Return whether any message is given word by word."""
     return any(
         isinstance(said, VerbatimMessage) for session in sessions for turn in session.turns for said in turn.said
     )

@@ -15,7 +15,7 @@ TURN_FORM = struct.Struct("<QQQd")
 
 
 class TurnShape(msgspec.Struct, frozen=True, gc=False):
-    """One turn: lengths, the key its new tokens come from, and the pause before it."""
+    """Turn: lengths, the key of its new tokens, and the pause before it."""
 
     prompt_tokens: int
     """New tokens: the context before them is not counted."""
@@ -38,7 +38,7 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionShape(msgspec.Struct, frozen=True, gc=False):
-    """One conversation, or one stand-alone request: a session of one turn."""
+    """Conversation, or single request: a session of one turn."""
 
     index: int
     due_ms: float | None
@@ -66,7 +66,7 @@ def session_digest(header: bytes, session: SessionShape) -> int:
 
 
 def _said_bytes(said: PlannedMessage) -> bytes:
-    """What is said, and how long that is, so that two messages cannot read as one."""
+    """Encode a message with its length, so that two messages cannot read as one."""
     if isinstance(said, SyntheticMessage):
         pieces = [(piece.key, piece.tokens) for piece in said.pieces]
         call = None if said.call is None else (said.call.key, said.call.tokens)

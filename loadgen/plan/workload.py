@@ -51,7 +51,7 @@ DEFAULT_THINK = LengthDistribution(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a look through a shard's sessions tells."""
+    """Result of going through a shard's sessions once."""
 
     digest_share: int
     planned: int | None
@@ -85,7 +85,7 @@ class Workload:
             yield place_session(self.config, entry, int(index), int(due_us))
 
     def _places(self) -> Iterator[tuple[Positions, Counts]]:
-        """This shard's sessions, a chunk at a time: their numbers in the whole run, and when they are due."""
+        """Yield this shard's sessions in chunks: their numbers in the whole run, and their due times."""
         start = 0
         for due_us in arrivals_us(self.config):
             first = (self.shard.index - start) % self.shard.count
@@ -109,7 +109,7 @@ class Workload:
 
 
 def common_header(config: LoadConfig, text: str) -> bytes:
-    """What all sessions of a load have in common, as far as it shows in what is sent."""
+    """Return the digest of everything that all sessions of a load share in their requests."""
     closed = None if config.open_loop else (config.sessions_at_once, config.requests_at_once)
     vocabulary = (config.vocabulary.low, config.vocabulary.high)
     prefix = (config.prefix_tokens, config.tool_role)
@@ -117,7 +117,7 @@ def common_header(config: LoadConfig, text: str) -> bytes:
 
 
 def arrivals_us(config: LoadConfig) -> Chunks:
-    """When sessions are due; ``CLOSED`` in a closed loop. Ends where the config's bounds do."""
+    """Yield due times of sessions, ``CLOSED`` in a closed loop, up to the config's bounds."""
     if not config.open_loop:
         return before((np.full(CHUNK, CLOSED, dtype=np.int64) for _ in count()), config.number, None)
     if config.pattern == "burst":
@@ -232,7 +232,7 @@ def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us:
 
 
 def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> TurnShape:
-    """One turn of a dataset, with what it leaves open drawn as for a random session."""
+    """Return a dataset's turn, with open fields drawn as for a random session."""
     key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
@@ -247,7 +247,7 @@ def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> 
 
 
 def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    """One draw of a lengths, as ``draw_sessions`` makes many."""
+    """Return a single draw, equal to the element that ``draw_sessions`` makes."""
     if lengths.low == lengths.high:
         return round(lengths.low * units)
     return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])

@@ -31,7 +31,7 @@ STDERR = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One run: what is sent where, what of it is kept, and how it is bounded."""
+    """Settings of a run: job, target, trace and bounds."""
 
     job: Job
     url: str
@@ -69,7 +69,7 @@ def run_job(config: RunConfig) -> RunOutcome:
 
 @contextlib.contextmanager
 def host_of(flags: RunFlags) -> Iterator[Host]:
-    """Where the shards run. Raises InputError if that cannot be reached."""
+    """Host of the shards. Raises InputError if it cannot be reached."""
     if flags.ray is None:
         yield Host(ShardProcess.start, usable_cores(), apart=False)
         return
@@ -93,7 +93,7 @@ def shard_count(config: RunConfig, cores: int) -> int:
 
 
 def find_earlier(config: RunConfig) -> Resumed | None:
-    """What an earlier run has left for this one to go on with; null: nothing, or it does not go on.
+    """Return the earlier run that this one continues; null: none, or no continuation wanted.
 
     Raises InputError if it cannot go on with that, or if what is there would be lost.
     """
@@ -112,7 +112,7 @@ def find_earlier(config: RunConfig) -> Resumed | None:
 
 
 class Run:
-    """One run from its first process to its whole trace."""
+    """Run from its first process to its complete trace."""
 
     def __init__(self, config: RunConfig, host: Host, resumed: Resumed | None) -> None:
         self._config = config
@@ -155,7 +155,7 @@ class Run:
         return words
 
     def outcome(self, words: list[Done | Failed]) -> RunOutcome:
-        """What it amounts to, its trace made whole. Raises InputError if a shard failed because of the input."""
+        """Complete the trace and return the run's outcome. Raises InputError if a shard failed because of the input."""
         trace = self._config.trace
         refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
         if refused is not None and not self._in_parts:  # what is there may be another run's
@@ -177,7 +177,7 @@ class Run:
             print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
-        """What each shard is told: its part of the sessions, of the trace and of the requests in flight."""
+        """Return each shard's settings: its part of the sessions, of the trace and of the requests in flight."""
         config, count = self._config, self._count
         return [
             Setup(
@@ -220,7 +220,7 @@ def zeroed(meta: Meta, digest: str, epoch_unix_ns: int) -> Meta:
 
 
 def planned_by(ready: Sequence[Ready]) -> int | None:
-    """How many requests all shards will send; null: one of them cannot tell."""
+    """Return the number of requests of all shards; null: unknown to some shard."""
     planned = [each.planned for each in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
 

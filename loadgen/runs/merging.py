@@ -26,7 +26,7 @@ CONCURRENCY = re.compile(rb'"concurrency":\d+')
 
 
 class Times(msgspec.Struct, frozen=True):
-    """When a request was in flight, as its line says."""
+    """Times of a request, from its line."""
 
     arrival_ms: float | None = None
     e2e_ms: float | None = None
@@ -36,7 +36,7 @@ _times = msgspec.json.Decoder(Times)
 
 
 def part_of(trace: Path, shard: int) -> Path:
-    """Where a shard writes its part of a trace."""
+    """Return the path of a shard's part of a trace."""
     return trace.with_name(f"{trace.name}.shard{shard}.jsonl")
 
 
@@ -76,7 +76,7 @@ def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
 
 
 class InFlight:
-    """How many requests were in flight at a time, over all parts."""
+    """Number of requests in flight at a time, over all parts."""
 
     def __init__(self, arrivals_ms: Iterable[float], ends_ms: Iterable[float]) -> None:
         self._arrivals_ms = array("d", sorted(arrivals_ms))
@@ -84,7 +84,7 @@ class InFlight:
 
     @classmethod
     def of(cls, parts: Iterable[Path]) -> "InFlight":
-        """What the parts tell."""
+        """Read the times of all parts."""
         arrivals_ms, ends_ms = array("d"), array("d")
         for part in parts:
             for times in map(_times.decode, record_lines(part)):

@@ -1,4 +1,4 @@
-"""What came of a run, put together from what its shards said last and, where one died, from what it had recorded."""
+"""Outcome of a run, from the last messages of its shards and, for a shard that died, from its records."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
-    """What one shard did and took."""
+    """Work and CPU time of one shard."""
 
     where: str
     """Its process, or its machine's address."""
@@ -35,7 +35,7 @@ class ShardUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of a run."""
+    """Outcome of a run."""
 
     tally: Tally
     findings: dict[str, int]
@@ -63,7 +63,7 @@ def outcome_of(
     digest: str,
     stopped: str | None,
 ) -> RunOutcome:
-    """Of every shard its last words, its part of the trace, and where it ran."""
+    """Combine the last message of every shard, its part of the trace, and its place."""
     tally, delay_ms, findings, seconds = Tally(), Sample(), Counter[str](), 0.0
     shards: list[ShardUse] = []
     done = [word for word in words if isinstance(word, Done)]
@@ -91,7 +91,7 @@ def outcome_of(
 
 
 def recorded(part: Path) -> tuple[Tally, float]:
-    """What the records of a shard that died amount to, and when the last of them ended, in seconds.
+    """Count the records of a shard that died; also return the end of the last one in seconds.
 
     Who was held back it did not record, so they tell no lag.
     """
@@ -115,7 +115,7 @@ def exit_code(outcome: RunOutcome) -> int:
 
 
 def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
-    """Why an engine refused every request so far, as far as asking it tells; its own words are never shown."""
+    """Return the likely reason for an engine that refuses every request; never quotes the engine."""
     body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
     response = control.post("/v1/completions", body)
     if response.is_success:

@@ -1,4 +1,4 @@
-"""How far a run is, as its shards tell it: one status for the live view, the log's lines and ``--json-progress``."""
+"""Progress of a run: the status for the live view, log lines and ``--json-progress``."""
 
 import time
 from collections import deque
@@ -20,7 +20,7 @@ TargetRate = Callable[[float], float | None]
 
 
 class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard, as it last said."""
+    """Last reported state of a shard."""
 
     where: str
     """Its process, or its machine's address."""
@@ -76,7 +76,6 @@ class RecentWindow:
         self._parts: deque[tuple[float, Recent]] = deque()
 
     def add(self, at_s: float, recent: Recent) -> None:
-        """What came just before ``at_s``."""
         recent.fold()
         self.whole.merge(recent)
         self._parts.append((at_s, recent))
@@ -89,7 +88,7 @@ class RecentWindow:
 
 
 class RateWindow:
-    """How fast a count has grown in the last ``WINDOW_S``."""
+    """Growth rate of a count over the last ``WINDOW_S``."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
@@ -107,7 +106,7 @@ class RateWindow:
 
 
 class RunProgress:
-    """What all shards said so far."""
+    """Progress reports of all shards."""
 
     def __init__(
         self,
@@ -133,7 +132,6 @@ class RunProgress:
         self._sent, self._ended, self._tokens = RateWindow(), RateWindow(), RateWindow()
 
     def hear(self, shard: int, message: Progress | Done | Failed) -> None:
-        """One shard's word."""
         self._heard_s[shard] = now_s = self.elapsed_s()
         if isinstance(message, Progress):
             self._counts[shard] = message.counts
@@ -183,7 +181,7 @@ class RunProgress:
         )
 
     def only_refusals(self) -> bool:
-        """Whether every shard by itself has had nothing but refusals."""
+        """True if every shard has had nothing but refusals."""
         return all(counts.only_refusals for counts in self._counts)
 
     def _total(self) -> Counts:

@@ -69,7 +69,7 @@ def require_reachable(address: str) -> None:
 
 
 class RayShard:
-    """One shard in an actor."""
+    """Shard in a Ray actor."""
 
     def __init__(self, actor: Any, where: str, clock: ClockOffset, hear: Hear) -> None:
         self.where = where
@@ -131,7 +131,7 @@ class RayShard:
 async def measured_offset(
     their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns
 ) -> ClockOffset:
-    """How far another wall clock is ahead, by the quickest response: its asking lies between two looks at our own."""
+    """Return the offset of another wall clock, measured by the exchange with the shortest round trip."""
     best: ClockOffset | None = None
     for _ in range(CLOCK_QUESTIONS):
         before_ns = clock()
@@ -144,7 +144,7 @@ async def measured_offset(
 
 
 def ray_error() -> type[Exception]:
-    """What Ray raises when an actor, its worker or its machine is gone."""
+    """Return the base of Ray's errors: an actor, worker or machine is gone."""
     from ray.exceptions import RayError  # noqa: PLC0415 - as above
 
     error: type[Exception] = RayError
@@ -152,7 +152,7 @@ def ray_error() -> type[Exception]:
 
 
 class ShardActor:
-    """One shard's process and its part of the trace, which lies here until it is fetched."""
+    """Shard process and its part of the trace, kept on this machine until it is fetched."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvtape-shard-")
@@ -165,7 +165,7 @@ class ShardActor:
         return f"{platform.node()}, {self._shard.where}", version()
 
     async def clock(self) -> int:
-        """This machine's wall clock, ns since 1970."""
+        """Wall clock of this machine, ns since 1970."""
         return time.time_ns()
 
     async def send(self, message: FromParent) -> None:
@@ -176,7 +176,7 @@ class ShardActor:
         self._shard.send(message)
 
     async def hear(self) -> list[FromShard]:
-        """What the shard has said since the last call, as soon as that is anything."""
+        """Wait for messages of the shard; return all since the last call."""
         messages = [await self._said.get()]
         while not self._said.empty():
             messages.append(self._said.get_nowait())
@@ -205,5 +205,5 @@ class ShardActor:
 
 
 def version() -> str:
-    """This program's version."""
+    """Return this program's version."""
     return importlib.metadata.version("kvtape")

@@ -31,7 +31,7 @@ HISTORY = "resumed"
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """Of a record what resuming asks for."""
+    """Fields of a record that resuming needs."""
 
     request_id: RequestId
     status: Status = "ok"
@@ -46,7 +46,7 @@ _outline = msgspec.json.Decoder(Outline)
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a run goes on."""
+    """Point from which a run continues."""
 
     meta: Meta
     """The header to go on under: the earlier one's zero, with this resumption in its history."""
@@ -102,7 +102,7 @@ def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a trace holds."""
+    """Content of a trace."""
 
     ended: dict[RequestId, bool]
     """Requests that came to an end of their own, and whether it was a good one; aborted ones are sent again."""

@@ -154,7 +154,7 @@ async def _tell(tally: Tally, say: Say) -> None:
 
 
 def clocks_of(go: Go) -> Clocks:
-    """Where t = 0 and the trace's zero are on this machine's clock."""
+    """Return t = 0 and the trace's zero on this machine's clock."""
     t0_ns = go.t0_ns
     if t0_ns is None:
         t0_ns = time.perf_counter_ns() + go.t0_unix_ns - time.time_ns()

@@ -1,4 +1,4 @@
-"""What a run's parent and its shards say to each other: Setup, Ready, Go, Progress …, Done, with Stop at any time.
+"""Messages between a run's parent and its shards: Setup, Ready, Go, Progress …, Done; Stop at any time.
 
 They are pickled: both ends are this program, started by the same user. Over a socket each message has its length
 before it (``loadgen/sending/frames.py``); a Ray actor takes and gives the messages themselves.
@@ -109,6 +109,5 @@ def encode(message: FromParent | FromShard) -> bytes:
 
 
 def decode(payload: bytes) -> FromParent | FromShard:
-    """One frame's payload."""
     message: FromParent | FromShard = pickle.loads(payload)
     return message

@@ -18,7 +18,7 @@ Hear = Callable[[FromShard], None]
 
 
 class ShardProcess:
-    """One shard. ``hear`` has each of its messages, and a ``Failed`` if it ended without a last word."""
+    """Shard process. ``hear`` gets its messages, and a ``Failed`` if it ended without a last message."""
 
     clock: ClockOffset | None = None
 

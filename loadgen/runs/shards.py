@@ -21,7 +21,7 @@ HEAD_START_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What another machine's wall clock says beyond this one's, and how sure that is."""
+    """Offset of another machine's wall clock from this one's, and its uncertainty."""
 
     offset_ns: int
     round_trip_ns: int
@@ -29,7 +29,7 @@ class ClockOffset:
 
 
 class ShardLink(Protocol):
-    """One shard, wherever it runs."""
+    """Shard on any machine."""
 
     where: str
     """For people: its process, its machine."""
@@ -51,7 +51,7 @@ class ShardLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where shards run."""
+    """Place where shards run."""
 
     start: Callable[[Callable[[FromShard], None]], Awaitable[ShardLink]]
     """Starts a shard; its messages go to the callable."""
@@ -66,7 +66,7 @@ Header = Callable[[int], Meta]
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """When t = 0 is."""
+    """Time of t = 0."""
 
     at_ns: int
     """On this machine's ``perf_counter_ns``."""

@@ -1,4 +1,4 @@
-"""What a run says of itself at its end, to people and as JSON: results, and whether the client was fit to measure."""
+"""Summary of a run for terminal and JSON: results, and whether the client was fit to measure."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SHORT_S = 2.0
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Of one sample, in ms."""
+    """Quantiles of a sample, in ms."""
 
     count: int
     p50_ms: float
@@ -30,7 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Lateness(msgspec.Struct, frozen=True):
-    """Whether the client sent when it should have; what was held back by ``--parallel`` is no lateness of its own."""
+    """Lateness of the client's sends; requests queued by the concurrency limit are not counted."""
 
     limit_ms: float
     """A request with more lag than this is late."""
@@ -52,7 +52,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
-    """What one process of the client took."""
+    """CPU use of one process of the client."""
 
     process: str
     """``shard 0`` (plans, builds, reads, records), ``sender 0`` (sends) …"""
@@ -63,7 +63,7 @@ class ProcessUse(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; null where there is no sample."""
+    """Summary of a run; null where there is no sample."""
 
     pattern: str
     digest: str
@@ -169,7 +169,7 @@ def summarize(
 
 
 def quantiles(sample: Sample) -> Quantiles | None:
-    """Of a sample; null: it is empty."""
+    """Return the quantiles of a sample; null: empty."""
     if not sample.count:
         return None
     p50, p90, p99 = (round(each, 3) for each in sample.quantiles(0.5, 0.9, 0.99))
@@ -177,7 +177,7 @@ def quantiles(sample: Sample) -> Quantiles | None:
 
 
 def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
-    """How many requests were late, and whether the run was."""
+    """Count late requests, and judge the run."""
     limit_ms = late_limit_ms(ttft.p50_ms if ttft else None)
     late = lag_ms.count_above(limit_ms)
     run = lag_ms.count > 0 and lag_ms.quantile(LAG_LEVEL) > limit_ms
@@ -213,7 +213,7 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
 
 
 def offered_share(outcome: RunOutcome) -> float | None:
-    """How much of this machine's most the run was, on average; null: see ``Summary``."""
+    """Return the mean share of this machine's capacity that the run offered; null: see ``Summary``."""
     local = all(shard.where.startswith("process ") for shard in outcome.shards)
     known = load_calibration(len(outcome.shards)) if local else None
     if known is None or not outcome.seconds:
@@ -223,7 +223,7 @@ def offered_share(outcome: RunOutcome) -> float | None:
 
 
 def limit_notes(offered: float | None) -> list[str]:
-    """Whether the run was near what this machine can send, or beyond it."""
+    """Return a note if the run was near or beyond the capacity of this machine."""
     if offered is None or offered <= OFFERED_LIMIT:
         return []
     how = "more than" if offered > 1 else f"{offered:.0%} of what"

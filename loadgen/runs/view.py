@@ -204,7 +204,7 @@ async def _show_lines(progress: RunProgress) -> None:
 
 def _writing(file: TextIO) -> Watch:
     async def write(progress: RunProgress) -> None:
-        """One object a second, and one at the end, which has the run's final counts."""
+        """Write an object a second, and a last one with the final counts."""
         try:
             while True:
                 await asyncio.sleep(JSON_INTERVAL_S)

@@ -113,7 +113,6 @@ class TruthProcess:
     pid: int
 
     def truth(self) -> Truth:
-        """What it served up to now."""
         output = httpx.get(f"{self.url}/truth", trust_env=False, timeout=60.0).raise_for_status()
         return msgspec.msgpack.decode(output.content, type=Truth)
 
@@ -143,7 +142,7 @@ def truth_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> It
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run that is over."""
+    """Finished run."""
 
     served: list[Served]
     """What the server saw of it."""
@@ -167,7 +166,6 @@ class Runner:
     tell: Callable[[str], None]
 
     def saturated(self, server: TruthProcess, name: str, output: int, prompt: int) -> Run:
-        """As many requests a second as it can."""
         parallel = PARALLEL * self.procs
         self.tell(f"{name}: {parallel} requests in flight, for {self.seconds:g} s")
         return self._run(
@@ -235,7 +233,7 @@ def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], No
 
 
 def told_ttfts_ns(trace: Path, served: Sequence[Served]) -> dict[str, float]:
-    """What a client's trace says the first tokens took, by the ids that the server saw: a trace has them keyed."""
+    """Return the client's TTFTs by the server's request ids; a trace has the ids hashed."""
     key = load_key()
     _, records = load_trace(trace)
     told = {str(record.request_id): record.ttft_ms for record in records}

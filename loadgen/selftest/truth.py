@@ -1,4 +1,4 @@
-"""What the built-in server is asked to do, and what it knows of each request: the truth that a client is held against.
+"""Orders to the built-in server, and its log of each request: the ground truth for a client.
 
 All times are of the system's monotonic clock, which every process of a machine shares (``time.perf_counter_ns``). The
 server notes when a request's last byte had come and when it wrote the first token, each just before it goes on, so a
@@ -27,7 +27,7 @@ Sample = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """When and in which pieces the server writes its answers."""
+    """Times and pieces of the server's responses."""
 
     ttft_low_ms: float = 0.0
     ttft_high_ms: float = 0.0
@@ -51,13 +51,13 @@ class Pace:
             )
 
     def ttft_ns(self, request_id: str) -> int:
-        """How long this request's first token takes: the same for whoever knows its id."""
+        """Return the TTFT of a request, drawn by its id."""
         low_ns, high_ns = (round(bound * NS_PER_MS) for bound in (self.ttft_low_ms, self.ttft_high_ms))
         return low_ns + below(text_key(request_id), high_ns - low_ns + 1)
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """One request as the server saw it, times in ns of the monotonic clock; null: it did not come to that."""
+    """Request as the server saw it, in ns of the monotonic clock; null: it did not come to that."""
 
     request_id: str
     """As its ``X-Request-Id`` says; its number, ``#7``, if it has none."""
@@ -81,12 +81,12 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def lateness_ns(self) -> int | None:
-        """How late the server was itself: no error of the client's, which is held against what was done."""
+        """Delay of the server's own write; not an error of the client, which is compared with the actual write."""
         return None if self.first_write_ns is None else self.first_write_ns - self.due_ns
 
 
 class Truth(msgspec.Struct, frozen=True):
-    """What the server has to say after a run."""
+    """Log of the server after a run."""
 
     served: list[Served]
     """In order of arrival."""
@@ -99,7 +99,7 @@ class Truth(msgspec.Struct, frozen=True):
 
 
 def received_ns(served: Sequence[Served]) -> Times:
-    """When the requests came, in ns of the server's clock."""
+    """Return the arrival times of the requests, in ns of the server's clock."""
     return np.array([one.received_ns for one in served], dtype=np.int64)
 
 
@@ -119,12 +119,12 @@ def steady_rate(received: Times) -> float:
 
 
 def count_between(received: Times, start_ns: int, end_ns: int) -> int:
-    """How many came from ``start_ns`` on and before ``end_ns``."""
+    """Count arrivals from ``start_ns`` on and before ``end_ns``."""
     return int(np.count_nonzero((received >= start_ns) & (received < end_ns)))
 
 
 def ttft_errors_ms(served: Sequence[Served], told_ns: Mapping[str, float]) -> Sample:
-    """What the client told over what the server knows, for each request of which both say something."""
+    """Return client TTFT − server TTFT for each request that both know."""
     return np.array(
         [
             (told_ns[one.request_id] - one.ttft_ns) / 1e6
@@ -136,11 +136,11 @@ def ttft_errors_ms(served: Sequence[Served], told_ns: Mapping[str, float]) -> Sa
 
 
 def lags_ms(received: Times, rate: float) -> Sample:
-    """How late each arrival was against equal gaps; the earliest of all against its place is on time."""
+    """Return the delay of each arrival against equal gaps; the earliest relative arrival has delay 0."""
     ahead_ns = np.sort(received) - np.arange(len(received)) * 1e9 / rate
     return (ahead_ns - ahead_ns.min()) / 1e6 if len(ahead_ns) else ahead_ns
 
 
 def quantile(sample: Sample, level: float) -> float | None:
-    """Of a sample; null: it is empty."""
+    """Return a quantile of a sample; null: empty."""
     return float(np.quantile(sample, level)) if len(sample) else None

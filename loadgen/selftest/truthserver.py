@@ -85,7 +85,7 @@ def _chunk(event: dict[str, object]) -> bytes:
 
 
 class _Stream:
-    """One answer on its way."""
+    """Response being written."""
 
     __slots__ = (
         "connection",
@@ -181,7 +181,7 @@ class TruthServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection: requests one after another, each answered before the next is sent."""
+    """Connection of a client: requests one after another, each answered before the next is sent."""
 
     def __init__(self, server: TruthServer) -> None:
         self._server = server
@@ -197,7 +197,6 @@ class _Connection(asyncio.Protocol):
         self._fd = self._transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
-        """One read of a request."""
         at_ns = perf_counter_ns()
         if self._lacking:
             self._body.append(data)
@@ -218,7 +217,7 @@ class _Connection(asyncio.Protocol):
             self._answer(head, body, at_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What is still to be written has no reader."""
+        """Drop the transport."""
         self._transport = None
 
     def write(self, data: bytes) -> bool:

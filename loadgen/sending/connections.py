@@ -84,7 +84,7 @@ class Connections:
         self._pool.keep(connection)
 
     def _fail(self, request: RequestRun | None, error: ConnectError) -> None:
-        """One request ends with the error: the one that the connection was for, or the first that waits."""
+        """End a request with the error: the request of this connection, or the first that waits."""
         while request is None or request.end_ns:
             if not self._waiting:
                 return

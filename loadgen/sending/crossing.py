@@ -1,4 +1,4 @@
-"""What a shard and its sender say to each other: orders with absolute times one way, what came of them the other way.
+"""Messages between a shard and its sender: orders with absolute times, and their results.
 
 msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for all processes of a machine.
 """
@@ -55,7 +55,7 @@ class Unreachable(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What came of one order."""
+    """Result of an order."""
 
     number: int
     scheduled_ns: int

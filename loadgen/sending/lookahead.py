@@ -1,4 +1,4 @@
-"""Which of a plan's requests are to be built now: ahead of need, but no further than memory and answers allow."""
+"""Requests of a plan that are due to be built: ahead of need, within bounds of memory."""
 
 import heapq
 from collections import deque
@@ -61,7 +61,6 @@ class Lookahead:
         self._next_root()
 
     def __bool__(self) -> bool:
-        """Whether there is more to come."""
         return bool(self._upcoming)
 
     def follow(self, send: Send, end_ns: int, parent_end_ms: float) -> None:
@@ -79,7 +78,7 @@ class Lookahead:
         return planned
 
     def wake_ns(self) -> int | None:
-        """When the next is to be built; null: there is none, or first something must be started."""
+        """Time at which the next request is to be built; null: none, or a built one must start first."""
         if not self._upcoming or len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
             return None
         return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)

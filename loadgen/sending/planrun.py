@@ -56,7 +56,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class PlanRun:
-    """One shard's run. ``over`` is done when everything has ended, or has the error that ended it."""
+    """Run of one shard's plan. ``over`` is done when everything has ended, or has the error that ended it."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class PlanRun:
             self._settle_one(self._ended.popleft())
 
     def _settle_one(self, ended: Ended) -> None:
-        """One ended request: its answer read, its follow-ups on their way, its record written."""
+        """Settle a request that has ended: read its response, plan its follow-ups, write its record."""
         given = self._given.pop(ended.number)
         sent = Sent(given.request, ended, given.planned.parent_end_ms)
         response = answer_of(sent, self._clocks)
@@ -260,7 +260,7 @@ def sent_share(due_ms: float | None, request: PlannedRequest) -> int:
 
 
 def _lost(planned: Planned, now_ns: int) -> Ended:
-    """What is known of a request whose sender died."""
+    """Return the known facts of a request whose sender died."""
     return Ended(
         number=planned.number,
         scheduled_ns=planned.at_ns,

@@ -25,7 +25,7 @@ class Sent:
 
 
 def answer_of(sent: Sent, clocks: Clocks) -> Response:
-    """What came of a request: the record as far as the wire tells it, and the answer's ids and text."""
+    """Return the result of a request: its record as far as the wire tells, and the output's ids and text."""
     request, ended = sent.request, sent.ended
     completion = parse_answer(request.path, ended.reads, stream=request.stream)
     return Response(
@@ -75,7 +75,7 @@ def _record(sent: Sent, completion: Completion, clocks: Clocks) -> Record:
 
 
 def _output_tokens(completion: Completion) -> int | None:
-    """As usage says; without usage (a stream cut short) as many as were seen."""
+    """Return usage's count; without usage (a stream cut short) the tokens that were seen."""
     if completion.output_tokens is not None:
         return completion.output_tokens
     return completion.seen_tokens or None
@@ -88,7 +88,7 @@ def _tokens_source(completion: Completion, planned: int | None) -> TokensSource 
 
 
 def _outcome(ended: Ended, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
-    """How the request ended: the wire's word first, then the engine's."""
+    """Return how the request ended: the wire's status first, then the engine's."""
     if ended.outcome != "ok":
         return ended.outcome, ended.error_kind
     if ended.status is not None and ended.status >= HTTP_ERROR:

@@ -1,4 +1,4 @@
-"""One request in flight: what it meets on its connection, with the time of every read."""
+"""Run of one request: its connection's events, with the time of every read."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -10,10 +10,10 @@ from wire.errors import LossKind, Outcome
 
 
 class Owner(Protocol):
-    """Whom a request tells of its end."""
+    """Receiver of a request's end."""
 
     def ended(self, request: "RequestRun") -> None:
-        """It is over, and its connection free for others."""
+        """The request has ended and its connection is free."""
 
     def stale(self, request: "RequestRun") -> None:
         """The server had closed the connection before it: it is to be sent again, on a new one."""
@@ -75,7 +75,7 @@ class RequestRun:
         self._end(outcome, kind)
 
     def summary(self) -> Ended:
-        """What came of it."""
+        """Return the result for the shard."""
         return Ended(
             self.number,
             self.scheduled_ns,

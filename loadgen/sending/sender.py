@@ -161,7 +161,7 @@ class Sender:
             asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        """What ended in this turn of the loop, as one message."""
+        """Send all requests that ended in this turn of the loop as one message."""
         if self._ended or self._expired:
             self._deliver(Batch(self._ended, self._expired, self._started, len(self._in_flight)))
             self._ended, self._expired = [], []

@@ -66,7 +66,6 @@ class SenderProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     def _say(self, message: SenderSetup | Orders | Halt) -> None:

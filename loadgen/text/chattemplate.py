@@ -1,4 +1,4 @@
-"""What a chat template writes around the messages, in tokens: learnt from conversations of marked words.
+"""Tokens that a chat template writes around the messages: learnt from conversations of marked words.
 
 What stands between the marks is the template's. It depends on who speaks in which order (a template may close an old
 answer otherwise than a new one), so it is learnt for each order of roles that a run has. It must not depend on what is
@@ -35,17 +35,17 @@ class Gaps:
 
     @property
     def tokens(self) -> int:
-        """What the template adds."""
+        """Number of tokens that the template adds."""
         return sum(map(len, self.ids))
 
 
 def order_of(conversation: Sequence[SentMessage]) -> Order:
-    """Who speaks in a conversation."""
+    """Return the roles of a conversation, in order."""
     return tuple((message.role, len(message.calls)) for message in conversation)
 
 
 def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
-    """What the template writes around messages in this order; raises TokenizerError if that cannot be told."""
+    """Learn the template's tokens for this order of roles; raises TokenizerError if they cannot be told."""
     first, second = (_cut(tokenizer, words, order, offset) for offset in (0, len(words.texts) // 2))
     if first != second:
         raise TokenizerError("what its chat template writes depends on what is said")
@@ -53,7 +53,7 @@ def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
 
 
 def places(conversation: Sequence[SentMessage]) -> list[SentMessage | Call]:
-    """Where something is said: each message, then its calls."""
+    """Return the places of text: each message, then its calls."""
     found: list[SentMessage | Call] = []
     for message in conversation:
         found += (message, *message.calls)
@@ -79,7 +79,7 @@ def compose_head(words: Words, gaps: Gaps, conversation: Sequence[SentMessage], 
 
 
 def head_length(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> int | None:
-    """How many tokens are before what message number ``message`` says; null: not known."""
+    """Return the number of tokens before message number ``message``; null: unknown."""
     return composed_length(_head(gaps, conversation, message), conversation[:message])
 
 
@@ -89,7 +89,7 @@ def _head(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> Gaps
 
 
 def composed_length(gaps: Gaps, conversation: Sequence[SentMessage]) -> int | None:
-    """How long the conversation is under the template; null: not known."""
+    """Return the conversation's length under the template; null: unknown."""
     total = gaps.tokens
     for place, written in zip(places(conversation), gaps.written, strict=True):
         if not written:

@@ -96,5 +96,5 @@ def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer
 
 
 def path_of(source: str) -> Path | None:
-    """Where a shard finds the tokenizer; null: not on a disk."""
+    """Return the tokenizer's path for the shards; null: not on disk."""
     return None if source in (AUTO, ENGINE, NONE) else Path(source)

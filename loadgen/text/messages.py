@@ -1,4 +1,4 @@
-"""What is said in a conversation, before anyone knows the engine's tokens: drawn by key and length, or word by word.
+"""Messages before the engine's tokens are known: drawn by key and length, or given word by word.
 
 A dataset or a pattern says what each turn says; ``loadgen/plan/prompts.py`` makes token ids of it, or an API's
 messages.
@@ -32,7 +32,7 @@ class SyntheticMessage:
 
     @property
     def tokens(self) -> int:
-        """Of the content."""
+        """Tokens of the content."""
         return sum(piece.tokens for piece in self.pieces)
 
 
@@ -47,12 +47,12 @@ class VerbatimMessage:
 
     @property
     def role(self) -> str:
-        """As given; ``user`` where the message does not say."""
+        """Role as given; ``user`` where the message has none."""
         return str(self.message.get("role", "user"))
 
     @property
     def text(self) -> str:
-        """Its content if that is a text, else the texts among its parts, joined by nothing."""
+        """Content if it is a text, else the texts among its parts, concatenated."""
         content = self.message.get("content")
         if isinstance(content, list):
             return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

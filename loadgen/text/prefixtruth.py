@@ -1,4 +1,4 @@
-"""Whether prompts of text are, in the target's tokens, what they were planned to be: proved before a run, and in it.
+"""Check of text prompts: are they, in the target's tokens, as planned? Before a run on a sample, then on every prompt.
 
 Two prompts share exactly their intended prefix if each is, token by token, the template and the words that were
 planned. So that is what is examined on a sample, and compared with what the engine says of every prompt; the tokens
@@ -96,7 +96,7 @@ def truth_of(findings: Mapping[str, int]) -> PrefixTruth:
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """What the target's tokenizer said of a sample of prompts before the run."""
+    """Result of encoding a sample of prompts with the target's tokenizer before the run."""
 
     tokenizer: str | None = None
     prompts: int = 0
@@ -152,14 +152,14 @@ def examine(
 
 
 def common_prefix(first: TokenIds, second: TokenIds) -> int:
-    """How many tokens two prompts share."""
+    """Return the number of leading tokens that two prompts share."""
     size = min(len(first), len(second))
     different = np.flatnonzero(first[:size] != second[:size])
     return int(different[0]) if len(different) else size
 
 
 def report_truth(before: Examination, counts: PrefixTruth) -> TruthReport:
-    """What is to be said of a run's prompts."""
+    """Return the report on a run's prompts."""
     return TruthReport(_verdict(before, counts), before, counts)
 
 
@@ -180,7 +180,7 @@ def truth_lines(report: TruthReport) -> list[str]:
 
 
 def truth_notes(report: TruthReport) -> list[str]:
-    """What a reader must know before trusting the run's hits."""
+    """Return the warnings on the run's prompts."""
     notes = []
     if report.verdict.startswith("off"):
         notes.append(f"prefix truth {report.verdict}: how much prompts share is not what was asked for")
@@ -211,7 +211,7 @@ def _verdict(before: Examination, counts: PrefixTruth) -> str:
 
 
 def _told(counts: PrefixTruth) -> str:
-    """What the engine said of the prompts."""
+    """Word the engine's report on the prompts."""
     if counts.ids_told:
         return f"the engine told the tokens of {counts.ids_told}"
     return f"{counts.exact} of {counts.planned} by usage" if counts.planned else "the engine told no prompt's length"

@@ -1,4 +1,4 @@
-"""What a turn says: token ids for ``/v1/completions``, a conversation for the APIs that take one.
+"""Prompts of a turn: token ids for ``/v1/completions``, a conversation for the other APIs.
 
 A session's next prompt is its last prompt, the output of the model, and new tokens; both kinds know how to serialise
 themselves, how to go on from a response, and what the engine's word on them means for the truth of the run's prefixes.
@@ -80,7 +80,7 @@ class Prompt(Protocol):
 
 
 def generated_length(response: Response) -> int | None:
-    """How many of the generated tokens the template says again; null: not known.
+    """Return the number of generated tokens that the template repeats; null: unknown.
 
     An answer that ended by itself ended with a token of its own, which the template writes behind an old response.
     """
@@ -90,7 +90,7 @@ def generated_length(response: Response) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """What all token-id prompts of a run have in common."""
+    """Common settings of all token-id prompts of a run."""
 
     vocabulary: Vocabulary
     dialect: Dialect = VLLM
@@ -152,7 +152,6 @@ class TokenPrompt:
         return chain
 
     def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
-        """This prompt, the generated ids (stand-ins where the engine returned none) and the turn's new ids."""
         repeated = len(self.token_ids)
         if response.token_ids is None:
             generated = tokens_of(stand_in, response.record.output_tokens or 0, self.form.vocabulary)
@@ -165,7 +164,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """What all conversations of a run have in common."""
+    """Common settings of all conversations of a run."""
 
     api: TextApi
     text_maker: TextMaker
@@ -221,7 +220,6 @@ class ChatPrompt:
         return chain if self._told or self.form.rendered else replace(chain, source="tokenizer")
 
     def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> Prompt:
-        """This conversation, the model's answer and what the turn says."""
         text_maker = self.form.text_maker
         calls = tuple(call for message in said if (call := text_maker.call(message)) is not None)
         return self.going_on(response, [text_maker.say(message) for message in said], stand_in, calls)
@@ -229,7 +227,7 @@ class ChatPrompt:
     def going_on(
         self, response: Response, said: Sequence[SentMessage], stand_in: int, calls: tuple[Call, ...] = ()
     ) -> "ChatPrompt":
-        """This conversation, the model's answer with its calls, and what is said then.
+        """Return the prompt after this one: the model's output with its calls, then ``said``.
 
         ``stand_in``: what an answer whose ids nobody told is drawn from, where ids must be sent.
         """
@@ -243,7 +241,7 @@ class ChatPrompt:
         return ChatPrompt(self.form, conversation, before, self._repeated(response, conversation), changed)
 
     def _repeated(self, response: Response, conversation: Sequence[SentMessage]) -> int | None:
-        """This prompt and its response, if the template opens an old answer as it opened the new one."""
+        """Return the length of this prompt and its output, if the template writes an old output like a new one."""
         prompt, output = response.record.prompt_tokens, response.record.output_tokens
         if prompt is None or not output:
             return None
@@ -303,7 +301,7 @@ class ChatPrompt:
         self.conversation[at] = replace(response, ids=ids, length=length if ids is None else len(ids))
 
     def _tokens_at(self, told: TokenIds, at: int) -> TokenIds | None:
-        """What stands at message ``at`` in the prompt that the engine told; null: it cannot be found there."""
+        """Return the tokens of message ``at`` in the prompt that the engine returned; null: not found."""
         nothing = np.zeros(0, dtype=np.uint32)
         emptied = list(self.conversation)
         emptied[at] = replace(emptied[at], ids=nothing, length=0)

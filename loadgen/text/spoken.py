@@ -35,7 +35,7 @@ OPENING_WORD = "find"
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """One message: what it says, and which tokens that is, as far as it is known."""
+    """Message: its text, and its tokens as far as they are known."""
 
     role: str
     text: str
@@ -53,19 +53,18 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call: the words of its argument, the opening one apart."""
+    """Tool call: the words of its argument without the opening word."""
 
     text: str
     numbers: TokenIds
 
     @property
     def arguments(self) -> dict[str, str]:
-        """As a mapping."""
         return {"query": f"{OPENING_WORD} {self.text}"}
 
     @property
     def arguments_json(self) -> str:
-        """As the APIs of OpenAI carry it."""
+        """Arguments as OpenAI's APIs carry them."""
         return msgspec.json.encode(self.arguments).decode()
 
 

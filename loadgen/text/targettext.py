@@ -1,4 +1,4 @@
-"""What is known of the target's text before a run: words whose tokens survive, and what its chat template adds.
+"""Text of the target, learnt before a run: words that are one token each, and the chat template's tokens.
 
 Found by the run's parent, and plain values, so that it crosses to the shards; ``TextMaker`` is it at work in a shard.
 """
@@ -84,7 +84,6 @@ class TextMaker:
         self._gaps |= self.target.gaps
 
     def say(self, said: PlannedMessage) -> SentMessage:
-        """One message."""
         if not isinstance(said, SyntheticMessage):
             return SentMessage(said.role, said.text, quoted=said.message)
         numbers = self.numbers(said.pieces)
@@ -115,12 +114,12 @@ class TextMaker:
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
 
     def head_length(self, conversation: Sequence[SentMessage], message: int) -> int | None:
-        """How many tokens are before what message number ``message`` says; null: not known."""
+        """Return the number of tokens before message number ``message``; null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else head_length(gaps, conversation, message)
 
     def length(self, conversation: Sequence[SentMessage]) -> int | None:
-        """How many tokens it is; null: not known."""
+        """Return the conversation's length in tokens; null: unknown."""
         if any(message.quoted is not None for message in conversation):
             token_ids = self._encoded(conversation)
             return None if token_ids is None else len(token_ids)
@@ -128,7 +127,7 @@ class TextMaker:
         return None if gaps is None else composed_length(gaps, conversation)
 
     def gaps(self, order: Order) -> Gaps | None:
-        """What the template writes; null: not known."""
+        """Return the template's tokens; null: unknown."""
         if order not in self._gaps:
             self._gaps[order] = self._learn(order)
         return self._gaps[order]

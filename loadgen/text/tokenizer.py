@@ -17,7 +17,7 @@ class TokenizerError(Exception):
 
 
 class Tokenizer(Protocol):
-    """Every method raises TokenizerError where this tokenizer, or this engine, has no response."""
+    """Tokenizer of a target. Methods raise TokenizerError where it, or the engine, has no result."""
 
     name: str
     """For the trace's header."""

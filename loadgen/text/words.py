@@ -46,7 +46,7 @@ class Words:
     """Its id behind a space."""
 
     def numbers(self, key: int, count: int) -> TokenIds:
-        """Which words a key stands for: the first ``count`` of its row."""
+        """Return the first ``count`` word numbers of a key's row."""
         return tokens_of(key, count, Vocabulary(0, len(self.texts)))
 
     def text(self, numbers: TokenIds) -> str:
@@ -111,7 +111,7 @@ def _is_plain(word: str) -> bool:
 
 
 def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of the candidates those with one token in both places, with these two."""
+    """Return the candidates with one token in both places, with these two tokens."""
     leader = tokenizer.encode(LEADER)
     starts = _lines(tokenizer, candidates)
     follows = _lines(tokenizer, [f"{LEADER} {word}" for word in candidates])
