@@ -1,4 +1,4 @@
-"""How far two survival curves are apart: Wasserstein-1 in ms and on the log axis, and their largest gap."""
+"""Distances between two survival curves: Wasserstein-1 in ms and on the log axis, and their largest gap."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from scipy import stats
 from measure.survival import EVENT, Waits, incidence, survival_at
 
 _MOST_SAMPLES = 50_000
-"""Uncensored samples above this many (token gaps) are compared by that many order statistics: W1 moves by far less
-than a thousandth, and the work stays bounded."""
+"""Larger uncensored samples (token gaps) are compared by this many order statistics: W1 changes by far less than
+a thousandth, and the work is bounded."""
 _SHORTEST_MS = 1e-3
-"""Waits below a microsecond count as one on the log axis: a clock's tick, not a factor."""
+"""Shortest wait on the log axis: a microsecond is a clock's tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Distances between two curves, taken up to ``horizon_ms`` where one of them ends in a censored wait."""
+    """Distances between two curves, up to ``horizon_ms`` if one of them ends in a censored wait."""
 
     w1_ms: float
     w1_log: float
@@ -28,8 +28,8 @@ class Distance:
 def distance(truth: Waits, other: Waits) -> Distance:
     """Compare two samples of at least one wait each.
 
-    W1 is the area between the curves. Where failures keep one above 0 for good, the area stops at the longest wait of
-    either; without failures and censoring it is ``scipy.stats.wasserstein_distance``.
+    W1 is the area between the curves. Where failures keep a curve above 0, the area ends at the longest wait of either;
+    without failures and censoring it is ``scipy.stats.wasserstein_distance``.
     """
     truth, other = _thinned(truth), _thinned(other)
     known_until = min(truth.known_until_ms, other.known_until_ms)
@@ -47,9 +47,9 @@ def distance(truth: Waits, other: Waits) -> Distance:
 
 
 def logrank_p(truth: Waits, other: Waits) -> float | None:
-    """Two-sided p of the log-rank test, failures taken as censored; null where it has nothing to compare.
+    """Return the two-sided p of the log-rank test, failures taken as censored; null if there is no event to compare.
 
-    Information only: it takes requests for independent, which a session's are not.
+    For information only: it takes the requests of a session as independent.
     """
     if not truth.count(EVENT) or not other.count(EVENT):
         return None

@@ -1,8 +1,8 @@
-"""Session bootstrap: what another draw of the same sessions could have shown.
+"""Session bootstrap: intervals from draws of whole sessions with replacement.
 
-Requests of a session share its prefix, its length and its moment, so they are no independent samples: intervals
-resample sessions whole. The same draw serves every run, cohort and metric; a session that two runs share is drawn
-for both or for neither, so that an error's interval is that of the pair and not of two strangers.
+Requests of a session share its prefix, its length and its time, so they are no independent samples. The same draw
+serves all runs, cohorts and metrics: a session that two runs share is drawn for both or for neither, so the interval of
+an error is that of the pair.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from measure.quantiles import quantile_place
 from measure.survival import Waits, incidence, quantiles
 from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
-"""Share of replicates inside every interval and band, equal tails."""
+"""Share of replicates inside an interval or band, with equal tails."""
 MIN_SESSIONS = 2
-"""Below this there is nothing to resample: no interval is given."""
+"""With fewer sessions there is no interval."""
 _CHUNK = 100_000
-"""Weights held in floats at once: they and their sums stay in the processor's cache."""
+"""Weights in floats at once, for the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replicates:
-    """What each of R bootstrap draws gave: quantiles (R, levels) and the survival curve on a grid (R, points)."""
+    """Results of R bootstrap draws: quantiles (R, levels) and the survival curve on a grid (R, points)."""
 
     quantiles_ms: FloatArray
     survival: FloatArray
 
 
 def draw_weights(sessions: int, replicates: int, seed: int) -> npt.NDArray[np.uint16]:
-    """How often each session occurs in each draw of as many sessions with replacement; shape (replicates, sessions)."""
+    """Return the count of each session in each draw with replacement; shape (replicates, sessions)."""
     generator = np.random.default_rng(seed)
     weights = np.empty((replicates, sessions), dtype=np.uint16)
     for replicate in range(replicates):
@@ -42,9 +43,9 @@ def draw_weights(sessions: int, replicates: int, seed: int) -> npt.NDArray[np.ui
 def resample(
     waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16], levels: FloatArray, points: IntArray
 ) -> Replicates:
-    """Quantiles and survival at the sorted waits' positions ``points``, once per draw.
+    """Return quantiles, and survival at the sorted waits' positions ``points``, for each draw.
 
-    A draw that holds none of the cell's sessions gives NaN and is left out of the percentiles.
+    A draw without any session of the cell gives NaN and is left out of the percentiles.
     """
     columns = session_of_row[waits.row]
     rows_at_once = max(1, _CHUNK // max(1, len(waits)))
@@ -62,15 +63,14 @@ def resample(
 
 
 def interval(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Lower and upper end over the first axis, ignoring NaN draws; an end may be infinite.
+    """Return the lower and upper end over the first axis, without NaN draws; an end may be infinite.
 
-    Percentiles are taken as order statistics: between a number and an infinity there is nothing to interpolate.
+    Percentiles are order statistics, since a number and an infinity cannot be interpolated.
     """
     kept = values[~np.isnan(values).any(axis=1)] if values.ndim > 1 else values[~np.isnan(values)]
     if not len(kept):
         nothing = np.full(values.shape[1:], np.nan)
         return nothing, nothing
     tail = (1.0 - CONFIDENCE) / 2
-    low = np.quantile(kept, tail, axis=0, method="inverted_cdf")
-    high = np.quantile(kept, 1.0 - tail, axis=0, method="inverted_cdf")
-    return np.asarray(low), np.asarray(high)
+    kept = np.sort(kept, axis=0)
+    return kept[quantile_place(tail, len(kept))], kept[quantile_place(1.0 - tail, len(kept))]

@@ -1,4 +1,4 @@
-"""A trace as columns: one array per field that a metric reads, in file order, so that every metric is array work."""
+"""A trace as columns: an array for each field that a metric reads, in file order."""
 
 from array import array
 from dataclasses import dataclass, field, fields, replace
@@ -16,16 +16,16 @@ from tracefile.records.schema import Meta, Record, Status
 
 STATUSES: Final[tuple[Status, ...]] = ("ok", "error", "client_abort", "upstream_abort", "timeout")
 UNKNOWN: Final = -1
-"""A count that the trace does not give, in integer columns: told from 0, which is a count."""
+"""Missing count in integer columns; 0 is a count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One labelled trace in columns of equal length n, in file order. Times in ms; NaN: null in the trace."""
+    """A labelled trace in columns of equal length n, in file order. Times in ms; NaN: null in the trace."""
 
     label: str
     file: str
-    """File name without its folder: a page that is passed around says nothing of the machine it was made on."""
+    """File name without its folder: pages do not tell the folders of the machine."""
     digest: str
     meta: Meta
     request_ids: list[str]
@@ -39,17 +39,17 @@ class Run:
     status: npt.NDArray[np.int8]
     """Index into STATUSES."""
     streamed: npt.NDArray[np.bool_]
-    """False only where the trace says that the answer was not streamed."""
+    """False only if the trace says that the response was not streamed."""
     prompt_tokens: IntArray
     cached_tokens: IntArray
     """UNKNOWN: not reported; 0: a miss."""
     concurrency: IntArray
     itl_ms: FloatArray
-    """Every gap of every request, one after the other; length is Σ of ``itl_reads``."""
+    """Gaps of all requests, one after another; length Σ ``itl_reads``."""
     itl_owner: IntArray
-    """Row of the request that each gap belongs to."""
+    """Row of each gap's request."""
     tpot_ms: FloatArray
-    """Per request: Σ gaps / Σ tokens after the first read. NaN: one read, or none."""
+    """Σ gaps / Σ tokens after the first read, by request. NaN: one read, or none."""
     warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(slots=True)
 class _Columns:
-    """Columns under construction: plain arrays that grow, so that records need not be kept."""
+    """Columns under construction, so that records need not be kept."""
 
     request_ids: list[str] = field(default_factory=list)
     sessions: list[str | None] = field(default_factory=list)

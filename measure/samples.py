@@ -1,4 +1,4 @@
-"""Durations of a run in bounded memory: exact while few, in buckets a fifth of a percent wide once there are many."""
+"""Durations of a run in bounded memory: exact while few, in buckets of 0.2 % once there are many."""
 
 from array import array
 from collections import Counter
@@ -10,41 +10,41 @@ from operator import rshift
 from measure.quantiles import quantile, quantile_bucket
 
 EXACT_VALUES = 1 << 17
-"""So many values are kept as they are (1 MB); beyond, a quantile is within 0.1 % of the exact one."""
+"""Most values kept exactly (1 MB); beyond, a quantile is within 0.1 % of the exact one."""
 
 MANTISSA_BITS = 9
-"""A bucket is a value's float without its lower bits: 512 of them from a power of two to the next."""
+"""Bits of the mantissa that name a bucket: 512 buckets from a power of two to the next."""
 
 SHIFT = 52 - MANTISSA_BITS
 
 
 @dataclass(slots=True)
 class Sample:
-    """Values of one quantity in ms, 0 or more; samples of several processes add up. Pickles small."""
+    """Values of a quantity in ms, 0 or more; samples of several processes add up. Pickles small."""
 
     values: "array[float]" = field(default_factory=lambda: array("d"))
-    """Those that are not in a bucket."""
+    """Values outside the buckets."""
     buckets: Counter[int] | None = None
-    """How many values there are of each bucket, by its float's upper bits; null: none had to go there."""
+    """Counts by bucket, named by the float's upper bits; null: no bucket is used."""
     folded: int = 0
-    """How many are in buckets."""
+    """Number of values in buckets."""
     folded_total: float = 0.0
     folded_max: float = 0.0
 
     def add(self, value: float) -> None:
-        """One value; what is below 0 counts as 0."""
+        """Add a value; below 0 it counts as 0."""
         self.values.append(value if value > 0.0 else 0.0)
         if len(self.values) > EXACT_VALUES:
             self.fold()
 
     def extend(self, values: Iterable[float]) -> None:
-        """Several, none below 0."""
+        """Add values, none below 0."""
         self.values.extend(values)
         if len(self.values) > EXACT_VALUES:
             self.fold()
 
     def merge(self, other: "Sample") -> None:
-        """Take in another process's sample of the same quantity."""
+        """Add another process's sample of the same quantity."""
         if other.buckets is not None:
             self.fold()
             assert self.buckets is not None
@@ -55,7 +55,7 @@ class Sample:
         self.extend(other.values)
 
     def take_out(self, other: "Sample") -> None:
-        """Undo a ``merge`` of a folded sample; ``max`` stays what it was."""
+        """Undo a ``merge`` of a folded sample; ``max`` stays."""
         assert self.buckets is not None
         for bucket, count in (other.buckets or {}).items():
             self.buckets[bucket] -= count
@@ -65,7 +65,7 @@ class Sample:
         self.folded_total -= other.folded_total
 
     def fold(self) -> None:
-        """Put every value into its bucket."""
+        """Move all values into buckets."""
         if self.buckets is None:
             self.buckets = Counter()
         self.buckets.update(map(rshift, memoryview(self.values).cast("B").cast("Q"), repeat(SHIFT)))
@@ -74,17 +74,15 @@ class Sample:
 
     @property
     def count(self) -> int:
-        """How many values there are."""
         return self.folded + len(self.values)
 
     @property
     def total(self) -> float:
-        """Their sum."""
         return self.folded_total + sum(self.values)
 
     @property
     def max(self) -> float:
-        """The largest; 0 if there is none."""
+        """Largest value; 0 if there is none."""
         return max(self.folded_max, max(self.values, default=0.0))
 
     def quantile(self, share: float) -> float:
@@ -103,19 +101,19 @@ class Sample:
         return [min(_middle(keys[quantile_bucket(upto, share)]), largest) for share in shares]
 
     def count_above(self, limit: float) -> int:
-        """How many are larger than ``limit``."""
+        """Return the number of values above ``limit``."""
         above = sum(value > limit for value in self.values)
         return above + sum(count for key, count in (self.buckets or {}).items() if _middle(key) > limit)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every value that was counted is there once."""
+        """Raise AssertionError unless each counted value is there once."""
         assert self.folded == (self.buckets or Counter()).total()
         assert len(self.values) <= EXACT_VALUES
         assert all(value >= 0.0 for value in self.values)
 
 
 def _middle(bucket: int) -> float:
-    """The value in the middle of a bucket; 0 for the one of 0."""
+    """Return the middle of a bucket; 0 for that of 0."""
     if bucket == 0:
         return 0.0
     return memoryview(array("Q", [(bucket << SHIFT) + (1 << (SHIFT - 1))])).cast("B").cast("d")[0]

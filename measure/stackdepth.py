@@ -19,12 +19,12 @@ mixed = numba.njit(mix64)
 
 
 class Recency(NamedTuple):
-    """The LRU order of all blocks."""
+    """LRU order of all blocks."""
 
     touched_at: IntArray
-    """When each block was touched last; −1: never."""
+    """Place of each block's last touch; −1: never."""
     bits: npt.NDArray[np.uint64]
-    """One at each of these times."""
+    """Bits at these places."""
     tree: npt.NDArray[np.int32]
     """A Fenwick tree of how many of them each word holds."""
 
@@ -33,11 +33,11 @@ class Recency(NamedTuple):
 def count_depths(
     blocks: IntArray, starts: IntArray, limits: IntArray, distinct: int
 ) -> IntArray:  # pragma: no cover - compiled
-    """How many leading blocks hit from each cache size on.
+    """Count the leading blocks that hit from each cache size on.
 
     ``blocks``: dense block numbers below ``distinct``, request by request, root to leaf, from ``starts[r]`` to
-    ``starts[r + 1]``; ``limits[r]``: how many leading blocks request r may hit. Returns ``distinct + 1`` counts: at d,
-    the blocks whose running maximum of depths is d, that is, that hit in every cache of d blocks or more.
+    ``starts[r + 1]``; ``limits[r]``: leading blocks that request r may hit. Returns ``distinct + 1`` counts: at d, the
+    blocks whose running maximum of depths is d, which hit in every cache of d blocks or more.
     """
     depths = np.zeros(distinct + 1, np.int64)
     recency = _untouched(len(blocks), distinct)
@@ -65,9 +65,9 @@ def count_depths(
 def access_depths(
     blocks: IntArray, starts: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
-    """The depth of every single access as its request arrives, and the access before it.
+    """Return the depth of each access as its request arrives, and the request that touched the block before.
 
-    Beside ``blocks``: depths, 0 for a block never touched before; and the request that touched it last, −1 for none.
+    Beside ``blocks``: depths, 0 for a block never touched; and the request of the last touch, −1 for none.
     """
     depths = np.zeros(len(blocks), np.int64)
     before = np.full(len(blocks), -1, np.int64)
@@ -98,10 +98,10 @@ def access_depths(
 def resident_owners(
     blocks: IntArray, starts: IntArray, owners: IntArray, num_owners: int, size: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
-    """Who fills an LRU of ``size`` blocks, a block belonging to whose request touched it last.
+    """Return the owners' shares of an LRU of ``size`` blocks; a block belongs to the request that touched it last.
 
     ``owners``: of each request, below ``num_owners``; blocks are numbered below ``len(blocks)``. Returns, by owner, the
-    blocks that were put in because they were not there, and the sum over requests, after each, of the blocks that are.
+    blocks inserted, and the sum over requests of the blocks held after each.
     """
     inserted = np.zeros(num_owners, np.int64)
     held = np.zeros(num_owners, np.int64)
@@ -143,26 +143,25 @@ def resident_owners(
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _untouched(accesses: int, distinct: int) -> Recency:  # pragma: no cover - compiled
-    """``distinct`` blocks before the first of so many touches."""
+    """Return ``distinct`` blocks before the first of so many touches."""
     words = (accesses >> 6) + 1
     return Recency(np.full(distinct, -1, np.int64), np.zeros(words, np.uint64), np.zeros(words + 1, np.int32))
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
-    """How deep the block touched at ``at`` lies among ``live`` ones.
+    """Return the depth of the block touched at ``at``, among ``live`` blocks.
 
-    ``before``: the depth of the prompt's block before it, which this one follows in the order too if it was touched
-    when ``expected``.
+    ``before``: depth of the prompt's previous block; this block is one deeper if it was touched when ``expected``.
     """
     return before + 1 if at == expected else live - bits_up_to(recency.tree, recency.bits, at) + 1
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no cover - compiled
-    """Touch one request's ``blocks`` leaf to root from time ``now`` on; returns how many never were before.
+    """Touch the ``blocks`` of a request leaf to root from time ``now`` on; return the number of new blocks.
 
-    Changes to one word's count are collected before they go up the tree: neighbours in a prompt share words.
+    Changes to a word's count are collected before they go up the tree: neighbours in a prompt share words.
     """
     touched_at, bits, tree = recency
     fresh = 0
@@ -191,7 +190,7 @@ def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no c
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
-    """``change`` more bits in ``word``."""
+    """Add ``change`` bits to the count of ``word``."""
     if change == 0:
         return
     node = word + 1
@@ -204,7 +203,7 @@ def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pr
 def bits_up_to(
     tree: npt.NDArray[np.int32], bits: npt.NDArray[np.uint64], at: int
 ) -> int:  # pragma: no cover - compiled
-    """Bits set at times up to and including ``at``."""
+    """Return the number of bits set up to and including ``at``."""
     word = at >> 6
     total = 0
     node = word

@@ -1,6 +1,6 @@
-"""What a run amounts to so far: counts and samples, enough for a live view and a summary, no records.
+"""Counts and samples of a run so far, without records: enough for a live view and a summary.
 
-Every process of a run that sends has one; the parent adds them up.
+Each process of a run that sends has a tally; the parent adds them up.
 """
 
 from collections import Counter
@@ -11,60 +11,60 @@ from measure.samples import Sample
 from tracefile import Record
 
 REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
-"""What an engine answers to a request it will never take."""
+"""Statuses of requests that the engine will never accept."""
 REFUSALS_TO_STOP = 3
 
 
 @dataclass(slots=True)
 class Counts:
-    """What can be counted of requests; several processes' counts add up."""
+    """Counts of requests; those of several processes add up."""
 
     started: int = 0
     in_flight: int = 0
     held: int = 0
-    """How many waited for a slot of ``--parallel``; their lag is no lateness of ours."""
+    """Requests queued by ``--parallel``; their wait is no lag of the client."""
     refused: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    """Counts by kind of error."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     looked_up_tokens: int = 0
-    """Prompt tokens of the requests whose cached tokens were reported."""
+    """Prompt tokens of the requests with cached tokens reported."""
     cached_tokens: int = 0
     cached_reported: int = 0
-    """For how many requests they were."""
+    """Requests with cached tokens reported."""
     without_output_hashes: int = 0
-    """Requests that ended well but whose generated ids nobody told."""
+    """Requests with status ok and unknown output ids."""
     exact_output: int = 0
-    """Requests that ended well with as many output tokens as they asked for."""
+    """Requests with status ok and as many output tokens as asked for."""
 
     @property
     def ended(self) -> int:
-        """Requests that are over, however they ended."""
+        """Requests that have ended, with any status."""
         return self.statuses.total()
 
     @property
     def failed(self) -> int:
-        """Requests that did not end well."""
+        """Requests with a status other than ok."""
         return self.ended - self.statuses["ok"]
 
     @property
     def only_refusals(self) -> bool:
-        """Whether several requests are over, every one refused as malformed: a mistake, not a measurement.
+        """True if several requests have ended, all refused as malformed: a mistake in the load.
 
-        As many as are in flight at least: a refusal comes sooner than an answer that was asked for before it.
+        At least as many as are in flight: a refusal comes sooner than the response to an earlier request.
         """
         return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
 
     def counts(self) -> "Counts":
-        """A copy of the counts alone, which no longer grows."""
+        """Return a copy of the counts alone."""
         copy = Counts()
         copy.add_counts(self)
         return copy
 
     def add_counts(self, other: "Counts") -> None:
-        """Take in what another process counted."""
+        """Add the counts of another process."""
         for each in fields(Counts):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, Counter):
@@ -75,14 +75,14 @@ class Counts:
 
 @dataclass(slots=True)
 class Recent:
-    """What came since it was last asked for, in ms."""
+    """Samples since the last call of ``take_recent``, in ms."""
 
     ttft_ms: Sample = field(default_factory=Sample)
     itl_ms: Sample = field(default_factory=Sample)
     lag_ms: Sample = field(default_factory=Sample)
 
     def merge(self, other: "Recent") -> None:
-        """Take in what came elsewhere, or at another time."""
+        """Add samples of another process or time."""
         self.ttft_ms.merge(other.ttft_ms)
         self.itl_ms.merge(other.itl_ms)
         self.lag_ms.merge(other.lag_ms)
@@ -94,33 +94,33 @@ class Recent:
         self.lag_ms.take_out(other.lag_ms)
 
     def fold(self) -> None:
-        """Make it small enough to be sent often."""
+        """Fold the samples, for sending."""
         for sample in (self.ttft_ms, self.itl_ms, self.lag_ms):
             sample.fold()
 
 
 @dataclass(slots=True)
 class Tally(Counts):
-    """Grows with each request; times in ms."""
+    """Counts and samples of a run; times in ms."""
 
     ttft_ms: Sample = field(default_factory=Sample)
     ttft_from_schedule_ms: Sample = field(default_factory=Sample)
     itl_ms: Sample = field(default_factory=Sample)
-    """Gap over tokens of each later read."""
+    """Gap over tokens, of each later read."""
     tpot_ms: Sample = field(default_factory=Sample)
-    """Of each request: its gaps' sum over its tokens after the first read."""
+    """Sum of a request's gaps over its tokens after the first read."""
     e2e_ms: Sample = field(default_factory=Sample)
-    """Of requests that ended well."""
+    """Of requests with status ok."""
     lag_ms: Sample = field(default_factory=Sample)
     recent: Recent = field(default_factory=Recent)
 
     def start(self) -> None:
-        """A request goes out."""
+        """Count a request that is sent."""
         self.started += 1
         self.in_flight += 1
 
     def finish(self, record: Record, *, held: bool, told: bool = False) -> None:
-        """A request is over and described. ``told``: the recent samples had its reads while they came."""
+        """Count a request that has ended. ``told``: ``recent`` already has its reads."""
         seen = self.recent
         if told:
             self.recent = Recent(lag_ms=seen.lag_ms)
@@ -136,20 +136,20 @@ class Tally(Counts):
         self.recent = seen
 
     def take_recent(self) -> Recent:
-        """The samples since it was last called, small enough to be sent often."""
+        """Return the samples since the last call, folded."""
         recent, self.recent = self.recent, Recent()
         recent.fold()
         return recent
 
     def merge(self, other: "Tally") -> None:
-        """Take in another process's tally."""
+        """Add the tally of another process."""
         self.add_counts(other)
         for mine, theirs in zip(self._samples(), other._samples(), strict=True):
             mine.merge(theirs)
         self.recent.merge(other.recent)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if something was counted that cannot be."""
+        """Raise AssertionError if a count is impossible."""
         assert 0 <= self.in_flight <= self.started - self.ended
         assert self.cached_tokens <= self.looked_up_tokens <= self.prompt_tokens
         assert self.e2e_ms.count <= self.statuses["ok"]
@@ -197,7 +197,7 @@ class Tally(Counts):
 
 
 def gaps_per_token(record: Record) -> Iterable[float]:
-    """Inter-token latencies in ms: each read's gap over its tokens."""
+    """Return inter-token latencies in ms: the gap of each read over its tokens."""
     if record.itl_tokens.count(1) == len(record.itl_tokens):
         return record.itl_ms
     return (gap / tokens for gap, tokens in zip(record.itl_ms, record.itl_tokens, strict=True) if tokens)

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tracefile.recency import RecentMap
+from tracefile.boundedmap import BoundedMap
 from tracefile.records.schema import BlockHash, Record, RequestId, SessionId, SessionSource
 
 MAX_BLOCKS = 1_000_000
@@ -147,9 +147,9 @@ class SessionIndex:
         self.inferred = 0
         self.ambiguous = 0
         self.shared_prefix = 0
-        self._blocks: RecentMap[BlockHash, Ending | None] = RecentMap(max_blocks)
+        self._blocks: BoundedMap[BlockHash, Ending | None] = BoundedMap(max_blocks)
         """Every block seen with one after it (None), or with requests that end on it."""
-        self._sessions: RecentMap[SessionId, Ending] = RecentMap(max_sessions)
+        self._sessions: BoundedMap[SessionId, Ending] = BoundedMap(max_sessions)
 
     def link(self, record: Record) -> Record:
         """The record with session, parent, turn and think time filled, as far as they can be told.

@@ -11,7 +11,7 @@ from wire.process import split_frames
 
 
 class Channel(asyncio.Protocol):
-    """One side of the socket. Received messages wait in ``messages``; null is the end."""
+    """End of a socket. Received messages wait in ``messages``; null is the end."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
         self._decoder = decoder

@@ -14,17 +14,17 @@ from tracefile.hashing.blockhash import BlockHasher
 from tracefile.records.schema import BlockHash
 
 BYTES_PER_TOKEN = 4
-"""Of English and code under a vocabulary of 100,000; used where the engine reports no usage."""
+"""Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
 MAX_BLOCKS = 1_000_000
 MAX_LENGTHS = 16
-"""Different block lengths remembered after one block: unrelated prompts differ in them at the very start."""
+"""Block lengths remembered after a block: unrelated prompts differ in them at the very start."""
 
 _Node = Hashable
-"""A block's hash, or the start of a chain."""
+"""Hash of a block, or the start of a chain."""
 
 
 class ByteBlocks:
-    """The boundaries of every block seen lately. Least recently followed blocks are forgotten, leaves first."""
+    """Boundaries of recent blocks; the least recently followed are forgotten, leaves first."""
 
     def __init__(self, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
         self._block_size = block_size
@@ -34,9 +34,9 @@ class ByteBlocks:
         """Lengths in bytes of the blocks known after a node, the latest first. Least recently used nodes first."""
 
     def hash_blocks(self, hasher: BlockHasher, start: Hashable, text: bytes, tokens: int) -> list[BlockHash]:
-        """The ``tokens // block_size`` hashes of ``text``; ``start`` names the hasher (model, adapter, salt).
+        """Return the ``tokens // block_size`` hashes of ``text``; ``start`` names the hasher (model, adapter, salt).
 
-        Fewer if the text has not even a byte for each token.
+        Fewer if the text has less than a byte for each token.
         """
         count = min(tokens, len(text)) // self._block_size
         chain, position = self._follow(hasher, start, text, count)
@@ -50,7 +50,7 @@ class ByteBlocks:
         return chain
 
     def _follow(self, hasher: BlockHasher, start: _Node, text: bytes, count: int) -> tuple[list[BlockHash], int]:
-        """The known blocks that ``text`` begins with, and where the last of them ends."""
+        """Return the known blocks at the start of ``text``, and the end of the last."""
         chain: list[BlockHash] = []
         position = 0
         while len(chain) < count:
@@ -68,7 +68,7 @@ class ByteBlocks:
         return chain, position
 
     def _boundaries(self, size: int, tokens: int, position: int, done: int, count: int) -> list[int]:
-        """Where the blocks after ``position`` end: evenly over the tokens left, each of at least one byte."""
+        """Return the ends of the blocks after ``position``: evenly over the tokens left, each of at least one byte."""
         left_bytes, left_tokens = size - position, tokens - done * self._block_size
         ends = []
         previous = position
@@ -83,7 +83,7 @@ class ByteBlocks:
         return ends
 
     def _hash(self, hasher: BlockHasher, chain: list[BlockHash], block: bytes) -> BlockHash:
-        """The keyed chain over a digest of the block that is as long as a block of token ids."""
+        """Return the keyed chain over a digest of the block, as long as a block of token ids."""
         digest = hashlib.shake_128(block).digest(4 * self._block_size)
         ids = memoryview(digest).cast("I").tolist()
         return hasher.extend(chain[-1] if chain else None, ids)[0]
@@ -93,14 +93,14 @@ class ByteBlocks:
         self._lengths[node] = (length, *(other for other in known if other != length))[:MAX_LENGTHS]
 
     def _touch(self, path: list[_Node]) -> None:
-        """Make the path the latest used, its start last of all, so that what is forgotten is a leaf."""
+        """Make the path the latest used, its start last, so that a leaf is forgotten first."""
         for node in reversed(path):
             self._lengths[node] = self._lengths.pop(node, ())
         while len(self._lengths) > self._max_blocks:
             del self._lengths[next(iter(self._lengths))]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the bounds are broken or a remembered length is none."""
+        """Raise AssertionError if the bounds are broken or a length is not valid."""
         assert len(self._lengths) <= self._max_blocks
         for lengths in self._lengths.values():
             assert len(lengths) <= MAX_LENGTHS

@@ -1,4 +1,4 @@
-"""Chat messages as vLLM hands them to a chat template, so that the same template gives the same prompt."""
+"""Chat messages in vLLM's form for a chat template, so that the same template gives the same prompt."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import msgspec
 _CONTENT_LOOP = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:\w+\.content\b|\w+\[\s*['"]content['"]\s*\]|content\b)""",
 )
-"""A template that walks over a message's content expects parts; any other expects a string."""
+"""Loop over a message's content: such a template expects parts, any other a string."""
 
 TEXT_PARTS = {
     "text": "text",
@@ -31,12 +31,12 @@ class UntokenizableError(Exception):
 
 @lru_cache(maxsize=32)
 def walks_content(template: str) -> bool:
-    """Whether the template takes a message's content as a list of parts."""
+    """Return whether the template takes a message's content as a list of parts."""
     return _CONTENT_LOOP.search(template) is not None
 
 
 def template_messages(messages: object, template: str = "") -> list[dict[str, Any]]:
-    """The request's ``messages`` in the form that ``template`` expects; raises UntokenizableError on all but text."""
+    """Return the request's ``messages`` in the form of ``template``; raises UntokenizableError on all but text."""
     if not isinstance(messages, list) or not messages:
         raise UntokenizableError("no_messages")
     shaped = [_message(message, walks_content(template)) for message in messages]
@@ -49,7 +49,7 @@ def template_messages(messages: object, template: str = "") -> list[dict[str, An
 
 
 def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With every system message in one at the start, unless they are already."""
+    """Merge all system messages into one at the start, unless they are already."""
     systems = [message for message in messages if message["role"] == "system"]
     if systems == messages[:1]:
         return messages
@@ -59,7 +59,7 @@ def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
-    """The request's ``tools`` as an engine's own request model writes them: absent descriptions become null."""
+    """Return the request's ``tools`` as an engine's request model writes them: absent descriptions become null."""
     if not isinstance(tools, list) or not tools:
         return None
     known = []
@@ -122,7 +122,7 @@ def _add_assistant_fields(shaped: dict[str, Any], message: Mapping[str, Any]) ->
 
 
 def _tool_call(call: object) -> dict[str, Any]:
-    """Templates expect a call's arguments as a mapping; the API carries them as JSON text."""
+    """Return a call with its arguments as a mapping, for templates; the API carries them as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise UntokenizableError("malformed_message")
@@ -136,7 +136,7 @@ def _tool_call(call: object) -> dict[str, Any]:
 
 
 def plain_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """A conversation as one text that grows by appending, for hashing without a tokenizer or template."""
+    """Return a conversation as one text that grows by appending, for hashing without a tokenizer or template."""
     pieces = [f"<tools>{msgspec.json.encode(tools).decode()}\n"] if tools else []
     for message in messages:
         pieces.append(f"<{message['role']}>{message['content']}\n")

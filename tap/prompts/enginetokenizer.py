@@ -1,8 +1,8 @@
-"""The engine's own tokenizer, asked over HTTP from the recorder process: ``--tokenizer engine``.
+"""The engine's own tokenizer over HTTP, from the recorder process: ``--tokenizer engine``.
 
-Each question costs the engine a tokenization that it has done already. So equal prompts are asked once, a failed one is
-not asked again, and an engine without an answer is left alone for a while. A prompt without an answer counts as
-unhashed, by the kind of failure.
+Each question costs the engine a tokenization that it has already done. So equal prompts are asked once, a failed one is
+not asked again, and an engine that does not answer is left alone for a while. A prompt without ids counts as unhashed,
+by the kind of failure.
 """
 
 import secrets
@@ -19,22 +19,22 @@ from engines.recognition import DIALECTS
 from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.recentids import RecentIds
-from tracefile.recency import RecentMap
+from tracefile.boundedmap import BoundedMap
 
 TIMEOUT_S = 2.0
 PAUSE_S = 10.0
-"""How long an engine that cannot be asked is not asked."""
+"""Time for which an engine that cannot be asked is left alone."""
 MAX_IDS = 2_000_000
 MAX_FAILURES = 10_000
 NO_SUCH_SERVICE = frozenset({401, 403, 404, 405, 501})
-"""Answers that the next question would get as well."""
+"""Statuses that further questions would get as well."""
 
 
 Answer = TypeVar("Answer")
 
 
 class EngineTokenizer:
-    """Asks one engine at a time, one prompt at a time; what asks raises UntokenizableError."""
+    """Asks one engine at a time, one prompt at a time; raises UntokenizableError."""
 
     def __init__(
         self, url: str, dialect: DialectName, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
@@ -45,21 +45,21 @@ class EngineTokenizer:
         self._timeout_s, self._pause_s = timeout_s, pause_s
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
-        self._failures: RecentMap[bytes, str] = RecentMap(MAX_FAILURES)
-        """Why, by the question's digest."""
+        self._failures: BoundedMap[bytes, str] = BoundedMap(MAX_FAILURES)
+        """Reasons of failures, by the question's digest."""
         self._resume_at: dict[str, float] = {}
-        """When an engine that could not be asked is asked again."""
+        """Time at which an unreachable engine is asked again."""
 
     def turn_to(self, url: str) -> None:
-        """Ask this engine from now on: the one that served a request is there and has its model."""
+        """Ask this engine from now on: it served a request, so it is up and has its model."""
         self._url = url
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The ids of a text as it stands."""
+        """Return the ids of a text."""
         return self._ids(text_question(text, special=add_special_tokens, as_content=self._as_content))
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of a chat request's prompt."""
+        """Return the ids of a chat request's prompt."""
         if not isinstance(body.get("messages"), list) or not body["messages"]:
             raise UntokenizableError("no_messages")
         if body.get("chat_template") is not None:
@@ -110,7 +110,7 @@ class EngineTokenizer:
         return client
 
     def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:
-        """What to raise; the question is not asked again, and with ``pause`` none is for a while."""
+        """Return the error to raise; the question is not asked again, and with ``pause`` none is for a while."""
         if pause:
             self._resume_at[self._url] = monotonic() + self._pause_s
         reason = f"engine_tokenizer_{reason}"

@@ -1,12 +1,11 @@
-"""Images, audio and files in a chat: what stands for them in the prompt's chain, and where it stops because of them.
+"""Images, audio and files in a chat: their ids in the prompt's chain, and the end of the chain where ids are unknown.
 
-How many tokens a picture becomes is the engine's business and in no request. But its usage tells the length of the
-whole prompt, and the rest is text: with one message of unknown length in a chat, that length is what is left. It is
-remembered, so that the next turn, which sends the message again, can have a new one. In the ids of such a prompt a
-message with media is a run of that length, made of a digest of all its content: two prompts share blocks there if they
-share the whole message, media and text, and no part of one. Where a length is not known the ids end before its message.
+No request tells the number of tokens of a picture. But the usage tells the length of the whole prompt, and the rest is
+text: one message of unknown length has the difference. That length is kept, so the next turn, which sends the message
+again, can have a new one. In the ids, a message with media is a run of that length, made of a digest of all its
+content: two prompts share blocks there if they share the whole message. The ids end before a message of unknown length.
 
-Media are not looked at: a ``data:`` URL is its text, an address stands for what it points to.
+Media are not decoded: a ``data:`` URL is its text, and an address stands for its target.
 
 Where in the ids a message's content is, the template tells: it is applied twice, each time with another letter for that
 content, and where the ids differ is its place. The token on either side belongs to the run, since the content could
@@ -26,48 +25,47 @@ from tap.prompts.chatmessages import TEXT_PARTS, UntokenizableError
 from tap.prompts.tokenizer import Tokenizer
 
 SENTINELS = ("a", "0")
-"""Two texts that no tokenizer joins to one another's neighbours in the same way: a letter and a digit."""
+"""Two texts that no tokenizer joins to their neighbours in the same way: a letter and a digit."""
 MARGIN = 1
-"""Tokens on either side of a content that it could have changed."""
+"""Tokens on either side of a content that it may change."""
 REMEMBERED_SIZES = 10_000
 MAX_RUN = 1 << 20
-"""A longer message is none: usage does not speak of this prompt."""
+"""A longer message cannot be: the usage is not of this prompt."""
 
 
 class MediaIds(NamedTuple):
-    """The ids of a prompt with media."""
+    """Ids of a prompt with media."""
 
     ids: Sequence[int]
     whole: bool
-    """False: they end before the first message of unknown length."""
+    """False: the ids end before the first message of unknown length."""
     solved: bool
-    """Their number was taken from usage, and says nothing about the tokenizer."""
+    """The count was taken from usage, so it does not check the tokenizer."""
 
 
 class Run(NamedTuple):
-    """What stands for one message's content."""
+    """Ids in place of a message's content."""
 
     start: int
-    """Among the ids of the chat with letters for its media: the first that the run takes the place of."""
+    """First place of the run among the ids of the chat with letters for its media."""
     end: int
     digest: bytes
-    """Of the model, the content and the tokens beside it."""
+    """Digest of the model, the content and the tokens beside it."""
 
 
 class MediaSizes:
-    """How many tokens each message with media turned out to be, by its digest; the oldest are forgotten."""
+    """Token counts of messages with media, by digest; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
 
     def get(self, digest: bytes) -> int | None:
-        """The length; null: not known."""
         return self._sizes.get(digest)
 
     def learn(self, runs: Sequence[Run], text_tokens: int, prompt_tokens: int) -> bool:
-        """Solve for the one run of unknown length; whether that was possible.
+        """Solve for the one run of unknown length; return whether that was possible.
 
-        What is known already is held to the same sum, and forgotten if it is not right.
+        Known lengths must fit the same sum, and are forgotten if they do not.
         """
         known = sum(self._sizes.get(run.digest, 0) for run in runs)
         unknown = [run.digest for run in runs if run.digest not in self._sizes]
@@ -84,7 +82,7 @@ class MediaSizes:
 
 
 def media_messages(body: Mapping[str, Any]) -> list[int]:
-    """Which messages hold parts that are not text."""
+    """Return the numbers of the messages with parts that are not text."""
     messages = body.get("messages")
     return [
         index for index, message in enumerate(messages if isinstance(messages, list) else ()) if _has_media(message)
@@ -94,7 +92,7 @@ def media_messages(body: Mapping[str, Any]) -> list[int]:
 def ids_with_media(
     tokenizer: Tokenizer, sizes: MediaSizes, body: Mapping[str, Any], holders: Sequence[int], usage_tokens: int | None
 ) -> MediaIds:
-    """The ids of a chat whose messages ``holders`` hold media; raises UntokenizableError."""
+    """Return the ids of a chat whose messages ``holders`` hold media; raises UntokenizableError."""
     one, other = (tokenizer.encode_chat(_with_text(body, holders, sentinel)) for sentinel in SENTINELS)
     runs = _runs(body, holders, one, other)
     if runs is None:
@@ -114,14 +112,14 @@ def ids_with_media(
 
 
 def messages_before(body: Mapping[str, Any], first: int) -> dict[str, Any]:
-    """The chat without message ``first`` and what follows it."""
+    """Return the chat without message ``first`` and the messages after it."""
     return {**body, "messages": body["messages"][:first]}
 
 
 def _runs(
     body: Mapping[str, Any], holders: Sequence[int], one: Sequence[int], other: Sequence[int]
 ) -> list[Run] | None:
-    """Where each message's content is; null: that does not come out."""
+    """Return the run of each message's content; null: the places do not fit."""
     places = [at for at, (ours, theirs) in enumerate(zip(one, other, strict=False)) if ours != theirs]
     if len(one) != len(other) or len(places) != len(holders):
         return None
@@ -138,7 +136,7 @@ def _run(body: Mapping[str, Any], holder: int, ids: Sequence[int], place: int) -
 
 
 def _filler(digest: bytes, size: int) -> Sequence[int]:
-    """As many ids as the engine has tokens there, different for every content."""
+    """Return as many ids as the engine has tokens there, different for each content."""
     return array("I", hashlib.shake_128(digest).digest(4 * size))
 
 
@@ -150,7 +148,7 @@ def _common_beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def _with_text(body: Mapping[str, Any], holders: Sequence[int], text: str) -> dict[str, Any]:
-    """The chat with a text for the content of every message that holds media."""
+    """Return the chat with a text in place of each message's media content."""
     messages = list(body["messages"])
     for holder in holders:
         messages[holder] = {**messages[holder], "content": text}

@@ -1,9 +1,9 @@
-"""An Anthropic ``/v1/messages`` request as the chat that an engine makes of it, so that one template path serves both.
+"""Convert an Anthropic ``/v1/messages`` request to an engine's chat, so that one template path serves both.
 
-The rules are vLLM's: the system blocks' texts are joined without anything between, less the billing header that Claude
-Code puts there; thinking becomes reasoning, ``tool_use`` a call; a ``tool_result`` is a message of its own before the
-one it came in, and its images a user message after it. System messages amid the conversation stay where they are,
-unless the template refuses them: then they go to the first.
+The rules are vLLM's. The texts of system blocks are joined without a separator, less the billing header that Claude
+Code puts there. Thinking becomes reasoning, and ``tool_use`` a call. A ``tool_result`` is a message of its own before
+its own message, and its images a user message after it. System messages amid the conversation stay in place, unless the
+template refuses them: then they move to the first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ Block = Mapping[str, Any]
 
 
 def messages_chat(body: Mapping[str, Any], *, system_first: bool = False) -> dict[str, Any]:
-    """The body of the chat completion request that has the same prompt; raises UntokenizableError.
+    """Return the body of the chat completion request with the same prompt; raises UntokenizableError.
 
-    ``system_first``: with all system messages in the first one.
+    ``system_first``: all system messages are in the first one.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -38,7 +38,7 @@ def messages_chat(body: Mapping[str, Any], *, system_first: bool = False) -> dic
 
 
 def has_inline_system(body: Mapping[str, Any]) -> bool:
-    """Whether there are system messages amid the conversation."""
+    """Return whether there are system messages amid the conversation."""
     return any(isinstance(message, dict) and message.get("role") == "system" for message in _list(body.get("messages")))
 
 
@@ -69,7 +69,7 @@ def _system_text(content: object) -> str:
 
 
 def _chat_message(message: Message) -> Iterator[Message]:
-    """The message, after the results of tools that came in it."""
+    """Return the message, after the tool results in it."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}

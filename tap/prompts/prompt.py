@@ -1,4 +1,4 @@
-"""Which token ids a request's prompt is, by the best source there is, and their block hashes."""
+"""Token ids of a request's prompt, by the best available source, and their block hashes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,32 +21,32 @@ from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource
 
 
 class TextPrompt(NamedTuple):
-    """A text as it stands."""
+    """Prompt that is a text."""
 
     text: str
     add_special_tokens: bool
 
 
 class IdsPrompt(NamedTuple):
-    """Token ids as the client sent them."""
+    """Prompt of token ids, as the client sent them."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation for a template: the fields of a chat completion request."""
+    """Conversation for a template: the fields of a chat completion request."""
 
     body: Mapping[str, Any]
     otherwise: Mapping[str, Any] | None = None
-    """The same, for a template that refuses ``body``. Null: there is no other way to put it."""
+    """The same for a template that refuses ``body``. Null: no other form."""
 
 
 PromptForm = TextPrompt | IdsPrompt | ChatPrompt
 
 
 def prompt_form(shape: RequestShape) -> PromptForm:
-    """The one prompt of a request; raises UntokenizableError where there is none, or more than one."""
+    """Return the prompt of a request; raises UntokenizableError if there is none, or more than one."""
     body = shape.body
     if body.get("truncate_prompt_tokens") is not None:
         raise UntokenizableError("truncated_by_request")
@@ -63,7 +63,7 @@ def prompt_form(shape: RequestShape) -> PromptForm:
             otherwise = messages_chat(body, system_first=True) if has_inline_system(body) else None
             return ChatPrompt(messages_chat(body), otherwise)
         case "/v1/embeddings" if body.get("messages") is not None:
-            # An embedding's chat ends with what was said: nobody is to answer.
+            # An embedding's chat has no generation prompt.
             return ChatPrompt({"add_generation_prompt": False, **body})
         case "/v1/embeddings":
             return _single(body, body.get("input"))
@@ -71,7 +71,7 @@ def prompt_form(shape: RequestShape) -> PromptForm:
 
 
 def _single(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
-    """A prompt that is text, ids, or a list of just one of them; a batch has a chain for each, and a record one."""
+    """Return a text, ids, or the only item of a list of them; a batch has several chains, and a record one."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise UntokenizableError("batch")
@@ -85,24 +85,24 @@ def _single(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
 
 
 class HashedPrompt(NamedTuple):
-    """A prompt's chain, or why there is none."""
+    """Chain of a prompt, or the reason for none."""
 
     hashes: list[BlockHash] | None = None
     source: HashSource | None = None
     token_count: int | None = None
-    """By our own count, before any look at the engine's. Null: not known, or estimated from it."""
+    """Our own count, independent of the engine's. Null: unknown, or estimated from it."""
     token_estimate: int | None = None
-    """Where nobody counted: a quarter of the text's bytes."""
+    """Estimate without any count: a quarter of the text's bytes."""
     token_ids: Sequence[int] | None = None
-    """Held while the record is made, for the chain over the output."""
+    """Held for the chain over the output."""
     solved: bool = False
-    """The count was made to be the engine's, and checks nothing."""
+    """The count was fitted to the engine's, and checks nothing."""
     unhashed: str | None = None
-    """The reason for no hashes; it holds no content."""
+    """Reason for no hashes; it holds no content."""
 
 
 class ChainStart(NamedTuple):
-    """What a chain begins with beside the key: two requests share blocks only if all three are equal."""
+    """Start of a chain beside the key: two requests share blocks only if all three are equal."""
 
     model: str
     lora: str | None
@@ -110,7 +110,7 @@ class ChainStart(NamedTuple):
 
 
 class PromptHasher:
-    """Hashes prompts for one trace. Without a ``tokenizer`` and ``byte_blocks`` (text as bytes): id prompts only."""
+    """Hasher of a trace's prompts. Without ``tokenizer`` and ``byte_blocks`` (text as bytes): id prompts only."""
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class PromptHasher:
         answers: bool = True,
         turn_to: Callable[[str], None] | None = None,
     ) -> None:
-        """``turn_to``: whom to tell which engine served the request whose prompt comes next. Null: nobody."""
+        """``turn_to`` is told the engine of the request whose prompt comes next. Null: not needed."""
         self.block_size = block_size
         self._tokenizer = tokenizer
         self._byte_blocks = byte_blocks
         self._media_sizes = MediaSizes()
         self._answers = answers
-        """Whether answers are tokenized too, where the engine did not send their ids."""
+        """True: outputs are tokenized too where the engine did not send their ids."""
         self._turn_to = turn_to
 
         @lru_cache(maxsize=256)
@@ -141,21 +141,21 @@ class PromptHasher:
         self._hasher = hasher
 
     def served_by(self, upstream: str) -> None:
-        """The next prompt's request was served by this engine; empty: by none, and whoever is asked stays."""
+        """Note the engine that served the next prompt's request; empty: none, and the tokenizer's engine stays."""
         if self._turn_to is not None and upstream:
             self._turn_to(upstream)
 
     def hash_prompt(
         self, shape: RequestShape, start: ChainStart, engine_ids: Sequence[int] | None, usage_tokens: int | None
     ) -> HashedPrompt:
-        """The chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
+        """Return the chain of the request's prompt: from the engine's own ids, else ids as sent, else the text.
 
-        ``usage_tokens``: the engine's count, null if it reported none; it scales byte blocks and tells media's lengths.
+        ``usage_tokens``: the engine's count, null if not reported; it scales byte blocks and gives the length of media.
         """
         try:
             form = prompt_form(shape)
         except UntokenizableError as error:
-            # Where the request does not tell its prompt, the engine may have said it; but of a batch only the first.
+            # The engine may have sent the ids of a prompt that is not in the request; of a batch only the first.
             if engine_ids is None or error.reason == "batch":
                 return HashedPrompt(unhashed=error.reason)
             return self._of_ids(start, engine_ids, "engine")
@@ -172,7 +172,7 @@ class PromptHasher:
     def output_hashes(
         self, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]
     ) -> list[BlockHash] | None:
-        """The chain over the full blocks that hold an output token whose KV was computed: all but the last one."""
+        """Return the chain over the full blocks with an output token whose KV was computed: all but the last token."""
         if prompt.token_ids is None or prompt.hashes is None or not output_ids:
             return None
         ids = prompt.token_ids[len(prompt.hashes) * self.block_size :]
@@ -180,7 +180,7 @@ class PromptHasher:
         return self._hasher(start).extend(previous, [*ids, *output_ids[:-1]])
 
     def output_ids(self, text: str) -> Sequence[int] | None:
-        """The ids a text would have if it were tokenized afresh; null where nobody does that."""
+        """Return the ids of an output's text; null if outputs are not tokenized."""
         if self._tokenizer is None or not self._answers:
             return None
         return self._tokenizer.encode_text(text, add_special_tokens=False)
@@ -209,7 +209,7 @@ class PromptHasher:
     def _with_media(
         self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
     ) -> HashedPrompt:
-        """The chain over media of known length, else as far as it is known: the engine's ids are the same for all."""
+        """Return the chain over media of known length, else as far as lengths are known."""
         if self._tokenizer is not None:
             found = ids_with_media(self._tokenizer, self._media_sizes, form.body, holders, usage_tokens)
             made = self._of_ids(start, found.ids, "tokenizer")
@@ -221,7 +221,7 @@ class PromptHasher:
 
 
 def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
-    """The hasher that a recorder's setup asks for; raises InputError."""
+    """Return the hasher of a recorder's setup; raises InputError."""
     tokenizer: Tokenizer | None = None
     turn_to: Callable[[str], None] | None = None
     if setup.tokenizer == "engine":
@@ -240,7 +240,7 @@ def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
         setup.block_size,
         tokenizer=tokenizer,
         byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
-        # An engine that serves has better to do than to tokenize what it said itself; it can be asked for the ids.
+        # A serving engine is not asked to tokenize its own output; --inject token-ids asks for the ids.
         answers=setup.tokenizer != "engine",
         turn_to=turn_to,
     )
@@ -258,10 +258,10 @@ def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[i
 
 
 def _text(form: TextPrompt | ChatPrompt) -> str:
-    """A prompt as one text that the next turn's begins with."""
+    """Return a prompt as one text that the next turn's begins with."""
     return form.text if isinstance(form, TextPrompt) else chat_text(form.body)
 
 
 def chat_text(body: Mapping[str, Any]) -> str:
-    """A chat as one text that the next turn's begins with."""
+    """Return a chat as one text that the next turn's begins with."""
     return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

@@ -1,15 +1,15 @@
-"""Token ids of texts met lately, by the texts' digests, within a bound: what was not used for long goes first."""
+"""Token ids of recent texts by digest, within a bound; the least recently used go first."""
 
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 ENTRY_IDS = 50
-"""What an entry costs in memory beside its ids, in ids of four bytes."""
+"""Memory of an entry beside its ids, in ids of four bytes."""
 
 
 class RecentIds:
-    """A least-recently-used map that counts ids, not entries."""
+    """Least-recently-used map that counts ids, not entries."""
 
     def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
@@ -18,14 +18,14 @@ class RecentIds:
         """Least recently used first."""
 
     def get(self, digest: bytes) -> Sequence[int] | None:
-        """The ids, which are now the latest used; null: not there."""
+        """Return the ids, now the latest used; null: not there."""
         ids = self._entries.get(digest)
         if ids is not None:
             self._entries.move_to_end(digest)
         return ids
 
     def put(self, digest: bytes, ids: Sequence[int]) -> Sequence[int]:
-        """Keep the ids of a digest that is not there; gives them back, packed."""
+        """Keep the ids of a new digest; return them packed."""
         packed = self._entries[digest] = array("I", ids)
         self._held += len(packed) + ENTRY_IDS
         while self._held > self._max_ids:

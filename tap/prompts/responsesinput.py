@@ -1,4 +1,4 @@
-"""A ``/v1/responses`` request as the chat that an engine makes of it, so that one template path serves both.
+"""Convert a ``/v1/responses`` request to an engine's chat, so that one template path serves both.
 
 The rules are vLLM's: instructions become the first system message; an item that continues the assistant's turn
 (reasoning, a call, its words) joins the message before it; of an assistant's content only the first part counts; a
@@ -15,21 +15,21 @@ import msgspec
 from tap.prompts.chatmessages import UntokenizableError
 
 SERVER_STATE = ("previous_response_id", "conversation", "prompt", "previous_input_messages")
-"""Fields that refer to what the server keeps; each is the reason that is counted."""
+"""Fields that refer to state of the server; each is a reason that is counted."""
 _FREE_FORM = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""What vLLM shows the model of a free-form tool."""
+"""Description that vLLM gives the model of a free-form tool."""
 _CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 Message = dict[str, Any]
 
 
 def responses_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat completion request that has the same prompt; raises UntokenizableError."""
+    """Return the body of the chat completion request with the same prompt; raises UntokenizableError."""
     for name in SERVER_STATE:
         if body.get(name) is not None:
             raise UntokenizableError(name)
@@ -55,7 +55,7 @@ def _instructions(body: Mapping[str, Any]) -> list[Message]:
 
 
 def _continues(given: object) -> bool:
-    """Whether the last item is an unfinished message, which the model goes on with."""
+    """Return whether the last item is an unfinished message, which the model continues."""
     last = given[-1] if isinstance(given, list) and given else None
     if not isinstance(last, dict) or last.get("type", "message") not in ("message", "reasoning"):
         return False
@@ -92,7 +92,7 @@ def _add_item(messages: list[Message], item: Message) -> None:
 
 
 def _parts(content: object) -> object:
-    """The content with its texts under the completions' name for them."""
+    """Return the content with its texts under the name of chat completions."""
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part.get("text")} if _is_text(part) else part for part in content]
@@ -103,7 +103,7 @@ def _is_text(part: object) -> bool:
 
 
 def _join_or_add(messages: list[Message], name: str, value: Any) -> None:
-    """Into the assistant's message before, if that has none of it yet (calls add up); else as a message of its own."""
+    """Add to the assistant's message before, if that lacks the member (calls add up); else as a new message."""
     before = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     if before is not None and before.get(name) is None:
         before[name] = value
@@ -124,7 +124,7 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasoning_text(item: Mapping[str, Any]) -> str:
-    """The first part of what was thought, else of its summary."""
+    """Return the first part of the reasoning, else of its summary."""
     if item.get("encrypted_content"):
         raise UntokenizableError("encrypted_reasoning")
     return _first_text(item.get("content")) or _first_text(item.get("summary")) or ""
@@ -139,7 +139,7 @@ def _first_text(content: object) -> str | None:
 
 
 def _tools(tools: object) -> Iterator[dict[str, Any]]:
-    """The tools that the model is shown, in the chat completions' form."""
+    """Return the tools for the model, in the form of chat completions."""
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "function":

@@ -36,11 +36,11 @@ _LOCAL_PRE_TOKENIZERS = frozenset(
 )
 
 Encode = Callable[[str], Sequence[int]]
-"""The whole encoder: ids of a text without what goes around it."""
+"""Encoder of a whole text, without special tokens around it."""
 
 
 class AddedToken(msgspec.Struct, frozen=True):
-    """A token that is found in the text before it is split."""
+    """Token that is found in the text before it is split."""
 
     id: int
     content: str
@@ -51,13 +51,13 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class ModelStage(msgspec.Struct, frozen=True):
-    """The last stage, of which one thing matters here; its vocabulary is not read."""
+    """The model stage; only its dropout matters here, its vocabulary is not read."""
 
     dropout: float | None = None
 
 
 class TokenizerStages(msgspec.Struct, frozen=True):
-    """A ``tokenizer.json``, as far as it tells what reaches across a cut."""
+    """Fields of a ``tokenizer.json`` that tell whether a rule reaches across a cut."""
 
     model: ModelStage
     added_tokens: list[AddedToken] = []
@@ -66,12 +66,12 @@ class TokenizerStages(msgspec.Struct, frozen=True):
 
 
 class Cut(NamedTuple):
-    """Where texts may be cut."""
+    """Places at which texts may be cut."""
 
     patterns: tuple[re.Pattern[str], ...]
-    """Applied one after another, each to what the one before left: as the encoder matches its added tokens."""
+    """Applied in order, each to the rest of the previous, as the encoder matches its added tokens."""
     ids: dict[str, int]
-    """The added tokens that are cut at."""
+    """Ids of the added tokens at the cuts."""
 
 
 class SegmentCache:
@@ -82,10 +82,10 @@ class SegmentCache:
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(max_ids)
         self.encoded_chars = 0
-        """Characters given to the encoder so far: what the cache has not saved."""
+        """Characters given to the encoder so far, so not saved by the cache."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, the same as if it were encoded whole."""
+        """Return the ids of ``text``, the same as if it were encoded whole."""
         ids: list[int] = []
         for piece in pieces(text, self._cut.patterns):
             added = self._cut.ids.get(piece)
@@ -105,7 +105,7 @@ class SegmentCache:
 
 
 def pieces(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """The text in order, cut into added tokens and what stands between them; none of it is empty."""
+    """Split the text, in order, into added tokens and the non-empty text between them."""
     if not patterns:
         if text:
             yield text
@@ -119,7 +119,7 @@ def pieces(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
 
 
 def find_cut(tokenizer_json: str | bytes) -> Cut | None:
-    """Where a tokenizer (the text of its ``tokenizer.json``) can be cut exactly; null: nowhere."""
+    """Return the exact cuts of a tokenizer (the text of its ``tokenizer.json``); null: none."""
     tokenizer = msgspec.json.decode(tokenizer_json, type=TokenizerStages)
     normalizers = list(_steps(tokenizer.normalizer, "normalizers"))
     pre_tokenizers = list(_steps(tokenizer.pre_tokenizer, "pretokenizers"))
@@ -137,7 +137,7 @@ def find_cut(tokenizer_json: str | bytes) -> Cut | None:
 
 
 def _steps(stage: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a stage that may be a sequence of them."""
+    """Return the steps of a stage that may be a sequence."""
     if stage is None:
         return
     if stage.get("type") != "Sequence":
@@ -154,7 +154,7 @@ def _is_local_pre_tokenizer(step: Mapping[str, Any]) -> bool:
 
 
 def literals_pattern(literals: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of some literals at the leftmost place, common beginnings tried once."""
+    """Return a pattern for the longest of some literals at the leftmost place, sharing common beginnings."""
     root: dict[str, Any] = {}
     for literal in literals:
         node = root

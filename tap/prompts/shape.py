@@ -1,4 +1,4 @@
-"""A request's shape: what its body asks for, read once, the prompt kept in memory only as long as it is hashed."""
+"""Shape of a request: the recorded fields of its body. The prompt stays in memory only until it is hashed."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ import msgspec
 from tap.ipc.exchange import Endpoint
 
 MAX_NAME_CHARS = 200
-"""A longer model or adapter name is no name: it could be anything, a prompt even, and is not recorded."""
+"""A longer model or adapter name may be anything, even a prompt, and is not recorded."""
 
 LIMITS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
     "/v1/responses": ("max_output_tokens",),
 }
-"""What an endpoint calls the most tokens of an answer, the name that goes first first. Others: ``max_tokens``."""
+"""Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
 
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
-"""Fields of a body that may name its conversation."""
+"""Body fields that may name the conversation."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -28,7 +28,10 @@ class UnreadableBodyError(Exception):
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The recorded fields of a request, and (never recorded) the body they were read from."""
+    """Recorded fields of a request, and (never recorded) their body.
+
+    A field with the name of a record's field goes into the record (``tap.recorder.recording``).
+    """
 
     endpoint: Endpoint
     body: dict[str, Any]
@@ -37,16 +40,16 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     priority: int | None = None
     tools: int | None = None
-    """How many were offered. Null: none."""
+    """Number of tools offered. Null: none."""
     n: int | None = None
     """Null: one."""
     cache_salt: str | None = None
 
 
 def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
-    """The shape of a request with this JSON body; a field of the wrong type reads as absent.
+    """Return the shape of a request with this JSON body; a field of the wrong type reads as absent.
 
-    Raises UnreadableBodyError. The engine judges the request, not the tap: nothing else is an error here.
+    Raises UnreadableBodyError. The engine validates the request, not the tap: nothing else is an error here.
     """
     try:
         fields = _decode(body)
@@ -70,7 +73,7 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
 
 
 def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> str | None:
-    """What the client called the conversation, by the first name that is there (header names in lower case)."""
+    """Return the client's name for the conversation, by precedence (header names in lower case)."""
     if headers.get("x-session-id"):
         return headers["x-session-id"]
     if shape is not None and not SESSION_FIELDS.isdisjoint(shape.body):
@@ -81,7 +84,7 @@ def explicit_session(headers: Mapping[str, str], shape: RequestShape | None) -> 
 
 
 def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
-    """What a body may call its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
+    """Return the body's names for its conversation; Responses has ``conversation``, Anthropic ``metadata.user_id``."""
     metadata, conversation = body.get("metadata"), body.get("conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
@@ -92,12 +95,12 @@ def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
 
 
 def short_name(value: object) -> str | None:
-    """``value`` if it is a name of a sane length."""
+    """Return ``value`` if it is a name of a sane length, else null."""
     return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS else None
 
 
 def token_ids(value: object) -> Sequence[int] | None:
-    """``value`` as token ids if it is a non-empty list of them (u32)."""
+    """Return ``value`` as token ids (u32) if it is a non-empty list of them, else null."""
     if not isinstance(value, list) or not value:
         return None
     try:
@@ -107,7 +110,7 @@ def token_ids(value: object) -> Sequence[int] | None:
 
 
 def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
-    """The most tokens that the answer may have, by the first name that is there."""
+    """Return the limit on output tokens, by precedence of its names."""
     for name in LIMITS.get(endpoint, ("max_tokens",)):
         limit = _integer(fields, name)
         if limit is not None:

@@ -8,17 +8,17 @@ from tap.prompts.segmentcache import SegmentCache, find_cut
 
 
 class Tokenizer(Protocol):
-    """Text and conversations to token ids; both raise UntokenizableError."""
+    """Text and conversations to token ids; both methods raise UntokenizableError."""
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The ids of a text as it stands."""
+        """Return the ids of a text."""
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of a chat request's prompt."""
+        """Return the ids of a chat request's prompt."""
 
 
 PROBE = "a"
-"""A text that every vocabulary encodes, to see what goes around a text."""
+"""Text of every vocabulary, to find the special tokens around a text."""
 
 
 class TransformersTokenizer:
@@ -28,15 +28,15 @@ class TransformersTokenizer:
         self._tokenizer = tokenizer
         self._encode: Callable[[str], Sequence[int]] = self._encode_whole
         self.segments: SegmentCache | None = None
-        """Null: this tokenizer cannot be cut exactly, and encodes every text whole."""
+        """Null: this tokenizer cannot be cut exactly, and encodes each text whole."""
         self._around: tuple[list[int], list[int]] | None = None
-        """The special tokens before and after a text; null: not the same for every text."""
+        """Special tokens before and after a text; null: they depend on the text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is not None:
             self._use_backend(backend)
 
     def _use_backend(self, backend: Any) -> None:
-        """Encode by the Rust tokenizer itself: what transformers adds to a call costs more than a short text."""
+        """Encode by the Rust tokenizer: the overhead of transformers costs more than a short text."""
         backend.no_truncation()
         backend.no_padding()
 
@@ -50,7 +50,7 @@ class TransformersTokenizer:
         self._around = _around(encode(PROBE), self._encode_specially(PROBE))
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """The ids of a text as it stands."""
+        """Return the ids of a text."""
         if not add_special_tokens:
             return self._encode(text)
         if self._around is None:
@@ -67,11 +67,10 @@ class TransformersTokenizer:
         return ids
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """The ids of a chat request's prompt, its tools, template and template arguments included."""
+        """Return the ids of a chat request's prompt, with tools, template and template arguments."""
         return self.encode_text(self.render(body), add_special_tokens=body.get("add_special_tokens") is True)
 
     def render(self, body: Mapping[str, Any]) -> str:
-        """The chat request's prompt as text."""
         tools = template_tools(body.get("tools"))
         template = self._template(body, tools)
         messages = template_messages(body.get("messages"), template)
@@ -79,7 +78,7 @@ class TransformersTokenizer:
             rendered = self._tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=template, tokenize=False, **_template_arguments(body)
             )
-        except Exception as error:  # a template may raise anything; the engine would refuse the request too
+        except Exception as error:  # a template may raise any error; the engine would refuse the request too
             raise UntokenizableError("template_failed") from error
         return str(rendered)
 
@@ -95,7 +94,7 @@ class TransformersTokenizer:
 
 
 def _around(plain: Sequence[int], special: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """What stands before and after ``plain`` in ``special``; null if it does not stand there in one piece."""
+    """Return the ids before and after ``plain`` in ``special``; null if it is not there in one piece."""
     size = len(plain)
     for at in range(len(special) - size + 1):
         if list(special[at : at + size]) == list(plain):
@@ -104,7 +103,7 @@ def _around(plain: Sequence[int], special: Sequence[int]) -> tuple[list[int], li
 
 
 def _template_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template sees beside messages and tools: the request's own fields, then the client's arguments."""
+    """Return a template's arguments beside messages and tools: the request's own fields, then the client's."""
     arguments: dict[str, Any] = {
         "add_generation_prompt": body.get("add_generation_prompt", True) is not False,
         "continue_final_message": body.get("continue_final_message") is True,

@@ -1,4 +1,4 @@
-"""Where the parts of a JSON text stand, so that bytes can be changed in place and all others stay as they came.
+"""Places of the parts of a JSON text, so that bytes change in place and all others stay unchanged.
 
 msgspec walks over the values, in C; what is left for Python are the keys. A prompt of megabytes costs what it takes to
 skip it.

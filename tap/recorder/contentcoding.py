@@ -9,13 +9,13 @@ from typing import Any
 import zstandard
 
 MAX_DECODED_BYTES = 256 << 20
-"""Past this a small body is a bomb, and its request is recorded without what it said."""
+"""Bound against decompression bombs: beyond it the request is recorded without its content."""
 STEP_BYTES = 1 << 10
-"""Given at once to zstandard, which cannot be told how much to give back: at most 32 MB come of it."""
+"""Input of one step to zstandard, whose output has no bound of its own: at most 32 MB a step."""
 
 Decoder = Callable[[bytes, int], bytes]
-"""Takes the next encoded bytes and gives what they decode to; holds back what it cannot decode yet. Raises
-UndecodableError if they are broken, or become much more than so many bytes."""
+"""Decodes the next bytes; keeps back an incomplete part. Raises UndecodableError if they are broken, or decode
+to much more than the given number of bytes."""
 
 
 TOO_LARGE = "decoded body too large"

@@ -1,4 +1,4 @@
-"""The recorder's sockets: the supervisor's, and one from every worker, read in turn as they have something to say."""
+"""Sockets of the recorder, from the supervisor and from each worker, read in turn."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from wire.process import split_frames
 
 READ_BYTES = 1 << 20
-"""At most this much of one worker's is read before the others have their turn."""
+"""Most bytes read from a worker before the others have their turn."""
 BACKLOG = 128
 
 
 class Inbox:
-    """Frames from the supervisor and from all workers. What a worker wrote is read even if both are gone by then."""
+    """Frames from the supervisor and all workers. Frames that a worker wrote are read even if both are gone."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -24,7 +24,7 @@ class Inbox:
         self._selector.register(control, selectors.EVENT_READ)
 
     def listen(self, path: str) -> None:
-        """Let workers connect to a unix socket at ``path``; one that a recorder before left there is replaced."""
+        """Let workers connect to a unix socket at ``path``; replace that of an earlier recorder."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -34,7 +34,7 @@ class Inbox:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def batches(self, idle_s: float) -> Iterator[list[bytes]]:
-        """The payloads of the frames that each read completes; none whenever nothing came for ``idle_s``.
+        """Yield the payloads that each read completes; none if nothing came for ``idle_s``.
 
         Ends when the supervisor has closed its side and no worker is left.
         """
@@ -50,7 +50,7 @@ class Inbox:
                     yield self._read(key.fileobj)
 
     def _workers_left(self) -> bool:
-        """Whether a worker is connected, one that waits to be let in included."""
+        """Return whether a worker is connected or waits to be accepted."""
         self._accept()
         return bool(self._buffers)
 
@@ -64,7 +64,7 @@ class Inbox:
                 self._selector.register(worker, selectors.EVENT_READ)
 
     def _read(self, sock: socket.socket) -> list[bytes]:
-        """The frames that one read completes; at its end the socket is let go, and half a frame with it."""
+        """Return the frames that one read completes; at the end close the socket and drop an incomplete frame."""
         try:
             data = sock.recv(READ_BYTES)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""A trace taken up again: what the last writer left is mended, counted, and found to be one that this tap continues."""
+"""A resumed trace: its files are mended and counted, and checked to be a trace that this tap continues."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,28 +28,28 @@ from tracefile.storage.segments import (
 
 @dataclass(slots=True)
 class Resumption:
-    """What is there already, and the header to go on with."""
+    """State of the existing trace, and the header to continue with."""
 
     meta: Meta
-    """The new writer's, on the old one's clock."""
+    """Header of the new writer, on the old one's clock."""
     records: int = 0
     mended: list[str] = field(default_factory=list)
-    """What was torn, a sentence each."""
+    """Torn files, a sentence each."""
     says_something_new: bool = False
-    """The header is not the one that the last records stand under."""
+    """True if the header differs from that of the last records."""
     manifest: Manifest = field(default_factory=Manifest)
     number: int = 0
-    """Of the last segment."""
+    """Number of the last segment."""
 
     def mend(self, path: Path) -> Mended:
-        """Mend a file, and say so if it was torn."""
+        """Mend a file, and note it if it was torn."""
         mended = mend(path)
         if mended.torn:
             self.mended.append(f"{path}: {mended.records} complete records kept; its torn end was dropped")
         return mended
 
     def continue_after(self, before: Meta, path: Path) -> None:
-        """Take over a header's clock; raises InputError if the records to come do not belong under it."""
+        """Take over a header's clock; raises InputError if later records do not belong under it."""
         self.meta = msgspec.structs.replace(self.meta, epoch_unix_ns=before.epoch_unix_ns)
         self.says_something_new = self.meta != before
         check_continues(before, self.meta, f"--resume {path}")
@@ -61,7 +61,7 @@ class Resumption:
 
 
 def resume_file(path: Path, meta: Meta) -> Resumption | None:
-    """Mend the one file of a trace; None if there is none, or nothing in it. Raises InputError if it is another's."""
+    """Mend the file of a trace; null if there is none, or it is empty. Raises InputError if it is another trace."""
     if not path.exists() or not path.stat().st_size:
         return None
     found = Resumption(meta)
@@ -74,7 +74,7 @@ def resume_file(path: Path, meta: Meta) -> Resumption | None:
 
 
 def resume_segments(path: Path, meta: Meta) -> Resumption | None:
-    """Close what the last writer of a trace in segments left open, and list it; None if there is no such trace."""
+    """Close and list the open segment of the last writer; null if there is no such trace."""
     found = Resumption(meta)
     there = segments_there(path)
     with contextlib.suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ def resume_segments(path: Path, meta: Meta) -> Resumption | None:
 
 
 def described(path: Path) -> Segment:
-    """A whole file's line in the manifest."""
+    """Return the manifest entry of a whole file."""
     arrivals = [record.arrival_ms for record in records_of(path)]
     known = [arrival for arrival in arrivals if arrival is not None]
     return Segment(
@@ -110,7 +110,7 @@ def described(path: Path) -> Segment:
 
 
 def records_of(path: Path, *, skipped: int = 0) -> Iterator[Record]:
-    """The records of one whole file of ours; the first ``skipped`` are not even decoded."""
+    """Yield the records of a whole file of ours; the first ``skipped`` are not decoded."""
     decoder = KvtapeDecoder(Meta())
     with LineReader(path) as lines:
         for line in lines:
@@ -122,7 +122,7 @@ def records_of(path: Path, *, skipped: int = 0) -> Iterator[Record]:
 
 
 def _take_in(found: Resumption, path: Path) -> None:
-    """List a segment that was closed and not listed yet, or that was never closed; one without records goes."""
+    """List a segment that is not in the manifest; remove it if it has no records."""
     if not found.mend(path).records:
         path.unlink()
         return
@@ -133,7 +133,7 @@ def _take_in(found: Resumption, path: Path) -> None:
 
 
 def _continue_segments(found: Resumption, path: Path) -> None:
-    """The clock of the last segment that is still there, else the manifest's."""
+    """Take over the clock of the last existing segment, else the manifest's."""
     files = [path.with_name(segment.name) for segment in reversed(found.manifest.segments)]
     last = next((file for file in files if file.exists()), None)
     if last is not None:

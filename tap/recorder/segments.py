@@ -1,7 +1,7 @@
-"""The trace as the recorder writes it: one file, or segments that are closed by size and age; resumed after a crash.
+"""The trace as the recorder writes it: a file, or segments closed by size and age; resumed after a crash.
 
-What counts as recorded is in the files. Where the disk takes nothing, records are refused and nothing that was taken
-is lost: it is tried again at every flush, and recording goes on once there is room.
+Records counted as recorded are in the files. On a full disk new records are refused and no accepted one is lost: every
+flush tries again, and recording continues once there is room.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from tracefile.storage.segments import (
 )
 
 BATCH_LINES = 256
-"""Lines that are compressed at once: a call a line would cost as much as the line."""
+"""Lines compressed in one call, which costs as much as a line."""
 
 
 class _Digest(Protocol):
@@ -43,24 +43,23 @@ class _Digest(Protocol):
 
 @dataclass(slots=True)
 class OpenSegment:
-    """The file being written, with what the manifest will say of it."""
+    """The open file, with its entry for the manifest."""
 
     file: TraceFile
     path: Path
-    """Where it will be once it is closed."""
+    """Path once it is closed."""
     records: int = 0
     first_arrival_ms: float = float("inf")
     last_arrival_ms: float = float("-inf")
     first_at: float = float("inf")
-    """When its first record came, on the monotonic clock."""
+    """Time of its first record, on the monotonic clock."""
     digest: _Digest = field(default_factory=hashlib.sha256)
     lines: list[bytes] = field(default_factory=list)
-    """Taken, not compressed yet."""
+    """Lines taken, not compressed yet."""
     arrivals_ms: list[float] = field(default_factory=list)
-    """Of those."""
+    """Arrivals of these lines."""
 
     def take(self, line: bytes, arrival_ms: float | None) -> None:
-        """Take one record's line."""
         self.lines.append(line)
         self.records += 1
         if arrival_ms is not None:
@@ -69,7 +68,7 @@ class OpenSegment:
             self.compress()
 
     def compress(self) -> None:
-        """Hand the lines taken to the file."""
+        """Compress the lines taken into the file."""
         if self.lines:
             batch = b"".join(self.lines)
             self.lines.clear()
@@ -81,7 +80,7 @@ class OpenSegment:
             self.first_at = min(self.first_at, time.monotonic())
 
     def listed(self) -> Segment:
-        """Its line in the manifest."""
+        """Return its entry in the manifest."""
         return Segment(
             name=self.path.name,
             records=self.records,
@@ -93,10 +92,10 @@ class OpenSegment:
 
 
 class SegmentedTrace:
-    """A trace being written by one thread; without ``rotate_bytes`` and ``rotate_s`` it is one file.
+    """A trace written by one thread; without ``rotate_bytes`` and ``rotate_s`` it is one file.
 
-    With ``resume`` it goes on with the trace that is there: torn files are mended, what they hold is ``recorded``, and
-    ``meta`` has that trace's epoch. Raises InputError if it cannot be written, or is no trace that this one continues.
+    With ``resume`` it continues the existing trace: torn files are mended, their records count as ``recorded``, and
+    ``meta`` has that trace's epoch. Raises InputError if it cannot be written, or does not continue the existing trace.
     """
 
     def __init__(
@@ -114,20 +113,20 @@ class SegmentedTrace:
         self.recorded = 0
         """Records in the files, those of earlier writers included."""
         self.problem: InputError | None = None
-        """Why the last attempt to write failed. Null: it did not."""
+        """Error of the last attempt to write. Null: it succeeded."""
         self.mended: list[str] = []
-        """What was found torn and mended, a sentence each."""
+        """Torn files that were mended, a sentence each."""
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._rotates = rotate_bytes is not None or rotate_s is not None
         self._segment: OpenSegment | None = None
         self._ending = False
-        """The open segment's stream has ended; its last bytes, its name or its line in the manifest are missing."""
+        """The open segment's stream has ended; its last bytes, its name or its manifest entry are missing."""
         self._manifest_is_old = False
         self._number = 0
         self._closed = False
         self._taken = 0
-        """As ``recorded``, but as soon as taken."""
+        """Records taken, in the files or not."""
         if not (resume and self._resume()):
             self._start_new(overwrite=overwrite)
 
@@ -135,18 +134,18 @@ class SegmentedTrace:
 
     @property
     def failing(self) -> bool:
-        """Records are being refused."""
+        """True while records are refused."""
         return self._segment is None or self._ending or self._segment.file.failing
 
     @property
     def segments(self) -> int:
-        """Files that the trace is made of."""
+        """Number of files of the trace."""
         if not self._rotates:
             return 1
         return len(self.manifest.segments) + (self._segment is not None)
 
     def write(self, record: Record) -> bytes:
-        """Take one record and give its line; raises InputError if it was refused, and only then."""
+        """Take a record and return its line; raises InputError only if it was refused."""
         segment = self._segment
         if segment is None or self.failing:
             raise self.problem or InputError(f"{self.path}: cannot write; expected room for the trace")
@@ -156,7 +155,7 @@ class SegmentedTrace:
         return line
 
     def flush(self) -> bool:
-        """Bring every record taken to the files; false if the disk refuses, as ``problem`` says."""
+        """Write all records taken to the files; False if the disk refuses, see ``problem``."""
         try:
             self._mend_state()
             assert self._segment is not None
@@ -170,7 +169,7 @@ class SegmentedTrace:
         return True
 
     def rotate_if_due(self) -> bool:
-        """Close the segment if it is large or old enough; whether it was."""
+        """Close the segment if it is large or old enough; return whether it was."""
         segment = self._segment
         if segment is None or self._ending or not self._is_due(segment):
             return False
@@ -182,10 +181,10 @@ class SegmentedTrace:
         return True
 
     def change_meta(self, meta: Meta) -> None:
-        """Write the records to come under this header: in a segment of their own where there are segments."""
+        """Write later records under this header, in a new segment if the trace has segments."""
         self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
         if self._segment is None or self._ending:
-            return  # the next segment begins with it
+            return  # the next segment starts with it
         if self._rotates and self._segment.records:
             with contextlib.suppress(InputError):
                 self._end_segment()
@@ -194,7 +193,7 @@ class SegmentedTrace:
             self._segment.file.take(encode_meta(self.meta))
 
     def close(self) -> bool:
-        """End the trace; false if not all that was taken is in it, as ``recorded`` then says."""
+        """End the trace; False if records taken are missing, see ``recorded``."""
         if self._closed:
             return self.recorded == self._taken
         self._closed = True
@@ -214,7 +213,7 @@ class SegmentedTrace:
         return True
 
     def mark_uploaded(self, name: str, where: str) -> None:
-        """Note in the manifest where a copy of a closed segment is."""
+        """Note the URL of a closed segment's copy in the manifest."""
         self.manifest.segments = [
             msgspec.structs.replace(segment, uploaded=where) if segment.name == name else segment
             for segment in self.manifest.segments
@@ -224,7 +223,7 @@ class SegmentedTrace:
             self._save_manifest()
 
     def last_records(self, count: int) -> Iterator[Record]:
-        """The last ``count`` records or somewhat more that are in closed files, in order; fewer if there are fewer."""
+        """Yield at least the last ``count`` records of closed files, in order; fewer if there are fewer."""
         if not self._rotates:
             yield from records_of(self.path, skipped=self.recorded - count)
             return
@@ -261,14 +260,14 @@ class SegmentedTrace:
         file.take(encode_meta(self.meta))
 
     def _end_segment(self) -> None:
-        """End the stream of the open segment; what the disk refuses of it is left to ``_finish_ending``."""
+        """End the stream of the open segment; ``_finish_ending`` writes the rest that the disk refuses."""
         assert self._segment is not None
         self._segment.compress()
         self._ending = True
         self._segment.file.finish()
 
     def _mend_state(self) -> None:
-        """Go on with whatever the disk interrupted, up to an open segment; raises InputError if it still refuses."""
+        """Complete interrupted work, up to an open segment; raises InputError if the disk still refuses."""
         self._finish_ending()
         self._save_manifest()
         if self._segment is None:
@@ -277,7 +276,7 @@ class SegmentedTrace:
             self._segment.file.sync()
 
     def _finish_ending(self) -> None:
-        """Close an ended segment: all of it on the disk, under its name, in the manifest."""
+        """Close an ended segment: all of it on disk, under its name, in the manifest."""
         if not self._ending or self._segment is None:
             return
         segment = self._segment
@@ -320,7 +319,7 @@ class SegmentedTrace:
         self._manifest_is_old = False
 
     def _keep_what_is_whole(self) -> None:
-        """The disk refuses to the end: cut the file after its last complete record, and count what it holds."""
+        """Cut the file after its last complete record when the disk refuses to the end, and count its records."""
         segment = self._segment
         if segment is None:
             return
@@ -366,7 +365,7 @@ class SegmentedTrace:
                 path.unlink()
 
     def _resume(self) -> bool:
-        """Go on with what is there; false if there is nothing yet."""
+        """Continue the existing trace; False if there is none."""
         resume = resume_segments if self._rotates else resume_file
         found = resume(self.path, self.meta)
         if found is None:

@@ -1,7 +1,7 @@
-"""Closed segments sent to where ``--upload`` says, by a thread of the recorder process, again until they are there.
+"""Upload of closed segments to ``--upload``, by a thread of the recorder process, repeated until they are there.
 
-Any URL that fsspec knows will do: ``s3://bucket/folder``, ``gs://``, ``file:///mnt/share``. Credentials come from where
-the storage's own library looks for them, never from a flag. Local files are kept.
+Any URL that fsspec knows: ``s3://bucket/folder``, ``gs://``, ``file:///mnt/share``. Credentials come from the places of
+the storage's own library, never from a flag. Local files are kept.
 """
 
 import sys
@@ -18,7 +18,7 @@ LONGEST_WAIT_S = 60.0
 
 
 class Uploaded(NamedTuple):
-    """A segment that is where it was to go."""
+    """An uploaded segment."""
 
     name: str
     where: str
@@ -26,15 +26,15 @@ class Uploaded(NamedTuple):
 
 
 class TruncatedUploadError(Exception):
-    """The copy is not as long as the segment."""
+    """The copy is shorter or longer than the segment."""
 
 
 class Uploader:
-    """Sends files one after another; raises InputError if the URL is none that it could send to."""
+    """Uploads files in order; raises InputError if the URL cannot be used."""
 
     def __init__(self, url: str) -> None:
         self.failed = 0
-        """Tries that failed."""
+        """Failed tries."""
         self._files, self._folder = _target(url)
         self._waiting: SimpleQueue[Path | None] = SimpleQueue()
         self._uploaded: SimpleQueue[Uploaded] = SimpleQueue()
@@ -45,17 +45,17 @@ class Uploader:
         self._thread.start()
 
     def offer(self, path: Path) -> None:
-        """Send a closed segment when those before it are sent; offering it again changes nothing."""
+        """Upload a closed segment after those before it; offering it again has no effect."""
         if path not in self._offered:
             self._offered.add(path)
             self._waiting.put(path)
 
     def uploaded(self) -> list[Uploaded]:
-        """What was sent since the last time this was asked."""
+        """Return the segments uploaded since the last call."""
         return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, for at most so long; the rest stays unsent, as the manifest says."""
+        """Upload waiting segments, for at most ``timeout_s``; the manifest shows the rest as not uploaded."""
         self._deadline = time.monotonic() + timeout_s
         self._ending.set()
         self._waiting.put(None)
@@ -70,7 +70,7 @@ class Uploader:
         while time.monotonic() < self._deadline and path.exists():
             try:
                 self._uploaded.put(Uploaded(path.name, self._send(path)))
-            except Exception as error:  # storage libraries raise what they like; the segment stays and is tried again
+            except Exception as error:  # storage libraries raise any error; the segment stays and is tried again
                 self.failed += 1
                 if wait_s == FIRST_WAIT_S:  # the text of an error may hold a credential, its kind does not
                     _say(f"{path.name} cannot be uploaded ({type(error).__name__}); it is kept and tried again")
@@ -83,7 +83,7 @@ class Uploader:
                 return
 
     def _send(self, path: Path) -> str:
-        """Copy a file; its URL once all of it is there."""
+        """Copy a file; return its URL once all of it is there."""
         target = f"{self._folder}/{path.name}"
         self._files.put_file(str(path), target)
         self._files.invalidate_cache(self._folder)
@@ -94,7 +94,7 @@ class Uploader:
 
 
 def _target(url: str) -> tuple[Any, str]:
-    """The file system and folder of a URL."""
+    """Return the file system and folder of a URL."""
     # Imported here: it is two fifths of a recorder's start, and most taps upload nothing.
     import fsspec  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def _target(url: str) -> tuple[Any, str]:
 
 
 def _bare(url: str) -> str:
-    """The URL without what could be a credential."""
+    """Return the URL without parts that could be a credential."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
 

@@ -1,8 +1,7 @@
-"""The account: every request that was to be recorded is recorded, sampled out, or dropped for a reason that is named.
+"""The account: each request to be recorded is recorded, sampled out, or dropped for a named reason.
 
-It adds up by construction. What was offered, and what workers dropped, is counted in memory that outlives the workers;
-what is recorded is counted by the recorder in the files themselves. What is left over is what a process that died took
-with it.
+It adds up by construction. Offered requests, and the drops of workers, are counted in memory that outlives the workers;
+records are counted by the recorder in the files themselves. The rest was lost with a process that died.
 """
 
 from collections import Counter
@@ -20,13 +19,13 @@ TRUSTED_SHARE = 0.99
 
 @dataclass(slots=True, kw_only=True)
 class Account:
-    """What became of the requests; once the tap has ended, offered = recorded + sampled_out + the sum of dropped."""
+    """Counts of requests; once the tap has ended, offered = recorded + sampled_out + the sum of dropped."""
 
     offered: int = 0
     recorded: int = 0
     sampled_out: int = 0
     not_injected: int = 0
-    """Of ``--inject``: what had to pass as it was."""
+    """Requests and responses that ``--inject`` left unchanged."""
     hashed: int = 0
     prompt_counts_checked: int = 0
     prompt_counts_matched: int = 0
@@ -37,7 +36,7 @@ class Account:
     unhashed: Counter[str] = field(default_factory=Counter)
 
     def line(self) -> str:
-        """One line: what became of the requests, and how far the hashes can be trusted."""
+        """Return the account in one line, with the share of trusted hashes."""
         line = f"{self.recorded} of {self.offered} requests recorded"
         if self.sampled_out:
             line += f", {self.sampled_out} sampled out"
@@ -53,31 +52,31 @@ class Account:
 
     @property
     def other_tokens(self) -> bool:
-        """Whether our prompt ids are plainly not the engine's: hashes of others say nothing of its cache."""
+        """True if our prompt ids are not the engine's: their hashes do not describe its cache."""
         return self.prompt_counts_matched < TRUSTED_SHARE * self.prompt_counts_checked
 
 
 class Ledger:
-    """Where the account is drawn up from: the workers' counts, those of dead workers, and the recorder's progress."""
+    """Sources of the account: counts of workers, alive and dead, and the recorder's progress."""
 
     def __init__(self, counts: WorkerCounts, workers: int) -> None:
         self._counts, self._workers = counts, workers
         self._dead: Counter[int] = Counter()
-        """Cells of workers that are gone."""
+        """Sum of the cells of dead workers."""
         self.progress = Progress()
-        """The recorder's last."""
+        """Last progress of the recorder."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that will be recorded and have not ended."""
+        """Requests to be recorded that have not ended."""
         return self._counts.in_flight()
 
     def worker_died(self, worker: int) -> None:
-        """Keep what a dead worker had counted; its place is taken by another."""
+        """Keep the counts of a dead worker; its row goes to its successor."""
         self._dead.update(dict(enumerate(self._counts.take(worker))))
 
     def account(self, *, ended: bool = False) -> Account:
-        """What is known so far. ``ended``: nothing is on its way any more, so what is missing is lost."""
+        """Return the account so far. ``ended``: nothing is on its way, so missing requests are lost."""
         cells = Counter(self._dead)
         for worker in range(self._workers):
             cells.update(dict(enumerate(self._counts.row(worker))))
@@ -106,7 +105,7 @@ class Ledger:
 
 
 def keep_account(trace: str, account: Account) -> None:
-    """The account beside the trace, whose header was written before it was known. Raises InputError."""
+    """Write the account beside the trace. Raises InputError."""
     path = Path(f"{trace}.summary.json")
     facts = msgspec.to_builtins(account)
     try:

@@ -1,4 +1,4 @@
-"""The tap's settings, checked once at the edge."""
+"""Settings of the tap, validated once."""
 
 import re
 from collections.abc import Sequence
@@ -25,27 +25,27 @@ _SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret|password|cre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapConfig:
-    """What ``tap`` was told to do."""
+    """Settings of ``tap``."""
 
     upstreams: tuple[Origin, ...]
     upstreams_file: Path | None
-    """Where ``upstreams`` were read from, to be read again on SIGHUP. Null: they were flags."""
+    """File of ``upstreams``, read again on SIGHUP. Null: they were flags."""
     route: Route
     listen: tuple[str, int]
     workers: int
     trace: str
     rotate_bytes: int | None
-    """A segment of the trace ends at this size. Null: at none."""
+    """Size at which a segment of the trace ends. Null: never."""
     rotate_s: float | None
-    """A segment of the trace ends at this age. Null: at none."""
+    """Age at which a segment of the trace ends. Null: never."""
     resume: bool
     overwrite: bool
     sample: float
-    """Share of sessions that is recorded, 0 < share ≤ 1."""
+    """Share of sessions to record, 0 < share ≤ 1."""
     keep_headers: tuple[str, ...]
     """Request headers that records keep, in lower case."""
     upload: str | None
-    """Where closed segments go: any URL that fsspec takes."""
+    """fsspec URL for closed segments."""
     tokenizer: str
     """``engine``, ``ids``, ``bytes`` or a directory."""
     block_size: int | None
@@ -53,23 +53,23 @@ class TapConfig:
     algorithm: HashAlgorithm
     key_file: Path | None
     model: str | None
-    """In place of what the upstream and each request call it. Null: those."""
+    """Model name in place of the upstream's and the requests'. Null: theirs."""
     loras: tuple[str, ...]
     max_body_bytes: int
     queue_bytes: int
     inject: frozenset[Injection]
     dialect: DialectName | None
-    """Null: what the engine's own metrics tell, else vllm."""
+    """Null: by the engine's metrics, else vllm."""
     engine_facts: bool
     engine_metrics_s: float
-    """Seconds between samples of the engine's metrics; 0: none are taken."""
+    """Seconds between samples of the engine's metrics; 0: none."""
     admin: tuple[str, int] | None
     wait_s: float
     drain_s: float
 
 
 def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, ...]:
-    """The upstreams, from one of the two places that can name them; raises InputError."""
+    """Return the upstreams of the flags or of the file; raises InputError."""
     if bool(urls) == (file is not None):
         given = "both were given" if urls else "none was given"
         raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
@@ -79,7 +79,7 @@ def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, .
 
 
 def read_upstreams(file: Path) -> tuple[Origin, ...]:
-    """The upstreams of a file: a URL a line, ``#`` begins a comment. Raises InputError that names the line."""
+    """Read upstreams from a file: a URL a line, ``#`` starts a comment. Raises InputError that names the line."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +97,7 @@ def read_upstreams(file: Path) -> tuple[Origin, ...]:
 
 
 def checked_listen(flag: str, text: str) -> tuple[str, int]:
-    """Host and port to listen on; raises InputError."""
+    """Return host and port to listen on; raises InputError."""
     try:
         return parse_listen(text)
     except WireError as error:
@@ -105,14 +105,14 @@ def checked_listen(flag: str, text: str) -> tuple[str, int]:
 
 
 def checked_tokenizer(text: str) -> str:
-    """``engine``, ``ids``, ``bytes`` or a tokenizer's directory; raises InputError."""
+    """Return ``engine``, ``ids``, ``bytes`` or a tokenizer's directory; raises InputError."""
     if text in NAMED_TOKENIZERS:
         return text
     return str(tokenizer_folder(Path(text), others=", `engine`, `bytes` or `ids`"))
 
 
 def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:
-    """The path of a trace to be written; raises InputError if one is there already that nobody spoke of."""
+    """Return the path of a new trace; raises InputError if one exists and no flag allows it."""
     if overwrite and resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
     found = Path(path)
@@ -141,7 +141,7 @@ def checked_headers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_upload(url: str | None, *, rotates: bool) -> str | None:
-    """Where closed segments go; raises InputError."""
+    """Return the URL for closed segments; raises InputError."""
     if url is None:
         return None
     if not re.match(r"[a-z][a-z0-9+.-]*://", url):
@@ -152,7 +152,7 @@ def checked_upload(url: str | None, *, rotates: bool) -> str | None:
 
 
 def checked_injection(words: Sequence[str], dialect: DialectName | None) -> frozenset[Injection]:
-    """What is added to requests; raises InputError."""
+    """Return the injections; raises InputError."""
     known = get_args(Injection)
     wanted = [word for text in words for word in text.split(",")]
     for word in wanted:

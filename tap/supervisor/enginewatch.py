@@ -92,55 +92,53 @@ async def _failure_to_reach(origin: Origin) -> str | None:
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One upstream's load at one moment. Null: it does not report that."""
+    """Load of an upstream at one moment. Null: not reported."""
 
     at_ms: float
-    """When the answer came, on the trace's clock."""
+    """Time of the response, on the trace's clock."""
     upstream: str
     error: str | None = None
-    """no_answer: it gave none in time. Null: it did."""
+    """no_answer: none in time. Null: no error."""
     running: float | None = None
-    """Requests being computed."""
+    """Running requests."""
     waiting: float | None = None
-    """Requests that wait for their turn."""
+    """Waiting requests."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     prefix_queries: float | None = None
     """Prompt tokens looked up in the prefix cache since the engine's start."""
     prefix_hits: float | None = None
-    """Those of them that were found."""
+    """Prompt tokens found in it."""
     preemptions: float | None = None
-    """Since the engine's start."""
+    """Preemptions since the engine's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """The file beside the trace: a header like the trace's, then a sample a line; a run that resumes adds its own."""
+    """File beside the trace: a header like the trace's, then a sample a line; a resumed run appends its own."""
 
     trace: str
     meta: Meta
     epoch_ns: int
-    """The monotonic clock at the trace's t = 0."""
+    """Monotonic clock at the trace's t = 0."""
     resume: bool
 
     @property
     def path(self) -> str:
-        """Where it is."""
         return f"{self.trace}.engine.jsonl"
 
     def open(self) -> BinaryIO:
-        """The file, with its header. Raises OSError."""
+        """Open the file and write its header. Raises OSError."""
         file = open(self.path, "ab" if self.resume else "wb", buffering=0)  # noqa: SIM115  the caller's to close
         file.write(encode_meta(self.meta))
         return file
 
     def now_ms(self) -> float:
-        """The trace's clock."""
         return (time.perf_counter_ns() - self.epoch_ns) / 1e6
 
 
 async def sample_engines(file: SampleFile, origins: Callable[[], Sequence[Origin]], every_s: float) -> None:
-    """Sample every upstream each ``every_s``, for ever; what cannot be written is lost, and said once."""
+    """Sample all upstreams every ``every_s``, for ever; samples that cannot be written are lost, with one message."""
     try:
         out = file.open()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, account for everything.
+"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, and close the account.
 
-The supervisor touches no traffic. It binds the sockets, learns what the engine says of itself, hears the signals,
-starts again what dies, and adds up what became of every request.
+The supervisor touches no traffic. It binds the sockets, learns facts of the engine, handles signals, restarts dead
+processes, and adds up the account of all requests.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ BACKLOG = 1024
 
 
 def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """Sockets that share an address, each for a process of its own. Raises InputError if it cannot be had.
+    """Return sockets that share an address, one for each process. Raises InputError if the address is not free.
 
-    The kernel spreads connections over them. A process that dies loses none of those that wait at its socket, which
-    stays open here for the one that follows. Port 0 becomes a free one, the same for all.
+    The kernel spreads connections over them. Connections that wait at the socket of a dead process are kept for its
+    successor, since the socket stays open here. Port 0 becomes a free port, the same for all.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -44,7 +44,7 @@ def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[sock
         if count == 1:
             sockets = [first]
         else:
-            # Bound alone to learn that nobody else is there: who shares a port shares it with all its user's processes.
+            # Bound alone first: a shared port is shared with all processes of its user, so another tap would not show.
             with first:
                 address = first.getsockname()
             sockets = [_bind(family, address, share=True) for _ in range(count)]
@@ -71,7 +71,7 @@ def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.so
 
 
 def end_before_the_start() -> None:
-    """Let SIGTERM and SIGINT end what is being started, while nothing is at stake."""
+    """Let SIGTERM and SIGINT end the start."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,9 +92,9 @@ class Signals:
 
 REPORT_INTERVAL_S = 30.0
 MAX_SOCKET_PATH = 103
-"""Bytes that every system's ``sockaddr_un`` has room for."""
+"""Bytes of a ``sockaddr_un`` path on every system."""
 FLUSH_TIMEOUT_S = 60.0
-"""How long the recorder may take to write what is left."""
+"""Time for the recorder to write the rest."""
 
 
 async def serve(config: TapConfig) -> None:
@@ -127,7 +127,7 @@ async def serve(config: TapConfig) -> None:
 
 
 async def learn(config: TapConfig) -> EngineFacts:
-    """What the first upstream that can be reached says of itself. Raises InputError if none can be."""
+    """Return the facts of the first upstream reached. Raises InputError if none is."""
     reached = await reach_upstreams(config.upstreams, config.wait_s)
     for origin in config.upstreams:
         if origin not in reached:
@@ -136,7 +136,7 @@ async def learn(config: TapConfig) -> EngineFacts:
 
 
 class Service:
-    """A tap that runs: what goes on beside the traffic until it is told to end."""
+    """A running tap: its tasks beside the traffic until it is told to end."""
 
     def __init__(
         self, config: TapConfig, ledger: Ledger, recorder: RecorderProcess, workers: Workers, engine: Engine | None
@@ -160,7 +160,7 @@ class Service:
                 task.cancel()
 
     async def end(self, signals: Signals, admin: AdminProcess | None) -> None:
-        """Let what is in flight end, and the workers with it."""
+        """Let requests in flight end, and the workers with them."""
         self._draining = True
         if admin is not None:
             admin.tell(self.stats())
@@ -169,7 +169,6 @@ class Service:
         await self._workers.drain(drain_s, signals.stops)
 
     def stats(self) -> ServiceStats:
-        """How the tap stands."""
         account = self._ledger.account()
         return ServiceStats(
             upstreams=list(map(str, self._workers.upstreams)),
@@ -185,7 +184,7 @@ class Service:
         )
 
     def reload(self) -> None:
-        """Read the file of upstreams again; one that is wrong changes nothing."""
+        """Read the file of upstreams again; an invalid file changes nothing."""
         file = self._config.upstreams_file
         if file is None:
             say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
@@ -212,7 +211,7 @@ class Service:
             self.reload()
 
     async def _report_regularly(self) -> None:
-        """A line on stderr now and then, while there is news."""
+        """Print the account on stderr now and then, if it changed."""
         reported = 0
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
@@ -224,7 +223,7 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[RecorderProcess]:
-    """A recorder that is ready; at the end it has written everything, and the account is printed and kept."""
+    """Yield a ready recorder; at the end it writes the rest, and the account is printed and kept."""
     recorder = RecorderProcess(setup, ledger)
     await recorder.child.start()
     try:
@@ -236,7 +235,7 @@ async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[Recor
 
 
 def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -> SampleFile:
-    """Where samples of the engine's load go, on the clock that the recorder found the trace to have."""
+    """Return the file for samples of the engine's load, on the clock of the trace."""
     before_ns = 0 if epoch_ns is None else setup.epoch_ns - epoch_ns
     began_ns = setup.meta.epoch_unix_ns
     meta = msgspec.structs.replace(setup.meta, epoch_unix_ns=None if began_ns is None else began_ns - before_ns)
@@ -245,7 +244,7 @@ def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Runtime]:
-    """A folder for the length of the run. Raises InputError if there is no place for one."""
+    """Make a folder for the length of the run. Raises InputError if there is no place for one."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="tap-")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What each process of the tap is told at its start, out of the settings and of what the engine says of itself."""
+"""Setups of the tap's processes, from the settings and the facts of the engine."""
 
 import sys
 import time
@@ -19,32 +19,31 @@ from wire.url import Origin
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Files by which the tap's processes find each other, in a folder that only its user can enter."""
+    """Sockets and files between the processes, in a folder that only its user can enter."""
 
     folder: Path
 
     @property
     def recorder_socket(self) -> str:
-        """Where workers send exchanges."""
+        """Socket for the workers' exchanges."""
         return str(self.folder / "recorder.sock")
 
     @property
     def admin_socket(self) -> str:
-        """Where workers and the recorder push numbers."""
+        """Socket for numbers of workers and recorder."""
         return str(self.folder / "admin.sock")
 
     @property
     def counts(self) -> Path:
-        """Memory in which workers count."""
+        """File of the workers' shared counts."""
         return self.folder / "counts"
 
     def map_counts(self, workers: int) -> WorkerCounts:
-        """The workers' counts."""
         return WorkerCounts(self.counts, workers)
 
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
-    """What the recorder is told, the trace's header included. Raises InputError."""
+    """Return the recorder's setup, with the trace's header. Raises InputError."""
     check_injection(config, facts)
     block_size = _block_size(config, facts)
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
@@ -92,7 +91,7 @@ def worker_setup(
     listen_fd: int,
     upstreams: tuple[Origin, ...],
 ) -> WorkerSetup:
-    """What a worker is told."""
+    """Return a worker's setup."""
     return WorkerSetup(
         number=number,
         workers=config.workers,
@@ -112,12 +111,12 @@ def worker_setup(
 
 
 def dialect(config: TapConfig, facts: EngineFacts) -> DialectName:
-    """What the engine understands: as told, else as its metrics tell, else vLLM's."""
+    """Return the engine's dialect: as set, else by its metrics, else vLLM's."""
     return config.dialect or facts.dialect or "vllm"
 
 
 def check_injection(config: TapConfig, facts: EngineFacts) -> None:
-    """Raise InputError if the engine cannot be asked for what is to be injected, or is none that we know."""
+    """Raise InputError if the engine cannot be asked for the injections, or is unknown."""
     spoken = config.dialect or facts.dialect
     if config.inject and spoken is None:
         raise InputError(

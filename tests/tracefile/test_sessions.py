@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracefile import BlockHash, Record, RequestId, SessionId, SessionIndex, infer_sessions
-from tracefile.recency import RecentMap
+from tracefile.boundedmap import BoundedMap
 
 B = 4
 
@@ -254,7 +254,7 @@ def test_records_somewhat_out_of_finish_order_link_the_same() -> None:
 
 
 def test_a_recent_map_forgets_the_untouched_half() -> None:
-    recent: RecentMap[str, int] = RecentMap(4)
+    recent: BoundedMap[str, int] = BoundedMap(4)
     recent["a"], recent["b"] = 1, 2  # the young half is full: both are old now
     assert recent.touch("a", 0) == 1  # young again
     recent["c"] = 3

@@ -8,7 +8,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class RecentMap(Generic[Key, Value]):
+class BoundedMap(Generic[Key, Value]):
     """At most ``limit`` entries in two generations; when the young one is half of that, the old one is dropped.
 
     Whatever was touched within the last ``limit`` / 2 distinct touches is certainly there. Every operation is O(1),
