@@ -9,25 +9,25 @@ from typing import Any, TextIO, get_args
 
 import numpy as np
 
-from sim.fit.baselines import baseline_errors
 from sim.fit.capturedschedule import Reconstruction
 from sim.fit.coverage import Coverage, coverage_of
 from sim.fit.fitreport import describe_fit, describe_misfit
 from sim.fit.identification import Unidentified, find_unidentified, next_capture, require_enough
 from sim.fit.noisefit import estimate_drift, estimate_noise
 from sim.fit.regression import bootstrap
-from sim.fit.residuals import Requests, cohort_errors
-from sim.fit.termchoice import Trial, with_chosen_terms
+from sim.fit.residuals import Requests, baseline_errors, cohort_errors
 from sim.fit.variants import (
     CachedSource,
     Capture,
     Fit,
+    Trial,
     Variant,
     choose,
     default_terms,
     fit_variant,
     prepare_capture,
     schedule_of,
+    with_chosen_terms,
 )
 from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
 from sim.latency.terms import EXTRA_TERMS, TERMS, FrontendPlacement

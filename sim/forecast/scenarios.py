@@ -153,6 +153,25 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
     different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
 
 
+def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that forecasts a load many times over."""
+    parser.add_argument(
+        "--replay-sessions",
+        action=argparse.BooleanOptionalAction,
+        help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
+        "former where the trace has sessions",
+    )
+    parser.add_argument("--members", type=int, default=32, metavar="N", help="forecasts of each load (default 32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
+
+
+def checked_members(members: int) -> int:
+    """``--members``. Raises InputError: with fewer than two nothing is known of a spread."""
+    if members < 2:
+        raise InputError(f"--members: {members}; expected 2 or more")
+    return members
+
+
 def scenarios_of(arguments: argparse.Namespace) -> list[Scenario]:
     """Every combination of the values given. Raises InputError naming the flag that says something else."""
     choices: dict[str, list[Any]] = {}

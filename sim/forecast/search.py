@@ -1,8 +1,9 @@
 """``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit."""
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from measure.cohorts import ALL, MAIN
 from measure.thresholds import parse_threshold
 from report.output import print_json, write_page
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
-from sim.forecast.bisection import Scale, bisect
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.extrapolation import extrapolations
 from sim.forecast.saturation import demand_of, run_point
@@ -20,13 +20,14 @@ from sim.forecast.scenarios import (
     Captured,
     Load,
     Scenario,
+    add_forecast_flags,
     add_scenario_flags,
+    checked_members,
     plan,
     read_captured,
     scenarios_of,
 )
-from sim.forecast.summary import cohorts_of, hit_rates, ttft_quantiles
-from sim.forecast.whatif import add_forecast_flags, checked_members, span_of
+from sim.forecast.summary import cohorts_of, hit_rates, span_of, ttft_quantiles
 from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
@@ -35,6 +36,46 @@ from tracefile.commandline.progress import counted
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 _SETTING = {"num-gpu-blocks": "num_gpu_blocks"}
+
+
+NEIGHBOURS = 2
+"""Steps to either side of an answer that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values from an easy end to a hard one, by steps of ``tolerance`` of themselves, or of one if they are counts."""
+
+    easy: float
+    hard: float
+    tolerance: float
+    counts: bool
+
+    def step(self, value: float) -> float:
+        """Distance of two values that are next to each other."""
+        step = self.tolerance * value
+        return max(1.0, math.floor(step)) if self.counts else step
+
+    def middle(self, one: float, other: float) -> float | None:
+        """Between the two on a logarithmic scale; None: they are next to each other."""
+        if abs(one - other) <= self.step(min(one, other)) * (1.0 + 1e-9):
+            return None
+        middle = self.rounded(math.sqrt(one * other))
+        return None if middle in (one, other) else middle
+
+    def neighbours(self, value: float) -> list[float]:
+        """Those up to ``NEIGHBOURS`` steps from ``value``, ends not passed."""
+        low, high = sorted((self.easy, self.hard))
+        around = [value + sign * place * self.step(value) for place in range(1, NEIGHBOURS + 1) for sign in (-1, 1)]
+        return [self.rounded(min(max(one, low), high)) for one in around]
+
+    def rounded(self, value: float) -> float:
+        """As it is tried and said: a count whole, a rate to five digits."""
+        return float(round(value)) if self.counts else float(f"{value:.5g}")
+
+    def in_order(self, values: list[float]) -> list[float]:
+        """From the easy end on."""
+        return sorted(values, reverse=self.easy > self.hard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,3 +315,32 @@ def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
     if not least <= tolerance < 1.0:
         raise InputError(f"--tolerance: {tolerance:g}; expected a share from {least:g} to below 1")
     return tolerance
+
+
+def bisect(scale: Scale, holds: Callable[[float], bool]) -> float | None:
+    """The hardest value that holds with every easier one that was tried; None: not even the easy end does.
+
+    ``holds`` is asked once a value, the ends first.
+    """
+    tried = {scale.easy: holds(scale.easy)}
+    if not tried[scale.easy]:
+        return None
+    tried.setdefault(scale.hard, scale.hard in tried or holds(scale.hard))
+    while True:
+        good, bad = edge(scale, tried)
+        value = None if bad is None else scale.middle(good, bad)
+        if value is None:
+            value = next((one for one in scale.neighbours(good) if one not in tried), None)
+        if value is None:
+            return good
+        tried[value] = holds(value)
+
+
+def edge(scale: Scale, tried: dict[float, bool]) -> tuple[float, float | None]:
+    """The last value from the easy end on before which all that were tried hold, and the next one, which does not."""
+    good = scale.easy
+    for value in scale.in_order(list(tried)):
+        if not tried[value]:
+            return good, value
+        good = value
+    return good, None

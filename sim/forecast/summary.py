@@ -7,7 +7,7 @@ import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from report.pages.whatif import LEVELS, Curve, ttft
+from report.pages.whatif import LEVELS, Curve, Span, ttft
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
 from sim.forecast.scenarios import Load
@@ -152,3 +152,18 @@ def _engine_values(found: Forecast) -> dict[str, FloatArray]:
 def _order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray:
     known = values[~np.isnan(values)]
     return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)
+
+
+def span_of(values: FloatArray, beyond: float | None) -> Span:
+    """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
+    found = interval(values)
+    return Span(
+        middle=finite(found.middle),
+        low=finite(found.low),
+        high=finite(found.high),
+        beyond=beyond if found.middle == np.inf else None,
+    )
+
+
+def finite(value: float) -> float | None:
+    return round(float(value), 6) if np.isfinite(value) else None

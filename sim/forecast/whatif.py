@@ -9,17 +9,24 @@ from pathlib import Path
 import numpy as np
 
 from report.output import print_json, write_page
-from report.pages.whatif import DemandSaid, Measure, Row, Span, WhatIf, describe
+from report.pages.whatif import DemandSaid, Measure, Row, WhatIf, describe
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
 from sim.forecast.extrapolation import extrapolations, open_parameters
 from sim.forecast.saturation import Demand
-from sim.forecast.scenarios import Captured, Scenario, add_scenario_flags, plan, read_captured, scenarios_of
-from sim.forecast.summary import ForecastSummary, cohorts_of, summarize
+from sim.forecast.scenarios import (
+    Captured,
+    Scenario,
+    add_forecast_flags,
+    add_scenario_flags,
+    checked_members,
+    plan,
+    read_captured,
+    scenarios_of,
+)
+from sim.forecast.summary import ForecastSummary, cohorts_of, finite, span_of, summarize
 from sim.kernels.loop import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
-from tracefile import InputError
 from tracefile.commandline.progress import counted
-from tracefile.records.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_forecast_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
-
-
-def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of every command that forecasts a load many times over."""
-    parser.add_argument(
-        "--replay-sessions",
-        action=argparse.BooleanOptionalAction,
-        help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
-        "former where the trace has sessions",
-    )
-    parser.add_argument("--members", type=int, default=32, metavar="N", help="forecasts of each load (default 32)")
-    parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -122,13 +117,6 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     return result, finished
 
 
-def checked_members(members: int) -> int:
-    """``--members``. Raises InputError: with fewer than two nothing is known of a spread."""
-    if members < 2:
-        raise InputError(f"--members: {members}; expected 2 or more")
-    return members
-
-
 def _row(one: ForecastSummary, base: ForecastSummary, model: Model) -> Row:
     scenario, is_base = one.load.scenario, one is base
     return Row(
@@ -164,29 +152,14 @@ def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> M
     )
 
 
-def span_of(values: FloatArray, beyond: float | None) -> Span:
-    """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
-    found = interval(values)
-    return Span(
-        middle=_finite(found.middle),
-        low=_finite(found.low),
-        high=_finite(found.high),
-        beyond=beyond if found.middle == np.inf else None,
-    )
-
-
-def _finite(value: float) -> float | None:
-    return round(float(value), 6) if np.isfinite(value) else None
-
-
 def _said(demand: Demand) -> DemandSaid:
     return DemandSaid(
-        utilization=_finite(demand.utilization),
-        prefill=_finite(demand.prefill),
-        decode=_finite(demand.decode),
-        frontend=_finite(demand.frontend),
-        capacity=_finite(demand.capacity),
-        in_flight_growth_per_s=_finite(demand.in_flight_growth_per_s),
+        utilization=finite(demand.utilization),
+        prefill=finite(demand.prefill),
+        decode=finite(demand.decode),
+        frontend=finite(demand.frontend),
+        capacity=finite(demand.capacity),
+        in_flight_growth_per_s=finite(demand.in_flight_growth_per_s),
         in_flight_at_end=demand.in_flight_at_end,
         saturated=demand.is_saturated,
     )

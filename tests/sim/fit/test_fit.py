@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 
 from sim.fit import fit as fit_command
-from sim.fit.baselines import baseline_errors
 from sim.fit.fit import FitConfig, Fitted, fit_traces
 from sim.fit.noisefit import Drift, estimate_drift, estimate_noise
 from sim.fit.observations import Observations
 from sim.fit.regression import bootstrap, solve
-from sim.fit.residuals import Requests, locate_misfit
-from sim.fit.termchoice import choose_terms
-from sim.fit.variants import CachedSource
+from sim.fit.residuals import Requests, baseline_errors, locate_misfit
+from sim.fit.variants import CachedSource, choose_terms
 from sim.latency.modelfile import Model, default_model, load_model
 from sim.latency.noise import LEVELS, Noise, StepNoise
 from sim.latency.terms import TERMS

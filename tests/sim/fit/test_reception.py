@@ -3,7 +3,7 @@
 import pytest
 
 from sim.fit.capturedschedule import CapturedStep
-from sim.fit.reception import Reception
+from sim.fit.observations import Reception
 from sim.latency.terms import RECEIVED, RECEIVED_TOKENS, TERMS
 from sim.workload.arrivals import Arrival
 from tracefile import Record, RequestId

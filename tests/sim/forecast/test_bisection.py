@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.forecast.bisection import NEIGHBOURS, Scale, bisect
+from sim.forecast.search import NEIGHBOURS, Scale, bisect
 
 
 def recorded(verdicts: dict[float, bool]) -> tuple[Callable[[float], bool], list[float]]:
