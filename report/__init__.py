@@ -1,1 +1,1 @@
-"""What makes a replay or a forecast believed: metrics, intervals, gates and pictures of traces set side by side."""
+"""Reports: metrics, intervals, gates and pictures of traces side by side."""

@@ -26,7 +26,7 @@ Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1
 
 @dataclass(frozen=True, slots=True)
 class CommandConfig:
-    """One comparison and where it goes."""
+    """A comparison and its outputs."""
 
     compare: CompareConfig
     page: Path | None

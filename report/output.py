@@ -1,4 +1,4 @@
-"""Where results go: one JSON object on stdout, or an HTML page in a file."""
+"""Output of results: one JSON object on stdout, or an HTML page in a file."""
 
 import sys
 from pathlib import Path

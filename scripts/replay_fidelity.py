@@ -57,7 +57,7 @@ def compare(work: Workspace, traces: dict[str, Path]) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """Markdown: cached tokens request by request, then each cohort's TTFT."""
-    yield "| run | against | n | cached equal | hit ratio | of the truth |"
+    yield "| run | against | n | exact | hit ratio | hit ratio (truth) |"
     yield "|---|---|---|---|---|---|"
     for label, pair in result["pairs"].items():
         cached = pair["cohorts"]["all"]["cached"]

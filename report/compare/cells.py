@@ -1,4 +1,4 @@
-"""One cell: one metric, one cohort, one label, or the pair of two such."""
+"""Cells of a comparison: a metric of a label in a cohort, and the pair of two such."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One label's sample with everything derived from it once: pairs compare two of these."""
+    """A label's sample with everything derived from it once."""
 
     waits: Waits
     """Of an ensemble: those of all members, as one sample."""
@@ -57,11 +57,11 @@ class Cell:
 
     @property
     def size(self) -> int:
-        """Waits of the trace, or of one member on average."""
+        """Number of waits, on average over the members."""
         return self.count(EVENT) + self.count(FAILED) + self.count(CENSORED)
 
     def count(self, end: int) -> int:
-        """How many waits ended this way, of an ensemble on average."""
+        """Number of waits that ended this way, on average over the members."""
         return round(self.waits.count(end) / max(1, self.members))
 
 
@@ -85,14 +85,14 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
 
 
 def empty_cell(waits: Waits, members: int = 0) -> Cell:
-    """A sample of nothing."""
+    """Return the cell of an empty sample."""
     nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
     curve = Curve(nothing, nothing, nothing, nothing)
     return Cell(waits, 0, unknown, unknown, unknown, None, curve, members)
 
 
 def describe(cell: Cell) -> Duration:
-    """The cell as one label's row."""
+    """Return the cell as a label's row."""
     n, censored = cell.size, cell.count(CENSORED)
     found = {
         name: Quantile(
@@ -119,7 +119,7 @@ def describe(cell: Cell) -> Duration:
 def judge(
     truth: Cell, other: Cell, per_request: tuple[FloatArray, FloatArray] | None, yardstick: DurationError | None
 ) -> DurationError:
-    """The pair of two cells; ``per_request`` holds the truth's and the other's value of each joined request."""
+    """Judge a pair of cells; ``per_request``: the truth's and the other's value of each joined request."""
     n_truth, n_other = truth.size, other.size
     if min(n_truth, n_other) < MIN_CELL:
         return DurationError(n_truth=n_truth, n_other=n_other, judged=False)
@@ -141,7 +141,7 @@ def judge(
 
 
 def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArray, IntArray]:
-    """The joined requests of one cohort: their rows on the truth's side and on the other's."""
+    """Return the rows of a cohort's joined requests, on the truth's side and on the other's."""
     inside = np.zeros(len(truth), dtype=np.bool_)
     inside[truth_cohort] = True
     kept = inside[join.truth_rows]
@@ -168,7 +168,6 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
 
 
 def _beside(error: QuantileError | None, yardstick: DurationError | None, name: str) -> QuantileError | None:
-    """The error with the A/A run's beside it."""
     measured: QuantileError | None = getattr(yardstick, name) if yardstick is not None else None
     if error is None or measured is None:
         return error
@@ -176,7 +175,7 @@ def _beside(error: QuantileError | None, yardstick: DurationError | None, name: 
 
 
 def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArray) -> DurationError:
-    """The cell with what the joined requests say one by one; under MIN_CELL of them, only how many there are."""
+    """Add errors per joined request; under MIN_CELL of them, only their number."""
     both = ~np.isnan(truth_ms) & ~np.isnan(other_ms) & (truth_ms > 0)
     t, o = truth_ms[both], other_ms[both]
     values: dict[str, float] = {}
@@ -191,7 +190,7 @@ def _with_requests(cell: DurationError, truth_ms: FloatArray, other_ms: FloatArr
 
 
 def drawn_points(waits: Waits) -> IntArray:
-    """Positions of sorted waits worth drawing: evenly by rank, and denser towards the tail, where the argument is."""
+    """Return positions of sorted waits to draw: evenly by rank, and denser towards the tail."""
     n = len(waits)
     bulk = np.linspace(0, n - 1, _BULK_POINTS)
     tail = n - np.geomspace(1, n, _TAIL_POINTS)
@@ -211,7 +210,7 @@ WITHIN_AA: Final = "within A/A"
 
 
 def verdict(errors: Mapping[str, QuantileError | None]) -> str:
-    """Of p50, p90 and p99: those outside the band must be inside A/A, or the worst of them is the verdict."""
+    """Return the verdict on p50, p90 and p99: within band, within A/A, or the largest error outside both."""
     found = [error for level in JUDGED_LEVELS if (error := errors[level]) is not None]
     if not found:
         return "not comparable"
@@ -223,7 +222,7 @@ def verdict(errors: Mapping[str, QuantileError | None]) -> str:
 
 
 def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
-    """The judged ones, each set of requests once: a cohort that holds all requests is ``all`` by another name."""
+    """Return the judged cohorts, each set of requests once: a cohort of all requests is ``all``."""
     everything = cohorts[ALL].ttft.n_truth if ALL in cohorts else None
     return {
         name: cohort
@@ -233,7 +232,7 @@ def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
 
 
 def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
-    """Over the TTFT of every cohort that counts."""
+    """Count the truth's TTFT quantiles that lie inside the bands, over every counted cohort."""
     inside = [
         error.inside_band
         for cohort in counted_cohorts(cohorts).values()

@@ -24,7 +24,7 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 Members = Mapping[str, Sequence[Run]]
-"""The futures of each label that is an ensemble; its own run is their middle, row by row."""
+"""Members of each label that is an ensemble; its own run is their median, row by row."""
 
 _NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
 _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
@@ -37,7 +37,7 @@ _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CompareConfig:
-    """What to compare, as the command line said it."""
+    """Settings of ``report compare``."""
 
     traces: Mapping[str, Path]
     """By label, in the order given; the first is the truth of the others."""
@@ -52,7 +52,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result, and what pictures are drawn from."""
+    """A comparison and the material of its figures."""
 
     result: Comparison
     runs: Mapping[str, Run]
@@ -62,7 +62,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is judged by what, and how sure one wants to be."""
+    """Truths, yardstick and resampling of a comparison."""
 
     truths: Mapping[str, str]
     """Of each judged label; truths before what they judge."""
@@ -84,7 +84,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Material:
-    """What pairs are judged from, by label."""
+    """Material that pairs are judged from, by label."""
 
     runs: Mapping[str, Run]
     members: Members
@@ -94,7 +94,7 @@ class _Material:
 
 
 def compare(config: CompareConfig) -> Compared:
-    """Everything ``report compare`` knows; InputError for traces that cannot or must not be compared."""
+    """Compare traces in files. InputError for traces that cannot or must not be compared."""
     truths = resolve_truths(list(config.traces), config.truths)
     gates = tuple(parse_gate(text, list(config.traces), list(truths)) for text in config.gates)
     question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
@@ -102,7 +102,7 @@ def compare(config: CompareConfig) -> Compared:
 
 
 def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:
-    """The same of runs at hand, of which some labels may be ensembles."""
+    """Compare runs in memory; labels in ``members`` are ensembles."""
     members, truths = members or {}, question.truths
     unsaid = refuse_fitted_on_compared(list(runs.values()))
     joins = {label: join_runs(runs[truth], runs[label]) for label, truth in truths.items()}
@@ -129,7 +129,7 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
 
 
 def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
-    """The A/A label: the one named, else one called ``again``."""
+    """Return the A/A label: the one named, else ``again`` if there is one."""
     if named is None:
         return "again" if "again" in truths else None
     if named not in truths:
@@ -140,7 +140,7 @@ def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
 def _cut(
     runs: Mapping[str, Run], members: Members, truths: Mapping[str, str], joins: Mapping[str, Join]
 ) -> tuple[dict[str, _Cut], int]:
-    """Cohorts and session numbers of every run, taken from its truth where a request has its counterpart there."""
+    """Cut every run into cohorts and number its sessions, as its truth has them where a request is joined."""
     traits: dict[str, Traits] = {}
     sessions: dict[str, npt.NDArray[np.str_]] = {}
     alone = [label for label in runs if label not in truths]
@@ -175,7 +175,7 @@ def _cut(
 def _measure(
     runs: Mapping[str, Run], members: Members, cuts: Mapping[str, _Cut], weights: npt.NDArray[np.uint16]
 ) -> dict[tuple[str, str, Metric], Cell]:
-    """Every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
+    """Measure every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
     cells: dict[tuple[str, str, Metric], Cell] = {}
     for label, run in runs.items():
         sessions, futures = cuts[label].session_of_row, members.get(label)
@@ -198,7 +198,7 @@ def _measure(
 
 
 def _judge_all(material: _Material, truths: Mapping[str, str], yardstick: str | None) -> dict[str, Pair]:
-    """Every pair, in the order of the labels; the A/A pair is made first, so that the others stand beside it."""
+    """Judge every pair, in the order of the labels; the A/A pair first, as the others are held to it."""
     pairs: dict[str, Pair] = {}
     for label in sorted(truths, key=lambda name: name != yardstick):
         truth = truths[label]

@@ -1,4 +1,4 @@
-"""A forecast as an ensemble: many futures of one load, whose middle is the forecast and whose spread is its band.
+"""Forecasts as ensembles: many members of one load; their median is the forecast and their spread its band.
 
 Each member is a run of the same requests in the same rows. Quantiles and curves are the middle members' by order
 statistic, so that the curve is the quantiles' inverse and both may be infinite.
@@ -21,10 +21,7 @@ _MIDDLE = 0.5
 
 
 def middle_run(members: Sequence[Run]) -> Run:
-    """What the ensemble says of each request: the middle of its members' values, one by one.
-
-    Where most members never came to it, neither does the middle.
-    """
+    """Return an ensemble's run: the median of its members' values, request by request."""
 
     def middle(values: list[FloatArray]) -> FloatArray:
         order = np.sort(np.where(np.isnan(values), np.inf, values), axis=0)[(len(values) - 1) // 2]

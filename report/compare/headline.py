@@ -1,4 +1,4 @@
-"""The outcome in plain sentences: what was compared, how many requests, how far off."""
+"""The outcome of a comparison and its notes in sentences."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,14 @@ _NAMED = ("p50", "p90", "p99")
 
 
 def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int) -> list[str]:
-    """One sentence a pair."""
+    """Return a sentence for each pair."""
     if not pairs:
         return [f"{_listed(list(traces))}: nothing to compare with."]
     return [_sentence(label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
 
 
 def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
-    """Compared labels as they are spoken of: forecasts, repetitions, contrasts, each in the order given."""
+    """Return compared labels: forecasts, repetitions, contrasts, each in the order given."""
     forecast = [label for label, pair in pairs.items() if pair.kind == "error" and traces[label].source == "sim"]
     repeated = [label for label, pair in pairs.items() if pair.kind == "error" and label not in forecast]
     contrast = [label for label, pair in pairs.items() if pair.kind == "contrast"]
@@ -27,7 +27,7 @@ def ordered_labels(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) 
 
 
 def telling_cohort(pair: Pair) -> str:
-    """The cohort that says most: later turns, where a prefix cache shows, else all, if one is judged at all."""
+    """Return the cohort to show first: later turns, where a prefix cache shows, else all, if judged."""
     for name in (LATER_TURNS, ALL, FIRST_TURN):
         cohort = pair.cohorts.get(name)
         if cohort is not None and cohort.ttft.judged:
@@ -57,7 +57,6 @@ def _error_sentence(label: str, pair: Pair, name: str) -> str:
 
 
 def _verdict_sentence(label: str, pair: Pair, name: str) -> str:
-    """Of a forecast with a band."""
     ttft = pair.cohorts[name].ttft
     errors = [
         f"{signed_percent(found.signed_error)} at {level}"
@@ -72,7 +71,7 @@ def _agreement(pair: Pair) -> str:
     cached = pair.cohorts[ALL].cached
     if cached.exact_share is None:
         return ""
-    return f", and cached tokens are equal on {share(cached.exact_share)} of {cached.n:,} requests"
+    return f", and cached tokens are exact on {share(cached.exact_share)} of {cached.n:,} requests"
 
 
 def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
@@ -104,7 +103,7 @@ _FEW_SESSIONS = 20
 
 
 def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
-    """Sentences, trace by trace, then pair by pair."""
+    """Return notes, trace by trace, then pair by pair."""
     notes = [note for run in runs.values() for note in _of_run(run)]
     for label, pair in pairs.items():
         notes += _of_pair(label, pair)
@@ -166,11 +165,10 @@ def _sessions(trace: Provenance) -> int:
 
 
 def _without_folder(warning: str, file: str) -> str:
-    """Readers name the whole path; a page that is passed around should not."""
     before, found, after = warning.partition(file)
     return f"{file}{after}" if found and " " not in before else warning
 
 
 def order_notes(*groups: Sequence[str]) -> list[str]:
-    """All notes once each, in order."""
+    """Return all notes once each, in order."""
     return list(dict.fromkeys(note for group in groups for note in group))

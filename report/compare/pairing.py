@@ -1,4 +1,4 @@
-"""Which request of one run is which of another, and which run is the truth of which."""
+"""Pairs of runs: joined requests, truths, same conditions, and the refusal of models fitted on a compared trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ def join_runs(truth: Run, other: Run) -> Join:
 
 
 def resolve_truths(labels: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Each compared label's truth: the first label, unless named otherwise; one named after itself has none.
+    """Return each compared label's truth: the first label, or the label named; a label named by itself has none.
 
-    Truths come before what is judged by them in the result, so that one pass over it suffices. InputError for an
-    unknown label or a circle.
+    Truths come before the labels they judge, so that one pass over the result suffices. InputError for an unknown
+    label or a circle.
     """
     for label, truth in named.items():
         for name in (label, truth):
@@ -67,7 +67,6 @@ def resolve_truths(labels: Sequence[str], named: Mapping[str, str]) -> dict[str,
 
 
 def _chain(label: str, truths: Mapping[str, str]) -> list[str]:
-    """The label, its truth, that one's truth … up to one that stands for itself."""
     chain = [label]
     while truths[chain[-1]] != chain[-1]:
         if truths[chain[-1]] in chain:
@@ -91,7 +90,7 @@ _SAME_CACHE: Final = 0.01
 
 
 def same_conditions(truth: Meta, other: Meta) -> bool:
-    """Whether the two ran the same prompts, at the same pace, on an engine with the same cache and scheduler.
+    """Return whether both ran the same prompts at the same pace on an engine with the same cache and scheduler.
 
     A setting that a side does not tell is taken to agree: a tap cannot learn them all.
     """
@@ -114,7 +113,6 @@ def _caches(meta: Meta) -> bool:
 
 
 def _setting(meta: Meta, name: str) -> Any:
-    """As the header's engine has it, or among what a forecast says of itself; None: not told."""
     told = getattr(meta.engine, name, None)
     if told is None and meta.engine is not None:
         told = meta.engine.extra.get(name)

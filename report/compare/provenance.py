@@ -1,4 +1,4 @@
-"""Where a label's numbers come from: its trace, its engine, its load, and what it measured in every cohort."""
+"""Provenance of a label's numbers, and agreement of its cached tokens with the truth's."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ Cells = Mapping[tuple[str, str, Metric], Cell]
 
 
 def provenance(run: Run, cohorts: Mapping[str, IntArray], cells: Cells, members: int) -> Provenance:
-    """``cohorts`` are the run's rows by cohort; ``members``: how many futures its cells pool, 0: it is a trace."""
+    """Describe a run; ``cohorts``: its rows by cohort; ``members``: members that its cells pool, 0 for a trace."""
     engine = run.meta.engine
     named = {session for session in run.sessions if session is not None}
     counted = np.bincount(run.status, minlength=len(STATUSES))
@@ -103,7 +103,6 @@ def hit_ratio(prompt_tokens: IntArray, cached_tokens: IntArray) -> float | None:
 
 
 def _worst(truth: Run, rows: IntArray, t: IntArray, o: IntArray) -> list[Disagreement]:
-    """The largest differences first; ties in file order."""
     off = np.abs(o - t)
     order = np.argsort(-off, kind="stable")[:WORST_SHOWN]
     return [

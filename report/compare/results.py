@@ -1,4 +1,4 @@
-"""The comparison as records: exactly what ``--json`` writes, and what the tables, the page and the gates read.
+"""A comparison as records, exactly as ``--json`` writes them; tables, the page and gates read them.
 
 Times in ms, shares and errors as fractions. Null: not known, or not judged; docs/metrics.md defines every key.
 """
@@ -15,7 +15,7 @@ METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2e")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantile of one label's curve, with its session-bootstrap interval."""
+    """A quantile of a label's curve, with its session-bootstrap interval."""
 
     value_ms: float | None = None
     """Null: the curve never gets there; see ``beyond_ms``."""
@@ -29,7 +29,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one label in one cohort."""
+    """A metric of a label in a cohort."""
 
     n: int
     """Waits (for itl: gaps) in the sample: events, failed and censored."""
@@ -48,7 +48,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one quantile is from the truth's, as a fraction of the truth's."""
+    """Relative error of a quantile against the truth's."""
 
     error: float
     """|other − truth| / truth."""
@@ -64,7 +64,7 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of a pair in one cohort. All null if not judged."""
+    """A metric of a pair in a cohort. All null if not judged."""
 
     n_truth: int
     n_other: int
@@ -128,7 +128,7 @@ class PairCohort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a forecast's bands hold what was captured: TTFT's p50, p90 and p99 of every judged cohort."""
+    """Share of the truth's quantiles inside a forecast's bands: p50, p90 and p99 of TTFT in every judged cohort."""
 
     quantiles: int
     inside: int
@@ -152,7 +152,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
-    """One label in one cohort."""
+    """A label in a cohort."""
 
     records: int
     cached_reported: int
@@ -165,7 +165,7 @@ class LabelCohort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Which trace a label stands for."""
+    """The trace that a label stands for."""
 
     file: str
     digest: str
@@ -185,7 +185,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``--gate`` and what became of it."""
+    """A ``--gate`` and its result."""
 
     expression: str
     value: float | bool | None
@@ -195,7 +195,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """How an ensemble of ``sim validate`` was made."""
+    """Settings of an ensemble of ``sim validate``."""
 
     model_digest: str
     members: int
@@ -213,7 +213,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything ``report compare`` or ``sim validate`` found."""
+    """Result of ``report compare`` or ``sim validate``."""
 
     schema: str
     headline: list[str]

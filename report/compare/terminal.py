@@ -25,7 +25,7 @@ def print_comparison(result: Comparison, console: Console) -> None:
 
 
 def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
-    """Every part with its style; none: the lines of a table."""
+    """Parts with their style; tables have none."""
     yield from ((sentence, "bold") for sentence in result.headline)
     yield from ((f"note: {note}", "yellow") for note in result.notes)
     if result.pairs:
@@ -85,7 +85,7 @@ def _legend(result: Comparison) -> str:
 
 
 def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
-    """Every ensemble's verdicts by cohort, and beside the baselines, in the order of the labels."""
+    """Verdicts and baselines of every ensemble, in the order of the labels."""
     first = next(iter(result.traces))
     for label, forecast in result.forecasts.items():
         pair = result.pairs[label]

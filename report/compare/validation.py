@@ -1,4 +1,4 @@
-"""Survival calibration: captures, forecasts of them as ensembles, and whether the ones are what the others said."""
+"""Validation of forecasts: ensembles judged by captures, and simple predictors judged by the same requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A forecast, and what it is judged by."""
+    """A forecast and the label of its truth."""
 
     truth: str
     members: Sequence[Run]
@@ -41,7 +41,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Yardsticks:
-    """What a forecast is held against, and how sure one wants to be."""
+    """References that forecasts are held to, and the resampling."""
 
     aa: str | None
     """Label of another run of the first capture's load. None: the label ``again``, if there is one."""
@@ -58,8 +58,8 @@ def judge_forecasts(
 ) -> Compared:
     """Judge each forecast by its capture; the first capture is the truth of every other run.
 
-    Labels keep the order of ``captured``, each forecast after the first capture's other runs. InputError for a gate
-    that names nothing, and where a model was fitted on a capture that is here.
+    Labels keep the order of ``captured``, each forecast after the first capture's other runs. InputError for a bad
+    gate, and where a model was fitted on a compared capture.
     """
     named = {label: forecast.truth for label, forecast in predicted.items()}
     labels = [*captured, *predicted]
@@ -81,9 +81,9 @@ def judge_forecasts(
 
 
 def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:
-    """Each line's TTFT against the truth's, by cohort.
+    """Judge each line's TTFT against the truth's, by cohort.
 
-    A line is told what the engine had cached in fact, which no forecast is.
+    A line is told the cached tokens that the engine had, which no forecast is.
     """
     cohorts = cohort_rows(own_traits(truth))
     session_of_row = np.arange(len(truth))
@@ -103,7 +103,7 @@ def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict
 
 
 def _ttft_ms(truth: Run, line: Line) -> FloatArray:
-    """NaN where the truth does not say what was cached, and where nobody would have waited so long."""
+    """NaN where the truth does not report cached tokens, and where the client would have aborted before."""
     known = (truth.prompt_tokens != UNKNOWN) & (truth.cached_tokens != UNKNOWN)
     tokens = np.where(known | (line.per_uncached_token_ms == 0.0), truth.prompt_tokens - truth.cached_tokens, np.nan)
     ttft_ms = np.maximum(line.intercept_ms + line.per_uncached_token_ms * tokens, 0.0)

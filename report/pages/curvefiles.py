@@ -1,4 +1,4 @@
-"""What ``sim curve``, ``sim misses`` and ``sim reuse`` print with ``--json``, read back to be drawn."""
+"""Files of ``sim curve``, ``sim misses`` and ``sim reuse --json``, read back to be drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class OneCurve(msgspec.Struct, frozen=True):
 
 
 class CurveFile(msgspec.Struct, frozen=True, tag_field="kind", tag="curve"):
-    """Of ``sim curve``."""
+    """Result of ``sim curve``."""
 
     trace: str
     curves: list[OneCurve]
@@ -42,12 +42,12 @@ class CauseShare(msgspec.Struct, frozen=True):
 
 
 class MissesFile(msgspec.Struct, frozen=True, tag_field="kind", tag="misses"):
-    """Of ``sim misses``."""
+    """Result of ``sim misses``."""
 
     trace: str
     block_size: int
     blocks: int | None
-    """Null: endless."""
+    """Null: unlimited."""
     total: CauseShare
     cohorts: list[CauseShare]
     by: str | None
@@ -63,7 +63,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class WorkingSet(msgspec.Struct, frozen=True):
-    """Blocks touched in one stretch of time."""
+    """Blocks touched in an interval of time."""
 
     start_ms: float
     distinct_blocks: int
@@ -71,7 +71,7 @@ class WorkingSet(msgspec.Struct, frozen=True):
 
 
 class ReuseFile(msgspec.Struct, frozen=True, tag_field="kind", tag="reuse"):
-    """Of ``sim reuse``."""
+    """Result of ``sim reuse``."""
 
     trace: str
     block_size: int

@@ -17,7 +17,7 @@ DASHED: Final = "6px,3px"
 
 
 def render_curves(files: CurveFiles) -> str:
-    """The whole page as text; like the comparison's, it fetches nothing."""
+    """Return the page as text; it fetches nothing."""
     figures = {
         "hits": hits_figure(files),
         "misses": misses_figure(files),

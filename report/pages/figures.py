@@ -135,7 +135,7 @@ def arrival_figure(compared: Compared) -> Figure:
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "name": f"{label}, gave up" if censored else label,
+                    "name": f"{label}, censored" if censored else label,
                     "legendgroup": label,
                     "showlegend": not censored,
                     "x": _rounded(arrival_s[kept]),

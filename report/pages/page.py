@@ -34,7 +34,7 @@ _SLOTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number of the first screen."""
+    """A number of the first screen."""
 
     title: str
     value: str
@@ -42,7 +42,7 @@ class Card:
 
 
 def render_page(compared: Compared) -> str:
-    """The whole page as text; no byte of it is fetched from anywhere, which its own policy header enforces."""
+    """Return the page as text; it fetches nothing, which its own policy header enforces."""
     result = compared.result
     survival = survival_figures(compared)
     first = first_cohort(survival)
@@ -72,7 +72,7 @@ def render_page(compared: Compared) -> str:
 
 
 def cards(result: Comparison) -> list[Card]:
-    """The first pair's cached tokens and TTFT errors, each with the A/A run's beside it."""
+    """Return the first pair's cached tokens and TTFT errors, each with the A/A run's beside it."""
     labels = ordered_labels(result.traces, result.pairs)
     if not labels or not result.pairs[labels[0]].joined:
         return []
@@ -81,7 +81,7 @@ def cards(result: Comparison) -> list[Card]:
     cached, name = pair.cohorts[ALL].cached, telling_cohort(pair)
     found = [
         Card(
-            "Cached tokens equal",
+            "Cached tokens exact",
             wording.share(cached.exact_share) if cached.judged else "not judged",
             f"of {cached.n:,} requests, {label} and {pair.truth}",
         )
@@ -105,7 +105,7 @@ def cards(result: Comparison) -> list[Card]:
 
 
 def template(name: str) -> Template:
-    """A page's template, with what templates may call."""
+    """Return a page's template with the functions that templates call."""
     environment = Environment(
         loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -128,17 +128,16 @@ def template(name: str) -> Template:
 
 
 def asset(name: str) -> str:
-    """A file of the package: a template, a style or a script."""
+    """Return a file of the package: a template, a style or a script."""
     return (files("report.pages") / name).read_text(encoding="utf-8")
 
 
 def _id(cohort: str) -> str:
-    """A cohort's name as an element's id."""
     return "".join(letter if letter.isalnum() else "-" for letter in cohort)
 
 
 def script_json(value: object) -> Markup:
-    """JSON that can stand inside a script element, whatever a label says."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for letter, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         text = text.replace(letter, escape)

@@ -15,7 +15,7 @@ _NAMES: Final = {"num-gpu-blocks": "KV blocks", "rate": "rate, as a multiple of 
 
 
 def render_search(found: Search) -> str:
-    """The whole page as text; like the comparison's, it fetches nothing."""
+    """Return the page as text; it fetches nothing."""
     figures = {"curve": curve_figure(found)}
     return template("search.html.jinja").render(
         found=found,
@@ -32,7 +32,7 @@ def render_search(found: Search) -> str:
 
 
 def curve_figure(found: Search) -> Figure:
-    """The percentile over what was searched. Values whose middle member is past what was seen are left out."""
+    """Draw the percentile over the searched quantity, without values whose median member has no value."""
     shown = [one for one in found.evaluated if one.ttft.middle is not None]
     x = [one.value for one in shown]
     data: list[Trace] = [

@@ -22,8 +22,8 @@ from report.pages.whatif import (
 MOST_DRAWN: Final = 8
 """Curves in one figure, the palette's colours; of a longer sweep these are spread evenly, both ends among them."""
 ENGINE: Final = {
-    "itl.p50": "gap p50, ms",
-    "itl.p99": "gap p99, ms",
+    "itl.p50": "ITL p50, ms",
+    "itl.p99": "ITL p99, ms",
     "e2e.p50": "end to end p50, ms",
     "queue.p90": "queue p90, ms",
     "requests_per_s": "requests/s",
@@ -35,7 +35,7 @@ ENGINE: Final = {
 
 
 def render_what_if(result: WhatIf) -> str:
-    """The whole page as text; like the comparison's, it fetches nothing."""
+    """Return the page as text; it fetches nothing."""
     titles = cohort_titles(result)
     drawn = drawn_rows(len(result.rows))
     figures = {f"survival-{number}": survival_figure(result, name, drawn) for number, name in enumerate(titles)}
@@ -59,14 +59,14 @@ def render_what_if(result: WhatIf) -> str:
 
 
 def drawn_rows(count: int) -> list[int]:
-    """Which of ``count`` rows are drawn, the first and the last always."""
+    """Return the rows to draw of ``count``, the first and the last always."""
     if count <= MOST_DRAWN:
         return list(range(count))
     return sorted({round(place * (count - 1) / (MOST_DRAWN - 1)) for place in range(MOST_DRAWN)})
 
 
 def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
-    """Each drawn row's curve with the band of its members; where a curve stops for the horizon, a mark."""
+    """Draw each row's curve with the band of its members; a mark where a curve stops at the horizon."""
     data: list[Trace] = []
     for slot, number in enumerate(drawn):
         row = result.rows[number]

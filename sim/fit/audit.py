@@ -1,8 +1,10 @@
-"""``sim audit``: whether an engine's reported cached tokens are what the rules make of its own schedule.
+"""``sim audit``: compare an engine's reported cached tokens with the rules on its own schedule.
 
-The schedule is taken from the trace (``sim.fit.capturedschedule``), so that no model of time stands between the
-rules and
-what was reported. Where the two differ, the cause is looked for by trying: see ``sim.fit.audit``.
+The schedule is reconstructed from the trace, so that no model of time stands between the rules and the report. Where
+the two differ, causes are tested one by one: content without hashes or from before the capture; a pool of another
+size; then orders that the clock cannot tell apart, a request or its neighbour a step sooner or later. An order is
+accepted where it makes the request agree and no more requests differ than before. The search reads the report, so it
+explains differences and never counts towards the exact share.
 """
 
 import argparse
@@ -34,7 +36,7 @@ _SHIFTS = (1, -1, 2, -2)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One request whose two counts differ."""
+    """A request whose two counts differ."""
 
     request_id: str
     reported: int
@@ -67,7 +69,7 @@ class Audit:
 
     @property
     def exact_share(self) -> float:
-        """Requests whose cached tokens are to the token what the rules say."""
+        """Share of requests whose cached tokens are exactly those of the rules."""
         return self.exact / self.requests
 
 
@@ -92,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
-    """Reconstruct the schedule of the trace at ``path`` and compare. Raises InputError for one that cannot be."""
+    """Reconstruct the schedule of the trace at ``path`` and compare. Raises InputError for an unfit trace."""
     meta, records = load_trace(path)
     settings = settle({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
@@ -128,12 +130,11 @@ def _compare(
 
 
 def as_json(audit: Audit) -> dict[str, Any]:
-    """What ``--json`` prints."""
     return {**asdict(audit), "exact_share": audit.exact_share}
 
 
 def describe(audit: Audit, path: Path) -> str:
-    """A paragraph, and a line for each of the first differences."""
+    """Return a paragraph, and a line for each of the first differences."""
     engine = audit.engine
     reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
     lines = [
@@ -159,7 +160,7 @@ def describe(audit: Audit, path: Path) -> str:
 
 
 def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> list[Difference]:
-    """Every difference of ``found`` from what was reported, with its cause, by when it was admitted."""
+    """Return every difference of ``found`` from the report with its cause, by admission."""
     causes: dict[int, str] = {}
     search = _OrderSearch(arrivals, engine, found)
     blocks, in_that_pool = _other_pool(arrivals, engine, found)
@@ -181,7 +182,7 @@ def _difference(outcome: Admitted, cause: str) -> Difference:
 
 
 def _differing(found: Reconstruction) -> list[int]:
-    """Places of those that differ, by when they were admitted; those that never were come last."""
+    """Places of requests that differ, by admission; requests never admitted come last."""
     places = [
         place
         for place, outcome in enumerate(found.outcomes)
@@ -195,7 +196,7 @@ def _admitted_ms(outcome: Admitted) -> float:
 
 
 def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str | None:
-    """What no order can explain, because the trace does not hold it."""
+    """Causes outside the trace: no order can explain them."""
     outcome = found.outcomes[place]
     reported = outcome.arrival.record.cached_tokens or 0
     if outcome.request is None:
@@ -215,7 +216,7 @@ def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str
 
 
 def _other_pool(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> tuple[int, set[int]]:
-    """The size of a pool in which at most half as many requests differ, and who agrees there; nobody: there is none."""
+    """A pool size in which at most half as many requests differ, and the places that agree there."""
     differing = _differing(found)
     off = [
         ((outcome.cached_tokens or 0) - (outcome.arrival.record.cached_tokens or 0)) // engine.block_size
@@ -236,7 +237,7 @@ def _off_schedule(outcome: Admitted) -> str | None:
 
 
 class _OrderSearch:
-    """Orders within the clock's uncertainty: those found so far are kept, and later ones build on them."""
+    """Search of orders within the clock's uncertainty: accepted orders stay, and later searches build on them."""
 
     def __init__(self, arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> None:
         self._arrivals = arrivals
@@ -252,7 +253,7 @@ class _OrderSearch:
         self._found = found
 
     def cause(self, place: int) -> str | None:
-        """The order in which the request at ``place`` agrees; None: no such order was found."""
+        """Return the order in which the request at ``place`` agrees; None: no such order was found."""
         if place not in self._differing:
             return f"follows from {self._believed[-1]}"
         for name, shifted, by_reads in self._orders(place):
@@ -269,7 +270,7 @@ class _OrderSearch:
         return None
 
     def _orders(self, place: int) -> Iterator[tuple[str, Mapping[int, int], bool]]:
-        """Those to try for ``place``, the nearest first, in words."""
+        """Orders to try for ``place``, the nearest first, in words."""
         yield "order: agrees if first tokens of a step are in line as read", self._shifted, True
         around = self._line.index(place) if place in self._line else 0
         near = self._line[max(0, around - _NEIGHBOURS) : around + _NEIGHBOURS + 1]

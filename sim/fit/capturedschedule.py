@@ -3,7 +3,7 @@
 Which blocks a request finds cached depends on who was admitted before it, what had filled and what had been freed by
 then. A capture tells most of that. Every step that samples ends when its tokens were seen, and a request was admitted
 in the step that makes its first token come out when it did; so nothing is left for a model of latency. What no token
-tells (a chunk in the middle of a prompt with nobody decoding) is laid in between by its share of the tokens.
+tells (a chunk in the middle of a prompt with no request decoding) is laid in between by its share of the tokens.
 
 Reported cached tokens are not looked at.
 """
@@ -31,7 +31,7 @@ PATIENCE = 2
 
 @dataclass(slots=True)
 class Admitted:
-    """What the rules make of one captured request."""
+    """Result of the rules for a captured request."""
 
     arrival: Arrival
     request: Request | None = None
@@ -46,7 +46,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """One step of the schedule. Times on the trace's clock, ms; where nobody saw them, they are only nearly known."""
+    """A step of the schedule. Times on the trace's clock, ms; approximate where no token was seen."""
 
     start_ms: float
     end_ms: float
@@ -66,7 +66,7 @@ class CapturedStep:
 
 @dataclass(frozen=True, slots=True)
 class Reconstruction:
-    """A schedule that was run: what became of every arrival, in their order."""
+    """A schedule that was run; outcomes are in the order of arrivals."""
 
     outcomes: list[Admitted]
     steps: int
@@ -79,17 +79,15 @@ class Reconstruction:
 
     @property
     def misfits(self) -> int:
-        """Requests whose first token comes out in another step than it was seen in."""
         return sum(1 for outcome in self.outcomes if outcome.steps_off)
 
 
 class CapturedSchedule:
-    """One run over ``arrivals``, which must not wait for each other.
+    """A run over ``arrivals``, which must not wait for each other.
 
-    ``shifted``: by place, how many steps later than its first token says a request is to be admitted (negative: sooner,
-    if it had come by then): for what the rule of thumb below gets wrong, and to ask what another order within the
-    clock's uncertainty would have made of it. ``by_reads``: first tokens of one step are in line as they were read, not
-    as their requests came. ``pool``: one that decides hits in its own way.
+    ``shifted``: by place, steps by which a request is admitted later than its first token says (negative: sooner, if it
+    had arrived by then): to correct the estimate, and to try other orders within the clock's uncertainty. ``by_reads``:
+    first tokens of a step are queued in the order of their reads, not of arrivals. ``pool``: a pool with its own hits.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class CapturedSchedule:
         self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
 
     def run(self) -> Reconstruction:
-        """Until everything has ended."""
+        """Run until every request has ended."""
         composed: Step | None = None
         while True:
             step = composed or self._compose(at_rest=True)
@@ -146,10 +144,11 @@ class CapturedSchedule:
         )
 
     def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
-        """Places of those that the engine got, the first to be admitted last.
+        """Places of requests that the engine got, the first to be admitted last.
 
-        First come, first served: who is admitted sooner has its first token no later, and of those that have it in one
-        step, who came sooner. One without a token that was seen stands behind all that had come before it.
+        FCFS: an earlier admission has its first token no later; within a step, the earlier arrival is first. A request
+        without
+        a seen token stands behind all that arrived before it.
         """
         steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
         order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
@@ -161,7 +160,6 @@ class CapturedSchedule:
         return sorted(runs, key=lambda place: ranks[place])[::-1]
 
     def _compose(self, *, at_rest: bool) -> Step | None:
-        """The next step, or None if there is nothing to compute now. ``at_rest``: no other runs."""
         while self._leaving and self._seen.left_ms[self._leaving[-1]] <= self._now_ms:
             self._leave(self._leaving.pop())
         self._enter()
@@ -201,7 +199,6 @@ class CapturedSchedule:
         self.scheduler.finish_step(step)
 
     def _steps_off(self, place: int) -> int:
-        """From the step that samples its first token to the one whose end is nearest to when that was seen."""
         step, first_ms = self._first_step.get(place), self._seen.first_ms[place]
         if step is None or first_ms == UNSEEN_MS or abs(self._step_ends_ms[step] - first_ms) <= self._seen.slack_ms:
             return 0
@@ -210,7 +207,7 @@ class CapturedSchedule:
         return min(around, key=lambda near: abs(self._step_ends_ms[near] - first_ms)) - step
 
     def _wait(self) -> bool:
-        """With nothing to compute: let the next request come; False if none will."""
+        """Let the next request arrive, with nothing to compute; False if none will."""
         if not self._pending:
             return False
         place = self._pending.pop()
@@ -221,7 +218,6 @@ class CapturedSchedule:
         return True
 
     def _leave(self, place: int) -> None:
-        """Its client goes away."""
         if place in self._pending:
             self._pending.remove(place)
         request = self._outcomes[place].request
@@ -229,7 +225,6 @@ class CapturedSchedule:
             self.scheduler.abort(request)
 
     def _add(self, place: int) -> bool:
-        """Hand a request to the scheduler; False if it can never serve it."""
         arrival = self._outcomes[place].arrival
         request = arrival.request(place)
         if not self.scheduler.accepts(request):
@@ -239,7 +234,7 @@ class CapturedSchedule:
         return True
 
     def _enter(self) -> None:
-        """Hand over, in line, whoever the capture says is in the step that is about to be composed."""
+        """Hand the scheduler the requests that the capture puts in the next step."""
         ahead = self._share_out()
         seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
         while self._pending and ahead.budget > 0 and seats > 0:
@@ -254,7 +249,7 @@ class CapturedSchedule:
                 seats -= 1
 
     def _share_out(self) -> StepAhead:
-        """What the step that is about to be composed will do for those whom the scheduler has."""
+        """Plan of the next step for the requests that the scheduler has."""
         scheduler = self.scheduler
         ahead = StepAhead(
             scheduler.config.max_num_batched_tokens, scheduler.most_per_request(), scheduler.config.block_size
@@ -268,7 +263,7 @@ class CapturedSchedule:
         return ahead
 
     def _hit_tokens(self, hashes: Sequence[int], tokens: int, ahead: StepAhead) -> int:
-        """Of a prompt of ``tokens``, those that are cached now or will be by whoever is before it in the step."""
+        """Prompt tokens that are cached, or will be by an earlier request of the step."""
         pool, most = self.scheduler.pool, (tokens - 1) // self.scheduler.config.block_size
         hits = len(pool.lookup(hashes, most))
         while hits < most and (hashes[hits] in ahead.filled or pool.lookup(hashes[hits : hits + 1], 1)):
@@ -276,8 +271,9 @@ class CapturedSchedule:
         return hits * self.scheduler.config.block_size
 
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
-        """Whether a request that has ``tokens`` to compute is in the step ``ahead``: if its first token would then come
-        out no sooner than it was seen."""
+        """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token then comes no sooner
+        than seen.
+        """
         arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
         most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
@@ -294,7 +290,7 @@ class CapturedSchedule:
         return came and first_ms <= until_ms
 
     def _came(self, place: int, later: int) -> bool:
-        """Whether a request had come by now, or some steps ago where it is to be admitted so much later."""
+        """True if a request had arrived; a later shift counts down first."""
         if later < 0:
             return True
         came = self._outcomes[place].arrival.arrival_ms <= self._now_ms
@@ -303,7 +299,7 @@ class CapturedSchedule:
         return came and later == 0
 
     def _end_of(self, step: Step, sampling: Sequence[tuple[int, int]]) -> float:
-        """When ``step`` ended: as its tokens were seen; without any, by its share of what is left to the next one."""
+        """Time at which ``step`` ended: of its tokens; without any, by its share of the work before the next token."""
         if ends_ms := self._seen.ends_ms(sampling):
             return max(self._planned_ms, median(ends_ms))
         if sampling:
@@ -319,7 +315,7 @@ class CapturedSchedule:
 
 
 def _sampling(step: Step) -> list[tuple[int, int]]:
-    """As it is composed: once the next one is too, the tokens in flight are more."""
+    """Places and tokens that a step samples, before the next step is composed."""
     return [
         (share.request.index, share.request.num_generated + share.request.placeholders - 1)
         for share in step.scheduled
@@ -330,10 +326,12 @@ def _sampling(step: Step) -> list[tuple[int, int]]:
 def reconstruct(
     arrivals: Sequence[Arrival], config: EngineConfig, make_pool: Callable[[], BlockPool | None] = lambda: None
 ) -> Reconstruction:
-    """The schedule that fits the capture best; ``make_pool``: a fresh pool for each attempt, None: the engine's own.
+    """Return the schedule that fits the capture best; ``make_pool``: a fresh pool per attempt, None: the engine's own.
+
 
     A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
-    the schedule run again, as long as there are such and that helps.
+    the
+    schedule run again, as long as that helps.
     """
     shifted: dict[int, int] = {}
     best: Reconstruction | None = None

@@ -1,4 +1,4 @@
-"""What captures hold of what tells an engine's parameters apart, and which of it they lack."""
+"""Ranges that captures cover, and the ranges that a parameter lacks to be identified."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SEVERAL_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The range that captures cover; in tokens where nothing else is said."""
+    """Ranges that captures cover; in tokens where no unit is said."""
 
     step_tokens: int
     """Most that the engine computes in a step."""
@@ -46,7 +46,7 @@ class Coverage:
 
 
 def coverage_of(seen: Observations, requests: Requests, step_tokens: int) -> Coverage:
-    """What the captures hold; outliers do not widen a range."""
+    """Return the ranges of the captures; outliers do not widen a range."""
     uncached = requests.uncached_tokens
     warm = requests.prompt_tokens[uncached < requests.prompt_tokens / 2]
     decoding = ~seen.is_prefill & (seen.counts[:, DECODES] > 0.0)
@@ -69,7 +69,7 @@ def _quantile(values: FloatArray, level: float) -> int:
 
 
 def lack(name: str, coverage: Coverage) -> str | None:
-    """What the captures lack to tell parameter ``name``; null: nothing is missing that is known of."""
+    """Return in words the range that parameter ``name`` lacks; None: no known range is missing."""
     return LACKS[name](coverage) if name in LACKS else None
 
 

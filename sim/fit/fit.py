@@ -1,4 +1,4 @@
-"""``sim fit``: learn how long an engine's steps take, from captured traces alone."""
+"""``sim fit``: fit an engine's step times to captured traces."""
 
 import argparse
 import sys
@@ -45,7 +45,7 @@ DRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
-    """What ``sim fit`` was asked for."""
+    """Settings of ``sim fit``."""
 
     traces: tuple[Path, ...]
     output: Path
@@ -64,7 +64,7 @@ class FitConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim fit``."""
+    """Declare the flags of ``sim fit``."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="captures of one engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_config(arguments: argparse.Namespace) -> FitConfig:
-    """The command line, checked. Raises InputError that names the flag."""
+    """Read the command line. Raises InputError that names the flag."""
     if arguments.bootstrap < 0:
         raise InputError(f"--bootstrap: {arguments.bootstrap}; expected 0 or more")
     return FitConfig(
@@ -146,7 +146,7 @@ class Fitted:
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    """Read the traces, try every variant, keep the best, choose its terms, and weigh what it is worth."""
+    """Read the traces, fit every variant, keep the best, choose its terms, and estimate its errors."""
     if len(set(config.traces)) < len(config.traces):
         raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
     loaded = {str(path): load_trace(path) for path in config.traces}
@@ -199,7 +199,7 @@ def fit_traces(config: FitConfig) -> Fitted:
 
 
 def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict[bool, list[Reconstruction]]:
-    """Every capture's schedule, composed ahead or not: it does not depend on the front end."""
+    """Schedules of every capture, composed ahead or not: they do not depend on the API server."""
     configs = {variant.config.async_scheduling: variant.config for variant in variants}
     return {
         ahead: [schedule_of(capture, config) for capture in counted(captures, "schedules")]
@@ -208,7 +208,7 @@ def _schedules(captures: Sequence[Capture], variants: Sequence[Variant]) -> dict
 
 
 def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
-    """Every shape of engine that neither the traces nor the flags rule out."""
+    """Shapes of engine that neither the traces nor the flags rule out."""
     placements = get_args(FrontendPlacement) if config.frontend is None else (config.frontend,)
     scheduling = (settings.config.async_scheduling,) if settings.scheduling_known else (False, True)
     return [
@@ -219,7 +219,6 @@ def _variants(config: FitConfig, settings: Settings) -> list[Variant]:
 
 
 def _prepare(loaded: dict[str, tuple[Meta, list[Record]]], variant: Variant, config: FitConfig) -> list[Capture]:
-    """The captures as the fit looks at them. Raises InputError where they hold too little."""
     captures = []
     for path, (meta, records) in loaded.items():
         cold = config.cached == "factual" and _hits_without_hashes(path, records)
@@ -241,7 +240,7 @@ def _gaps(captures: Sequence[Capture]) -> int:
 
 
 def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
-    """Whether a trace has no block hashes but says what was cached, which is enough. Raises InputError if neither."""
+    """True if a trace reports cached tokens but has no block hashes. Raises InputError if it has neither."""
     if any(record.block_hashes is not None for record in records):
         return False
     if all(record.cached_tokens is None for record in records):
@@ -304,6 +303,5 @@ def _diagnostics(
 
 
 def _mean_agreement(captures: Sequence[Capture]) -> float | None:
-    """Share of the reported cached tokens that are the rules' own in the reconstructed schedule, over all captures."""
     told = [(capture.agreement, len(capture.records)) for capture in captures if capture.agreement is not None]
     return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None

@@ -9,7 +9,7 @@ from sim.latency.modelfile import Model
 
 
 def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
-    """The fit in a page."""
+    """Return the fit in a page."""
     facts = model.diagnostics
     stretches = facts["stretches"]
     lines = [
@@ -53,7 +53,7 @@ def _noise_lines(model: Model) -> list[str]:
     front = noise.frontend_log_ratio
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
-        f"{noise.autocorrelated_share:.0%} of a step's luck lasts, {noise.correlation_time_ms / 1e3:.3g} s",
+        f"{noise.autocorrelated_share:.0%} of a step's noise is autocorrelated, over {noise.correlation_time_ms / 1e3:.3g} s",
         f"front end {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
     ]
 
@@ -74,7 +74,7 @@ def _error_lines(model: Model) -> list[str]:
 
 
 def describe_misfit(requests: Requests) -> str:
-    """Where predictions are off, before calibration: along what explains them, in bins of equal count."""
+    """Return TTFT errors before calibration along prompt length, depth and concurrency, in bins of equal count."""
     lines = ["", f"{'along':<18}{'from':>9}{'to':>9}{'n':>6}{'bias':>9}{'bias ms':>10}{'median |e|':>12}"]
     lines += [
         f"{cell.axis:<18}{cell.low:>9.0f}{cell.high:>9.0f}{cell.requests:>6}{cell.bias:>+9.1%}"

@@ -1,4 +1,4 @@
-"""Which parameters the captures pin down, which they do not and for want of what, and the capture that would."""
+"""Identification: parameters that the captures determine, parameters left open, and the capture that would settle them."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
 def find_unidentified(
     seen: Observations, free: list[int], parameters: FloatArray, draws: FloatArray, coverage: Coverage
 ) -> list[Unidentified]:
-    """Those of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) are all over the place."""
+    """Return the parameters of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) spread too far."""
     found, twins = [], confounded(seen, free)
     for column in free:
         name = TERMS[column].name
@@ -76,8 +76,10 @@ def find_unidentified(
 
 
 def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
-    """Terms whose counts are the same combination of other terms' in every stretch, and these others: the regression
-    shares out what they cost together, and every resample alike."""
+    """Return terms whose counts are the same combination of other terms' in every interval, with these others.
+
+    The regression shares out their common cost, and every resample does so alike.
+    """
     counts = seen.counts[:, free] / np.maximum(seen.seen_ms, 1e-6)[:, None]
     size = np.sqrt((counts**2).sum(axis=0))
     live = np.flatnonzero(size > 0.0)
@@ -92,7 +94,7 @@ def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
 
 
 def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatArray, *, matters: bool) -> str | None:
-    """In what a parameter is open; null: it is not, or these captures would not show it and it does not ``matter``."""
+    """Reason why a parameter is open; None: it is not, or it does not matter in these captures."""
     counts = seen.counts[:, column]
     if not counts.any():
         return "nothing in the captures depends on it"

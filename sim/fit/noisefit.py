@@ -1,7 +1,7 @@
 """The noise of a fit: how steps, the front end and whole captures differ from what the parameters say.
 
 Every stretch of time that was seen gives one number, seen / predicted. Steps that were seen alone give their own; of
-several that nobody told apart, as in a long prompt by itself, the deviation is that of a mean and made as much wider as
+several that no read separates, as in a long prompt by itself, the deviation is that of a mean and made as much wider as
 means of so many steps are narrower. The front end is seen where an idle engine got a short prompt.
 """
 
@@ -33,7 +33,7 @@ _BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How much faster or slower a capture to come may be as a whole than those that were fitted on."""
+    """Spread of the speed of whole captures."""
 
     log_sd: float
     """Of log(speed)."""
@@ -57,7 +57,9 @@ class _Steps:
 
 
 def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
-    """Quantiles of log(seen / predicted) per length of step, how long luck lasts, and the front end's quantiles."""
+    """Estimate quantiles of log(seen / predicted) per length of step, their autocorrelation, and the API server's
+    quantiles.
+    """
     seen = _with_late_reads_joined(seen, seen.counts @ parameters)
     predicted_ms = seen.counts @ parameters
     front_ms = seen.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
@@ -170,14 +172,14 @@ def _single_logs(found: _Steps, rows: BoolArray, share: float, correlation_time_
 
 
 def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_time_ms: float) -> float:
-    """Standard deviation of the mean luck of ``steps`` in a row, beside that of one."""
+    """Standard deviation of the mean noise of ``steps`` in a row, beside that of one."""
     apart = np.arange(1, steps)
     together = share * np.exp(-apart * step_ms / correlation_time_ms)
     return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
 
 
 def _mood(found: _Steps) -> tuple[float, float]:
-    """Share and duration of the luck that lasts: least squares of the products of normal scores some steps apart on
+    """Share and correlation time of autocorrelated noise: least squares of the products of normal scores some steps apart on
     share · exp(−time between them / duration)."""
     single = found.steps == 1
     scores = np.zeros(len(single))
@@ -204,8 +206,10 @@ def _mood(found: _Steps) -> tuple[float, float]:
 def _front_quantiles(
     seen: Observations, predicted_ms: FloatArray, front_ms: FloatArray, found: _Steps
 ) -> tuple[float, ...]:
-    """Of log(seen / predicted) of the front end's time: what remains of short prompts that found the engine idle, as
-    wide as it is beyond the luck of their steps."""
+    """Quantiles of log(seen / predicted) of the API server's time, from short prompts at an idle engine.
+
+    The noise of their steps is taken off the width.
+    """
     rows = seen.opens & (front_ms >= _LARGE_FRONT * predicted_ms)
     if rows.sum() < _LEAST_OPENINGS:
         return Noise().frontend_log_ratio

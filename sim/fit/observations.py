@@ -1,9 +1,8 @@
-"""What a capture says of an engine's steps: every stretch of time that was seen, and what it is made of.
+"""Observations of a capture: intervals of time between seen tokens, and the work in each.
 
-The schedule is the capture's own (``sim.fit.capturedschedule``): which steps there were and who was in them follows
-from
-the scheduler's rules and from when tokens were seen, not from how long steps are thought to take. So what a stretch is
-made of is known before any parameter is, and a step that ten requests read is observed once.
+The schedule is the capture's own (``sim.fit.capturedschedule``): steps and their requests follow from the scheduler's
+rules and from the times of tokens, not from any model of step times. So the work of an interval is known before any
+parameter is, and a step that ten requests read is observed once.
 """
 
 import math
@@ -38,8 +37,9 @@ _NO_COSTS = (0.0,) * len(TERMS)
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """n stretches of time, each from one seen moment to the next. The model's prediction of stretch i is
-    ``counts[i] @ parameters``."""
+    """Intervals of time, n of them, each from a seen moment to the next. Prediction of interval i: ``counts[i] @
+    parameters``.
+    """
 
     start_ms: FloatArray
     """On the trace's clock; shape (n,)."""
@@ -52,19 +52,18 @@ class Observations:
     opens: BoolArray
     """It begins with a request's arrival at an idle engine, and the front end's work on it."""
     steps: IntArray
-    """How many steps it is of; more than one where nobody saw the others end."""
+    """Number of its steps; more than one where the ends of the others were not seen."""
     session: IntArray
     """Of the request that has most tokens in it, numbered over all captures."""
     capture: IntArray
     """Which capture."""
 
     def select(self, kept: BoolArray) -> "Observations":
-        """Those where ``kept``."""
         return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """All captures' observations; sessions and captures numbered on."""
+        """Join captures; sessions and captures are numbered on."""
         columns = {field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)}
         firsts = np.cumsum([0, *(part.session.max(initial=-1) + 1 for part in parts)])
         columns["session"] = np.concatenate([part.session + first for part, first in zip(parts, firsts, strict=False)])
@@ -79,13 +78,15 @@ def observe(
     costs: Numbers = _NO_COSTS,
     held_out: Container[int] = (),
 ) -> Observations:
-    """The stretches of one capture; ``records`` are in the order of the schedule's arrivals. ``work``: what a front end
-    on the engine's core is thought to take for each. ``held_out``: places of records whose tokens end no stretch.
+    """Return the intervals of a capture; ``records`` are in the order of the schedule's arrivals.
 
-    A stretch ends with a step some of whose tokens were seen, at the median over its readers. Left out are those that
-    no moment begins: the engine had drained and the next request was in the front end's hands, nobody knows how far;
-    those after a step that only first tokens were read of: to deliver a first token takes longer than any other, by an
-    unknown part of a step; and those of requests whose first token did not come out where the rules put it.
+    ``work``: assumed times of an API server on the engine's core. ``held_out``: places of records whose tokens end no
+    interval.
+
+    An interval ends with a step some of whose tokens were seen, at the median over its readers. Left out are intervals
+    without a known begin, as the next request was still in the API server; intervals after a step whose only reads are
+    first tokens, whose delivery takes longer by an unknown time; and those of requests whose first token came out in
+    another step than the rules put it.
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
     seen = [[] if place in held_out else seen_tokens(record) for place, record in enumerate(records)]
@@ -126,26 +127,29 @@ def observe(
 
 
 class _FrontEnd:
-    """Adds the front end's terms to the steps'."""
-
     def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Numbers) -> None:
         self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
         shared = placement == "shared_core"
         self._reception = Reception(self._arrivals, schedule.timeline, costs) if shared else None
 
     def first_tokens(self, step: CapturedStep) -> int:
-        """Prompt tokens of the requests whose first token is one of ``step``'s."""
+        """Prompt tokens of the requests whose first token ``step`` samples."""
         return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
 
     def delays(self, *, goes_on: bool) -> int:
-        """How many times its own length a delivery delays what is seen: on a shared core twice, if the engine goes on.
-        Either way the next moment seen comes once as much sooner: what ended late began the stretch to it, and half of
-        that the engine had the core."""
+        """Factor by which a delivery delays its read: 2 on a shared core if the engine goes on, else 1.
+
+
+        Either way the next interval is shorter by one delivery: a late end began it, and half of that the engine had
+        the core.
+        """
         return 2 if self._reception is not None and goes_on else 1
 
     def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> FloatArray:
-        """What ``steps``, one after another, are made of: of the front end's work, that on the request whose arrival
-        opens them; on a shared core, all that was done meanwhile."""
+        """Terms of ``steps``, one after another, and of the API server's work: the opening request's; on a shared core,
+        all
+        work done meanwhile.
+        """
         total = np.zeros(len(TERMS))
         total[:NUM_STEP_TERMS] = np.sum([step.row for step in steps], axis=0)
         opener = steps[0].opener
@@ -178,7 +182,11 @@ _LEAST_MS = 1e-6
 
 
 class Reception:
-    """How much of the front end's work was done by any time: in requests and in prompt tokens."""
+    """Work of an API server on the engine's core, done by any time: in requests and in prompt tokens.
+
+    It receives requests one by one, and gets half of the core while the engine computes. Its times are what a fit looks
+    for: the fit begins with none, and repeats with the times it found.
+    """
 
     def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Numbers) -> None:
         came = np.array(sorted((one.arrival_ms, one.prompt_tokens) for one in arrivals if one.kind == "runs"))
@@ -200,7 +208,7 @@ class Reception:
         self._tokens = np.repeat(np.cumsum([0.0, *tokens]), 2)[1:-1]
 
     def between(self, begun_ms: float, end_ms: float) -> tuple[float, float]:
-        """Requests and prompt tokens received in a stretch of time, with what was in part in part."""
+        """Return requests and prompt tokens received in an interval; unfinished ones count in part."""
         cores_ms = self._core_ms(np.array([begun_ms, end_ms]))
         requests = np.interp(cores_ms, self._edges_ms, self._requests)
         tokens = np.interp(cores_ms, self._edges_ms, self._tokens)
@@ -211,8 +219,7 @@ class Reception:
 
 
 def _core_time(steps: Sequence[tuple[float, float]], first_ms: float) -> tuple[FloatArray, FloatArray]:
-    """Moments, and how long the front end could have worked by each: all of the time between steps, half of it in
-    them. Between two moments it grows evenly. ``steps``: when each began and ended."""
+    """Moments, and the core time that the API server could have had by each: all between steps, half within them."""
     moments_ms, cores_ms = [first_ms], [0.0]
     for start_ms, end_ms in steps:
         for until_ms, share in ((start_ms, 1.0), (end_ms, 0.5)):

@@ -93,7 +93,7 @@ def solve_normal(gram: FloatArray, moment: FloatArray) -> FloatArray:
 
 
 def condition_number(gram: FloatArray) -> float:
-    """Of the column-scaled matrix; infinite if a column is empty."""
+    """Return the condition number of the column-scaled matrix; infinite if a column is empty."""
     scale = np.sqrt(np.diag(gram))
     if not (scale > 0.0).all():
         return float("inf")

@@ -1,4 +1,4 @@
-"""What a fit leaves over of TTFT: the errors it is honest about, and where it is wrong."""
+"""Residuals of a fit's TTFTs: errors by cohort, their location, and the errors of two baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Requests:
 def requests_of(
     records: Sequence[Record], cached_tokens: Sequence[int], predicted_ms: Sequence[float | None]
 ) -> Requests:
-    """One row per TTFT that was predicted and that was seen, or that a client did not wait for."""
+    """Return a row per TTFT that was predicted, and seen or censored."""
     rows = [
         (place, record.ttft_ms or record.e2e_ms or 0.0, predicted, record.ttft_ms is None)
         for place, (record, predicted) in enumerate(zip(records, predicted_ms, strict=True))
@@ -60,7 +60,6 @@ def requests_of(
 
 
 def _left(record: Record) -> bool:
-    """Whether its client gave up before a first token."""
     return record.status not in {"ok", "error"} and record.e2e_ms is not None
 
 
@@ -150,7 +149,10 @@ def locate_misfit(requests: Requests, bins: int = 5) -> list[Misfit]:
 
 
 def baseline_errors(requests: Requests) -> dict[str, Baseline]:
-    """One TTFT for all, and a line through the uncached tokens (least relative squares); in sample."""
+    """Return two predictors without a simulator and their errors in sample: a constant, and a line in uncached tokens.
+
+    The line minimizes squared relative errors.
+    """
     known = ~requests.censored
     seen, uncached = requests.seen_ms[known], requests.uncached_tokens[known]
     design = np.stack([np.ones(len(seen)), uncached], axis=1)

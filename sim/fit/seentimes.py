@@ -1,4 +1,4 @@
-"""When a capture saw each request's tokens, as far as it did: what a schedule is reconstructed from."""
+"""Times at which a capture saw each request's tokens: the basis of its schedule."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ UNSEEN_MS = math.inf
 
 
 class SeenTimes:
-    """By place: times on the trace's clock, ms."""
+    """Times by place, on the trace's clock, ms."""
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         records = [arrival.record for arrival in arrivals]
@@ -30,8 +30,10 @@ class SeenTimes:
         """Half of a step as short as they get: what is less apart than this may be of one step."""
 
     def first_steps(self, slack_ms: float) -> dict[int, int]:
-        """By place: which step its first token is of, counted over steps that have any; reads up to ``slack_ms`` after
-        one another are of one."""
+        """Return by place the step of its first token, counted over steps that have any.
+
+        Reads up to ``slack_ms`` after one another are of one step.
+        """
         seen = sorted((first_ms, place) for place, first_ms in enumerate(self.first_ms) if first_ms < UNSEEN_MS)
         steps, count, before_ms = {}, -1, -math.inf
         for first_ms, place in seen:
@@ -40,8 +42,7 @@ class SeenTimes:
         return steps
 
     def ends_ms(self, sampling: Sequence[tuple[int, int]], steps: int = 0) -> list[float]:
-        """When these requests, each at one of its tokens, got the token of so many ``steps`` later, as far as they
-        did."""
+        """Return the times at which these requests got the token ``steps`` after the given one, where they did."""
         return [
             every_ms[token + steps]
             for place, token in sampling
@@ -50,7 +51,7 @@ class SeenTimes:
 
 
 def seen_tokens(record: Record) -> list[float]:
-    """When each token of ``record`` was seen, on the trace's clock; NaN for one that came in a read with later ones."""
+    """Return the time of each token of ``record``, on the trace's clock; NaN for a token read together with later ones."""
     if record.arrival_ms is None or record.ttft_ms is None:
         return []
     reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])

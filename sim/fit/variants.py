@@ -1,8 +1,12 @@
-"""Shapes of engine to try on captures: what no regression can solve for, only compare.
+"""Variants: shapes of engine and sets of terms, which no regression solves for but only compares.
 
-How a capture's time is made up depends on the scheduling that is assumed (its schedule is reconstructed for each) and
-on the front end's place; the parameters of each variant are then a regression's. What is compared is how far off the
-stretches of time are that were seen, and how far off the TTFTs of a run of its own would have been.
+The work in a capture's intervals depends on the assumed scheduling and on the API server's placement; the parameters
+of each variant are then a regression's. Variants are compared by their errors on the seen intervals and on the TTFTs of
+a run of their own.
+
+Terms that grow together fit their own captures with or without each other. So a term is judged on captures that it was
+not solved on: all but one are fitted, and the one left out gives the score. With a single capture, five parts of its
+sessions take that role, scored by intervals alone. The term that helps most comes in, if it helps enough in most folds.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +117,7 @@ def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConf
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
-    """What the engine did when, if it was one of ``config``."""
+    """Return the schedule of a capture under ``config``."""
     if not capture.factual:
         return reconstruct(capture.arrivals, config)
     arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
@@ -136,8 +140,9 @@ def fit_variant(
 def _look(
     captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
 ) -> tuple[Observations, Solution]:
-    """The stretches and their solution. On a shared core, when the front end worked on what depends on how long it
-    took, so this is asked as often as it takes for both to agree nearly."""
+    """Intervals and their solution. On a shared core the API server's work depends on its own times: repeat until both
+    agree.
+    """
     costs: FloatArray = np.zeros(len(TERMS))
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(
@@ -152,7 +157,7 @@ def _look(
 
 
 def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Variant) -> Requests:
-    """What a run at the recorded arrivals, without noise, would have predicted."""
+    """Return the TTFTs of a run at the recorded arrivals, without noise."""
     costs = dict(zip((term.name for term in TERMS), parameters.tolist(), strict=True))
     model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
@@ -204,7 +209,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One set of terms across the folds."""
+    """A set of terms across the folds."""
 
     extra_terms: tuple[str, ...]
     losses: tuple[float, ...]
@@ -237,7 +242,7 @@ def with_chosen_terms(
 
 
 def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
-    """Every set that was tried, the chosen one last."""
+    """Return every set that was tried, the chosen one last."""
     folds = _folds(seen)
     best = _try(seen, folds, (), ttft_loss)
     trials = [best]
@@ -260,7 +265,6 @@ def _is_better(trial: Trial, than: Trial) -> bool:
 
 
 def _folds(seen: Observations) -> IntArray:
-    """By observation: in which fold it is left out."""
     return seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
 
 

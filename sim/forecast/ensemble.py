@@ -1,8 +1,8 @@
-"""Many forecasts of one load: what the fit leaves open and what is luck, as a spread.
+"""Ensembles of forecasts of one load: the spread that the fit's uncertainty and the noise make.
 
-A member is a draw of the model's parameters times one speed for the whole run, and a seed of its own for the noise.
-The same members and seed under another cache, rate or setting meet the same luck, so that a change's effect is the
-difference member by member, in which what only luck decides mostly cancels.
+A member is a draw of the model's parameters times one speed for the whole run, and a noise seed of its own. The same
+members and seed under another cache, rate or setting get the same noise: a change's effect is the difference member by
+member, in which most of the noise cancels.
 """
 
 import os
@@ -35,8 +35,10 @@ FEWEST_STEPS = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What became of each of n requests in each of m members. Arrays of shape (m, n) but for ``gaps_ms``, in the order
-    of the arrivals; times in ms, NaN: it never came to that."""
+    """Results of n requests in each of m members: arrays of shape (m, n) but for ``gaps_ms``, in arrival order.
+
+    Times in ms; NaN: the request did not get so far.
+    """
 
     arrivals: Arrivals
     config: EngineConfig
@@ -70,7 +72,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The middle one of the members' values and where ``CONFIDENCE`` of them lie. Infinite: past what was seen."""
+    """Median and ``CONFIDENCE`` interval of the members' values. Infinite: past the end of the run."""
 
     middle: float
     low: float
@@ -78,11 +80,10 @@ class Interval:
 
 
 def members(model: Model, count: int, seed: int) -> list[Model]:
-    """``count`` engines that the model's captures could have come from. Without draws and drift: the model itself.
+    """Return ``count`` models that the captures allow; without draws and drift, the model itself.
 
-    Draws are taken in a random order, each once before any is taken again; speeds are the quantiles of Student's t (or
-    the normal ones, where drift is known) at the middles of ``count`` equal shares, in a random order: fewer members
-    then say as much as more independent ones.
+    Draws are taken in a random order, each once before any is taken again. Speeds are quantiles of Student's t (normal
+    where drift is known) at the middles of ``count`` equal shares, so that few members suffice.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
@@ -101,14 +102,17 @@ def forecast(
     seed: int | None = 0,
     done: Callable[[], object] = lambda: None,
 ) -> Forecast:
-    """Run ``arrivals`` on every member, as many at once as there are cores. Deterministic: member i's luck depends on
-    ``seed`` and i alone. ``seed`` None: no luck, the noise's medians; ``done`` is called after each member."""
+    """Run ``arrivals`` on every member, as many at once as there are cores.
+
+    Deterministic: member i's noise depends on ``seed`` and i alone. ``seed`` None: the noise's medians; ``done`` is called
+    after each member.
+    """
     most_steps = int(arrivals.output_tokens.sum())
     template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
-        luck = None if seed is None else _seed_of(seed, number)
-        return _seen(run_state(with_model(template, arrivals, members[number], luck)))
+        noise_seed = None if seed is None else _seed_of(seed, number)
+        return _seen(run_state(with_model(template, arrivals, members[number], noise_seed)))
 
     seen = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -125,8 +129,7 @@ def forecast(
 
 
 def interval(values: FloatArray) -> Interval:
-    """Over the members, whose values may be infinite; NaN ones are left out. Order statistics: between a number and an
-    infinity there is nothing to interpolate."""
+    """Return the median and ``CONFIDENCE`` of the members' values, which may be infinite; NaN values are left out."""
     kept = values[~np.isnan(values)]
     if not len(kept):
         return Interval(np.nan, np.nan, np.nan)
@@ -136,7 +139,6 @@ def interval(values: FloatArray) -> Interval:
 
 
 def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:
-    """One member's part of every array of a ``Forecast``."""
     runs, requests = state.runs, state.scheduler.requests[:-1]
     failed = runs["outcome"] == layout.PARENT_FAILED
     counts = np.maximum(runs["num_seen"] - 1, 0)

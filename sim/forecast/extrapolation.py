@@ -1,4 +1,4 @@
-"""What a forecast rests on that no capture showed, in sentences: a reader should know before believing it."""
+"""Warnings of a forecast about conditions that no capture showed."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ _EXTENTS = {
 def extrapolations(
     model: Model, captured: PointRun, scenario: PointRun, engine: EngineConfig, other: EngineConfig
 ) -> Iterator[str]:
-    """Warnings about ``scenario``, a run on ``other``, beside what was ``captured`` on ``engine``."""
+    """Yield warnings about ``scenario``, a run on ``other``, beside the run ``captured`` on ``engine``."""
     yield from open_parameters(model, scenario, captured)
     yield from _larger_steps(captured, scenario)
     if other.block_size != engine.block_size:
@@ -40,7 +40,7 @@ def extrapolations(
 
 
 def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
-    """Parameters not identified that may be enough of the step time of ``run``, and more than of what was captured."""
+    """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
     for column, term in enumerate(STEP_TERMS):
         name, parameter = term.name, model.parameters.get(term.name)
         if parameter is None or parameter.identified:
@@ -53,7 +53,6 @@ def open_parameters(model: Model, run: PointRun, captured: PointRun | None = Non
 
 
 def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:
-    """Of a parameter at the upper end of its interval in the run's step time."""
     times_ms = run.counts.sum(axis=0) * run.costs
     own_ms = float(run.counts[:, column].sum()) * max(parameter.value, parameter.high or 0.0)
     rest_ms = float(times_ms.sum() - times_ms[column])

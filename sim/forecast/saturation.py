@@ -1,8 +1,8 @@
-"""Whether an engine can keep up with a load: the step time that the load asks for, against what the engine can give.
+"""Utilization of an engine: the step time that a load asks for over the step time that the engine can give.
 
-A step costs a constant, and something for each token and request in it. The second is the load's, whatever steps it is
-spread over; how much of the first comes with it depends on how full the steps are. So what the engine can do is
-measured at its fullest: the same requests, each handed over as soon as there is room for it.
+A step costs a constant, and work for each token and request in it. The work belongs to the load, whatever steps it is
+spread over; the constants depend on how full the steps are. So capacity is measured with full batches: the same
+requests, each handed over as soon as there is room for it.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from tracefile.records.arrays import BoolArray, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a load asks of an engine, per second of its arrivals. NaN: fewer than two arrivals that wait for nobody."""
+    """Work that a load asks of an engine, per second of its arrivals. NaN: fewer than two independent arrivals."""
 
     prefill: float
     """Seconds of step time for its uncached prompt tokens."""
@@ -32,18 +32,18 @@ class Demand:
     capacity: float
     """Seconds of such work that the engine does in a second at its fullest; the rest goes into the steps' constants."""
     in_flight_growth_per_s: float
-    """Slope of the number of requests in flight, over the arrivals that wait for nobody."""
+    """Slope of the number of requests in flight, over the arrivals without a parent."""
     in_flight_at_end: int
     """Requests in flight when the last of these comes, itself not included."""
 
     @property
     def utilization(self) -> float:
-        """Share of what the engine can do; from 1 on it cannot keep up, however long it runs."""
+        """Work asked for over capacity; from 1 on the engine cannot keep up, however long it runs."""
         return (self.prefill + self.decode + self.frontend) / self.capacity
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the line would grow for as long as the load goes on."""
+        """True if the queue grows for as long as the load goes on."""
         return bool(self.utilization >= 1.0)
 
 
@@ -66,7 +66,7 @@ def run_point(arrivals: Arrivals, config: EngineConfig, model: Model) -> PointRu
 
 
 def demand_of(run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Model) -> Demand:
-    """What ``arrivals``, which ``run`` is of, ask of the engine, and what it can give."""
+    """Return the work that ``arrivals``, simulated in ``run``, ask of the engine, and its capacity."""
     roots_ms = arrivals.arrival_ms[(arrivals.parents == NOBODY) & arrivals.runs]
     span_s = (roots_ms.max() - roots_ms.min()) / 1e3 if len(roots_ms) > 1 else 0.0
     # n arrivals make n − 1 spaces between them: a space's worth of work is what comes in it.
@@ -90,7 +90,7 @@ def _columns(run: PointRun, *works: str) -> BoolArray:
 
 
 def _capacity(arrivals: Arrivals, config: EngineConfig, model: Model) -> float:
-    """Work done per second of the time until the last request is admitted, when all stand in line at the beginning."""
+    """Work per second until the last admission, with every request in the queue from the beginning."""
     run = run_point(_at_once(arrivals), config, model)
     admitted_ms = run.state.runs["admitted_ms"]
     ends_ms = run.state.timeline.ends_ms[: len(run.counts)]
@@ -120,7 +120,7 @@ def _at_once(arrivals: Arrivals) -> Arrivals:
 
 
 def _in_flight(state: SimState) -> tuple[float, int]:
-    """How fast the number of requests in flight grows while requests come that wait for nobody, and what it gets to."""
+    """Growth per second of the requests in flight over the arrivals without a parent, and their number at the last."""
     ran = ~np.isnan(state.runs["e2e_ms"])
     came_ms = np.sort(state.runs["arrival_ms"][ran])
     ends_ms = np.sort((state.runs["arrival_ms"] + state.runs["e2e_ms"])[ran])

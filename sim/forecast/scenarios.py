@@ -1,4 +1,4 @@
-"""What might be different: the scenarios of a what-if, out of flags, and each as a load on an engine."""
+"""Scenarios of a what-if: read from flags, and planned as a load on an engine."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One row of a what-if: what differs from the capture."""
+    """A row of a what-if: differences from the capture."""
 
     settings: Mapping[str, Any]
     """Engine settings."""
@@ -38,7 +38,6 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """What differs, in a few words."""
         words = ["cold prompts"] if self.cold_prompts else []
         words += [f"rate ×{self.rate:g}"] if self.rate != 1.0 else []
         for setting, value in self.settings.items():
@@ -51,7 +50,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A trace as it was, ready to be asked what else it could have been."""
+    """A trace, ready to be planned under scenarios."""
 
     path: Path
     digest: str
@@ -64,7 +63,7 @@ class Captured:
 
     @property
     def cold(self) -> bool:
-        """Its prompts were made to share nothing, whatever hashes its records keep."""
+        """True if its prompts were made to share nothing, whatever hashes its records keep."""
         return bool(self.meta.workload and self.meta.workload.cold_prompts)
 
     @property
@@ -102,7 +101,7 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
 
 
 def plan(captured: Captured, scenario: Scenario) -> Load:
-    """The capture's load under ``scenario``. Raises InputError naming what no engine could have."""
+    """Plan the capture's load under ``scenario``. Raises InputError naming a setting that no engine could have."""
     engine = engine_with(captured.engine, _same_memory(captured.engine, scenario.settings))
     arrivals = plan_arrivals(
         captured.meta,
@@ -118,8 +117,10 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Offsets from the first arrival divided by ``rate``; think times stay: people do not think faster because more
-    of them come. A child's own offset does not count, it follows its parent."""
+    """Divide offsets from the first arrival by ``rate``; think times stay.
+
+    A child's own offset does not count: it follows its parent.
+    """
     if rate == 1.0:
         return arrivals
     first_ms = arrivals.arrival_ms.min()
@@ -127,13 +128,12 @@ def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
 
 
 def _was_paced(meta: Meta, records: Sequence[Record]) -> bool:
-    """Whether later turns waited for answers: where there are sessions, unless a replay sent all at recorded times."""
+    """True where there are sessions, unless a replay sent every request at its recorded time."""
     at_recorded_times = meta.workload is not None and meta.workload.pattern == "replay"
     return not at_recorded_times and any(record.parent_id is not None for record in records)
 
 
 def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings``, and as many blocks of another size as the same memory holds, unless they say how many."""
     size = settings.get("block_size")
     if size is None or size < 1 or "num_gpu_blocks" in settings:
         return dict(settings)
@@ -141,7 +141,7 @@ def _same_memory(engine: EngineConfig, settings: Mapping[str, Any]) -> dict[str,
 
 
 def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what differs. Several values of one, separated by commas, are as many scenarios."""
+    """Declare the flags of a scenario. Several values of a flag, separated by commas, make several scenarios."""
     different = parser.add_argument_group("what differs", "N,N,… are several scenarios; several flags: all together")
     different.add_argument("--cold-prompts", action="store_true", help="nothing is shared: every block is unique")
     different.add_argument("--rate", metavar="X,…", help="times the captured rate; think times stay")
@@ -154,7 +154,7 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of every command that forecasts a load many times over."""
+    """Declare the flags of every command that forecasts a load many times."""
     parser.add_argument(
         "--replay-sessions",
         action=argparse.BooleanOptionalAction,
@@ -166,14 +166,14 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def checked_members(members: int) -> int:
-    """``--members``. Raises InputError: with fewer than two nothing is known of a spread."""
+    """Return ``--members``. Raises InputError under two, which show no spread."""
     if members < 2:
         raise InputError(f"--members: {members}; expected 2 or more")
     return members
 
 
 def scenarios_of(arguments: argparse.Namespace) -> list[Scenario]:
-    """Every combination of the values given. Raises InputError naming the flag that says something else."""
+    """Return every combination of the values given. Raises InputError naming the flag that is wrong."""
     choices: dict[str, list[Any]] = {}
     for setting, flag in _NUMBERS.items():
         text = getattr(arguments, flag.strip("-").replace("-", "_"))

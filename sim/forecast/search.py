@@ -1,4 +1,8 @@
-"""``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit."""
+"""``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit.
+
+A forecast is monotone in expectation only: of two pools that are a block apart the larger may do worse. So the values
+around an answer are tried too, and it stands only if every value tried on its easy side holds.
+"""
 
 import argparse
 import math
@@ -64,13 +68,12 @@ class Scale:
         return None if middle in (one, other) else middle
 
     def neighbours(self, value: float) -> list[float]:
-        """Those up to ``NEIGHBOURS`` steps from ``value``, ends not passed."""
+        """Values up to ``NEIGHBOURS`` steps from ``value``, within the ends."""
         low, high = sorted((self.easy, self.hard))
         around = [value + sign * place * self.step(value) for place in range(1, NEIGHBOURS + 1) for sign in (-1, 1)]
         return [self.rounded(min(max(one, low), high)) for one in around]
 
     def rounded(self, value: float) -> float:
-        """As it is tried and said: a count whole, a rate to five digits."""
         return float(round(value)) if self.counts else float(f"{value:.5g}")
 
     def in_order(self, values: list[float]) -> list[float]:
@@ -80,7 +83,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What must hold of a forecast."""
+    """A limit on a TTFT percentile and the share of members that must keep it."""
 
     text: str
     percentile: float
@@ -91,7 +94,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
-    """What ``sim search`` was asked."""
+    """Settings of ``sim search``."""
 
     trace: Path
     model: Path
@@ -107,7 +110,7 @@ class SearchConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim search``."""
+    """Declare the flags of ``sim search``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)
@@ -126,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, and say what was found: 1 if nothing that was asked for holds."""
+    """Search and print; 1 if no value holds."""
     quantity: Quantity = arguments.minimize or arguments.maximize
     found = search(
         SearchConfig(
@@ -154,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def search(config: SearchConfig) -> Search:
-    """Bisect over forecasts that all have the same members and the same luck."""
+    """Bisect over forecasts with the same members and the same noise."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
     places = cohorts_of(captured.records).get(config.target.cohort)
@@ -198,8 +201,6 @@ def search(config: SearchConfig) -> Search:
 
 
 class _Judge:
-    """Forecasts one value after another, and keeps what it saw."""
-
     def __init__(self, config: SearchConfig, captured: Captured, model: Model) -> None:
         self.evaluated: list[Evaluated] = []
         self._config, self._captured, self._model = config, captured, model
@@ -210,7 +211,7 @@ class _Judge:
         self._base = run_point(as_captured.arrivals, as_captured.engine, model), as_captured.engine
 
     def holds(self, value: float) -> bool:
-        """Whether enough members keep the target at ``value``."""
+        """Forecast ``value``; True if enough members keep the target."""
         load = plan(self._captured, _at(self._config, value))
         found = forecast(
             load.arrivals, load.engine, self._members, seed=self._config.seed, done=lambda: next(self._done)
@@ -248,7 +249,6 @@ def _at(config: SearchConfig, value: float) -> Scenario:
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
-    """From the smallest pool that the longest request fits in to the one in which nothing is ever evicted."""
     if config.quantity == "rate":
         return RATES
     load = plan(captured, config.scenario)
@@ -318,9 +318,9 @@ def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
 
 
 def bisect(scale: Scale, holds: Callable[[float], bool]) -> float | None:
-    """The hardest value that holds with every easier one that was tried; None: not even the easy end does.
+    """Return the hardest value that holds with every easier one that was tried; None: the easy end does not hold.
 
-    ``holds`` is asked once a value, the ends first.
+    ``holds`` is called once a value, the ends first.
     """
     tried = {scale.easy: holds(scale.easy)}
     if not tried[scale.easy]:
@@ -337,7 +337,7 @@ def bisect(scale: Scale, holds: Callable[[float], bool]) -> float | None:
 
 
 def edge(scale: Scale, tried: dict[float, bool]) -> tuple[float, float | None]:
-    """The last value from the easy end on before which all that were tried hold, and the next one, which does not."""
+    """Return the last value before which all values tried from the easy end hold, and the next one, which does not."""
     good = scale.easy
     for value in scale.in_order(list(tried)):
         if not tried[value]:

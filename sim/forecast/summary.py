@@ -1,4 +1,4 @@
-"""A load's forecast as values by member: TTFT quantiles by cohort, what the engine gives, survival curves."""
+"""Summary of a load's forecast, by member: TTFT quantiles by cohort, the engine's numbers, survival curves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ POINTS = 160
 
 
 def cohorts_of(records: Sequence[Record]) -> dict[str, IntArray]:
-    """Places of all requests, of first turns and of later ones; the last two where the trace knows turns."""
+    """Return places of all requests, of first turns and of later ones; the last two where the trace knows turns."""
     turns = np.array([record.turn or 0 for record in records])
     found = {
         ALL: np.arange(len(records)),
@@ -44,7 +44,7 @@ def first_token_waits(found: Forecast, member: int, places: IntArray) -> Waits:
 
 @dataclass(frozen=True, slots=True)
 class TtftQuantiles:
-    """Of one member's requests."""
+    """TTFT quantiles of a member's requests."""
 
     waits: Waits
     values_ms: FloatArray
@@ -59,7 +59,7 @@ class TtftQuantiles:
 def ttft_quantiles(
     found: Forecast, member: int, places: IntArray, levels: FloatArray, horizon_ms: float = np.inf
 ) -> TtftQuantiles:
-    """TTFT quantiles that do not depend on what comes after ``horizon_ms``."""
+    """Return TTFT quantiles that do not depend on events after ``horizon_ms``."""
     waits = first_token_waits(found, member, places)
     share = incidence(waits)
     values_ms = quantiles(waits, share, levels)
@@ -91,7 +91,7 @@ class ForecastSummary:
 def summarize(
     load: Load, found: Forecast, model: Model, cohorts: Mapping[str, IntArray], *, paced: bool
 ) -> ForecastSummary:
-    """All that is told of a load's forecast; in a line that grows, only what does not depend on the run's end."""
+    """Summarize a load's forecast; of a growing queue, only numbers that do not depend on the run's end."""
     point = run_point(load.arrivals, load.engine, model)
     demand = demand_of(point, load.arrivals, load.engine, model)
     horizon_ms = load.horizon_ms if demand.is_saturated and not paced else np.inf
@@ -123,7 +123,7 @@ def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
 
 
 def hit_rates(found: Forecast) -> FloatArray:
-    """By member: cached share of the prompt tokens of the requests that were admitted."""
+    """Return by member the cached share of the prompt tokens of admitted requests."""
     prompts = found.arrivals.prompt_tokens
     admitted = found.cached_tokens >= 0
     looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, found.cached_tokens, 0).sum(axis=1)
@@ -131,7 +131,6 @@ def hit_rates(found: Forecast) -> FloatArray:
 
 
 def _engine_values(found: Forecast) -> dict[str, FloatArray]:
-    """What is not a TTFT, by member."""
     ends_ms = found.arrival_ms + found.e2e_ms
     seconds = (np.nanmax(ends_ms, axis=1) - np.nanmin(found.arrival_ms, axis=1)) / 1e3
     served = (found.outcome == layout.OK).sum(axis=1)
@@ -155,7 +154,7 @@ def _order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray
 
 
 def span_of(values: FloatArray, beyond: float | None) -> Span:
-    """The members' values as they are written; ``beyond``: what is written for one past the end of a curve."""
+    """Return the members' values as a span; ``beyond``: the lower bound to write past the end of a curve."""
     found = interval(values)
     return Span(
         middle=finite(found.middle),

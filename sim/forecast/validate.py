@@ -1,4 +1,4 @@
-"""``sim validate``: whether forecasts come true: a capture beside an ensemble of forecasts of it, cohort by cohort."""
+"""``sim validate``: compare a capture with an ensemble of forecasts of it, cohort by cohort."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -167,7 +167,6 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
 def _predict(
     config: ValidateConfig, model: Model, captured: Captured, scenario: Scenario, run: Run
 ) -> tuple[list[Run], Facts]:
-    """An ensemble of the capture's load under ``scenario``, as runs in the rows of ``run``; how it was made."""
     load = plan(captured, scenario)
     progress = counted(range(config.members), "forecasts")
     found = forecast(
@@ -204,7 +203,7 @@ def _predict(
 
 
 def member_run(found: Forecast, number: int, run: Run) -> Run:
-    """One member's times and cached tokens in the rows of ``run``, the capture's."""
+    """Return a member's times and cached tokens in the rows of ``run``, the capture's."""
     outcome = found.outcome[number]
     copied = outcome == layout.AS_RECORDED
     failed = (outcome == layout.UNSERVABLE) | (outcome == layout.PARENT_FAILED)
@@ -229,7 +228,6 @@ def member_run(found: Forecast, number: int, run: Run) -> Run:
 
 
 def _in_flight(arrival_ms: FloatArray, e2e_ms: FloatArray) -> IntArray:
-    """Requests in flight at each arrival, that one included; UNKNOWN where it never came."""
     came, gone = np.sort(arrival_ms), np.sort(arrival_ms + e2e_ms)
     counts = np.searchsorted(came, arrival_ms, side="right") - np.searchsorted(gone, arrival_ms, side="right")
     return np.where(np.isnan(arrival_ms), UNKNOWN, np.maximum(counts, 1))
@@ -240,7 +238,6 @@ def _cold_prompts(meta: Meta) -> bool:
 
 
 def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
-    """The conditions of a capture without sharing: cold prompts if it says so, else an engine without the cache."""
     if _cold_prompts(cold):
         return Scenario(dict(overrides), cold_prompts=True)
     return Scenario({**overrides, "enable_prefix_caching": False})

@@ -1,4 +1,4 @@
-"""``sim what-if``: what a captured load would have been on another cache, at another rate, under other settings."""
+"""``sim what-if``: forecast a captured load on another cache, at another rate, under other settings."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ from tracefile.commandline.progress import counted
 
 @dataclass(frozen=True, slots=True)
 class WhatIfConfig:
-    """What ``sim what-if`` was asked."""
+    """Settings of ``sim what-if``."""
 
     trace: Path
     model: Path
@@ -45,7 +45,7 @@ class WhatIfConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim what-if``."""
+    """Declare the flags of ``sim what-if``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     add_scenario_flags(parser)
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast the capture and each scenario, and say what differs."""
+    """Forecast the capture and each scenario, and print the differences."""
     config = WhatIfConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
-    """The rows that were asked for, the capture's first; and whether all are there: Ctrl-C keeps what was done."""
+    """Return the rows, the capture's first, and whether all are there: Ctrl-C keeps finished rows."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
     loads = [plan(captured, scenario) for scenario in (Scenario({}), *config.scenarios)]
@@ -178,7 +178,7 @@ def _notes(captured: Captured, model: Model, scenarios: Sequence[Scenario]) -> I
     if not model.draws:
         yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
     if any(record.status not in ("ok", "error") for record in captured.records):
-        yield "clients that gave up give up after as long a wait here"
+        yield "clients that aborted abort after the same wait here"
     if captured.engine != model.engine:
         own, fitted = asdict(captured.engine), asdict(model.engine)
         said = [f"{name} {own[name]} (fitted under {fitted[name]})" for name in own if own[name] != fitted[name]]
