@@ -53,8 +53,9 @@ def _noise_lines(model: Model) -> list[str]:
     front = noise.frontend_log_ratio
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
-        f"{noise.autocorrelated_share:.0%} of a step's noise is autocorrelated, over {noise.correlation_time_ms / 1e3:.3g} s",
-        f"front end {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
+        f"autocorrelated share of a step's noise {noise.autocorrelated_share:.0%}, correlation time "
+        f"{noise.correlation_time_ms / 1e3:.3g} s",
+        f"API server {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
     ]
 
 

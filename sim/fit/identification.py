@@ -1,4 +1,4 @@
-"""Identification: parameters that the captures determine, parameters left open, and the capture that would settle them."""
+"""Identification: parameters that the captures determine, parameters left open, and the capture that settles them."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
 def find_unidentified(
     seen: Observations, free: list[int], parameters: FloatArray, draws: FloatArray, coverage: Coverage
 ) -> list[Unidentified]:
-    """Return the parameters of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) spread too far."""
+    """Return parameters of ``free`` that do not enter, or whose bootstrap ``draws`` (rounds, terms) spread too wide."""
     found, twins = [], confounded(seen, free)
     for column in free:
         name = TERMS[column].name

@@ -26,8 +26,8 @@ _FAR = 0.5
 were read late, or its request was in another step than the reads say."""
 _SAME_MS = 1e-6
 _LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
-_MOODS_MS = np.geomspace(20.0, 60_000.0, 33)
-_MOST_MOOD = 0.95
+_CORRELATIONS_MS = np.geomspace(20.0, 60_000.0, 33)
+_MAX_SHARE = 0.95
 _BLOCKS = 4
 
 
@@ -78,7 +78,7 @@ def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
         own.steps,
         np.searchsorted(edges_ms, steps_ms / own.steps, side="right"),
     )
-    share, correlation_time_ms = _mood(found)
+    share, correlation_time_ms = _autocorrelation(found)
     rows = [
         _quantiles(_single_logs(found, found.bin == number, share, correlation_time_ms))
         for number in range(len(edges_ms) + 1)
@@ -178,9 +178,9 @@ def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_tim
     return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
 
 
-def _mood(found: _Steps) -> tuple[float, float]:
-    """Share and correlation time of autocorrelated noise: least squares of the products of normal scores some steps apart on
-    share · exp(−time between them / duration)."""
+def _autocorrelation(found: _Steps) -> tuple[float, float]:
+    """Share and correlation time of autocorrelated noise: least squares of the products of normal scores some steps
+    apart on share · exp(−time between them / duration)."""
     single = found.steps == 1
     scores = np.zeros(len(single))
     for number in range(int(found.bin.max(initial=0)) + 1):
@@ -196,9 +196,9 @@ def _mood(found: _Steps) -> tuple[float, float]:
     if len(product) < _PER_KNOT:
         return 0.0, 1.0
     best = (float(np.sum(product**2)), 0.0, 1.0)
-    for correlation_time_ms in _MOODS_MS.tolist():
+    for correlation_time_ms in _CORRELATIONS_MS.tolist():
         decay = np.exp(-apart / correlation_time_ms)
-        share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MOST_MOOD))
+        share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MAX_SHARE))
         best = min(best, (float(np.sum((product - share * decay) ** 2)), share, correlation_time_ms))
     return best[1], best[2]
 
