@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from measure.table import table_lines
+from measure.wording import NOTHING
 from sim.engine.results import FinishOrder, predicted_meta
 from sim.engine.streaming import StreamingRun
 from sim.engine.summary import Summary, Tally
@@ -198,12 +200,16 @@ def _as_text(summary: Summary, output: Path) -> str:
     lines = [
         f"{output}: {summary.requests} requests, {summary.not_ok} not ok{too_long}; {summary.steps} steps, "
         f"{summary.preemptions} preemptions; {summary.hit_rate:.1%} of prompt tokens cached",
-        f"{'TTFT ms':<10}{'n':>8}{'p50':>14}{'p90':>14}{'p99':>14}",
     ]
-    lines += [
-        f"{cohort.name:<10}{cohort.requests:>8}{cohort.p50_ms:>14.1f}{cohort.p90_ms:>14.1f}{cohort.p99_ms:>14.1f}"
-        for cohort in summary.cohorts
+    rows = [
+        [
+            one.name,
+            str(one.requests),
+            *(NOTHING if ms is None else f"{ms:.1f}" for ms in (one.p50_ms, one.p90_ms, one.p99_ms)),
+        ]
+        for one in summary.cohorts
     ]
+    lines += table_lines(["TTFT ms", "n", "p50", "p90", "p99"], rows, "<", gap="    ")
     if summary.is_overrun:
         came_s, drain_s = summary.arrivals_ms / 1e3, summary.drain_ms / 1e3
         lines.append(

@@ -2,24 +2,29 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from measure.quantiles import quantile_place
+from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from sim.engine.results import FAILURES
 from tracefile.records.schema import Record
+
+_LEVELS = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class CohortSummary:
-    """TTFT of a cohort's requests that got a first token, ms."""
+    """TTFT of a cohort's requests, ms; aborts before a first token are censored. None: past the last first token."""
 
     name: str
     requests: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
+    """Requests that waited for a first token."""
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Tally:
     def __init__(self) -> None:
         self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
         self._first_ms, self._last_ms, self._end_ms = math.inf, -math.inf, -math.inf
-        self._ttfts_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
+        self._waits_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
+        self._ends = {name: array("b") for name in self._waits_ms}
 
     def add(self, records: Iterable[Record]) -> None:
         """Count ``records``."""
@@ -70,10 +76,17 @@ class Tally:
             if record.cached_tokens is not None:
                 self._prompt_tokens += record.prompt_tokens or 0
                 self._cached_tokens += record.cached_tokens
-            if record.ttft_ms is not None:
-                self._ttfts_ms["all"].append(record.ttft_ms)
-                if record.turn is not None:
-                    self._ttfts_ms["turn 1" if record.turn == 1 else "turns 2+"].append(record.ttft_ms)
+            self._note_wait(record)
+
+    def _note_wait(self, record: Record) -> None:
+        end = EVENT if record.ttft_ms is not None else END_OF_STATUS[record.status]
+        wait_ms = record.e2e_ms if record.ttft_ms is None else record.ttft_ms
+        if wait_ms is None or (record.ttft_ms is None and end == EVENT):  # not streamed: there was no wait
+            return
+        turn = () if record.turn is None else ("turn 1" if record.turn == 1 else "turns 2+",)
+        for name in ("all", *turn):
+            self._waits_ms[name].append(wait_ms)
+            self._ends[name].append(end)
 
     def _note_span(self, arrival_ms: float, e2e_ms: float) -> None:
         self._first_ms = min(self._first_ms, arrival_ms)
@@ -92,10 +105,19 @@ class Tally:
             steps=steps,
             arrivals_ms=self._last_ms - self._first_ms if self._requests else 0.0,
             drain_ms=self._end_ms - self._last_ms if self._requests else 0.0,
-            cohorts=[_cohort(name, ttfts_ms) for name, ttfts_ms in self._ttfts_ms.items() if ttfts_ms],
+            cohorts=[
+                _cohort(name, waits_ms, self._ends[name]) for name, waits_ms in self._waits_ms.items() if waits_ms
+            ],
         )
 
 
-def _cohort(name: str, ttfts_ms: Sequence[float]) -> CohortSummary:
-    p50, p90, p99 = (float(value) for value in np.quantile(ttfts_ms, [0.5, 0.9, 0.99]))
-    return CohortSummary(name, len(ttfts_ms), p50, p90, p99)
+def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSummary:
+    times_ms, end = np.array(waits_ms), np.array(ends, dtype=np.int8)
+    if end.any():
+        waits = make_waits(times_ms, end, np.arange(len(times_ms)))
+        found = quantiles(waits, incidence(waits), np.array(_LEVELS)).tolist()
+    else:
+        places = [quantile_place(level, len(times_ms)) for level in _LEVELS]
+        found = np.partition(times_ms, places)[places].tolist()
+    p50, p90, p99 = (value if math.isfinite(value) else None for value in found)
+    return CohortSummary(name, len(times_ms), p50, p90, p99)

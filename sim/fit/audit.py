@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mode
 from typing import Any
 
+from measure.table import table_lines
 from sim.fit.capturedschedule import Admitted, CapturedSchedule, Reconstruction, reconstruct
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
@@ -149,11 +150,11 @@ def describe(audit: Audit, path: Path) -> str:
         f"{audit.requests - audit.misplaced:,} first tokens in the step they were seen in",
     ]
     if audit.differences:
-        lines.append(f"{'request':<34}{'reported':>10}{'rules':>10}  cause")
-        lines += [
-            f"{one.request_id[:32]:<34}{one.reported:>10,}{one.predicted or 0:>10,}  {one.cause}"
+        rows = [
+            [one.request_id[:32], f"{one.reported:,}", f"{one.predicted or 0:,}", one.cause]
             for one in audit.differences[:_SHOWN]
         ]
+        lines += table_lines(["request", "reported", "rules", "cause"], rows, "<>><")
         more = Counter(one.cause for one in audit.differences[_SHOWN:])
         lines += [f"and {count} more: {cause}" for cause, count in more.most_common()]
     return "\n".join(lines)

@@ -60,7 +60,7 @@ class CapturedStep:
     """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
     on another step."""
     continues: bool
-    """Some of its requests had been served before. If not, they may still have been in the front end's hands when it
+    """Some of its requests had been served before. If not, they may still have been in the API server's hands when it
     could have begun."""
 
 

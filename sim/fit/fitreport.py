@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from measure.table import table_lines
+from measure.wording import NOTHING
 from sim.fit.coverage import Coverage
 from sim.fit.identification import Unidentified
 from sim.fit.residuals import Requests, locate_misfit
@@ -36,12 +38,12 @@ def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
 
 
 def _parameter_lines(model: Model) -> list[str]:
-    lines = [f"{'parameter':<26}{'value':>12}  {'95 % interval':<26}unit"]
+    rows = []
     for name, parameter in model.parameters.items():
         interval = "" if parameter.low is None else f"{parameter.low:.4g} … {parameter.high:.4g}"
         mark = "" if parameter.identified else "  (not identified)"
-        lines.append(f"{name:<26}{parameter.value:>12.4g}  {interval:<26}{parameter.unit}{mark}")
-    return lines
+        rows.append([name, f"{parameter.value:.4g}", interval, f"{parameter.unit}{mark}"])
+    return table_lines(["parameter", "value", "95 % interval", "unit"], rows, "<><<")
 
 
 def _noise_lines(model: Model) -> list[str]:
@@ -60,12 +62,17 @@ def _noise_lines(model: Model) -> list[str]:
 
 
 def _error_lines(model: Model) -> list[str]:
-    lines = [f"{'TTFT error in sample':<26}{'n':>6}{'p50':>9}{'p90':>9}{'p99':>9}{'median |e|':>12}{'bias':>9}"]
-    lines += [
-        f"{errors['cohort']:<26}{errors['requests']:>6}{errors['p50']:>+9.1%}{errors['p90']:>+9.1%}"
-        f"{errors['p99']:>+9.1%}{errors['median_abs']:>12.1%}{errors['bias']:>+9.1%}"
+    rows = [
+        [
+            errors["cohort"],
+            str(errors["requests"]),
+            *(NOTHING if errors[level] is None else f"{errors[level]:+.1%}" for level in ("p50", "p90", "p99")),
+            f"{errors['median_abs']:.1%}",
+            f"{errors['bias']:+.1%}",
+        ]
         for errors in model.diagnostics["errors"]
     ]
+    lines = table_lines(["TTFT error in sample", "n", "p50", "p90", "p99", "median |e|", "bias"], rows, "<")
     lines += [
         f"baseline {name.replace('_', ' ')} ({baseline.formula}): median |e| {baseline.median_abs_error:.1%}, "
         f"p90 |e| {baseline.p90_abs_error:.1%}"
@@ -76,10 +83,12 @@ def _error_lines(model: Model) -> list[str]:
 
 def describe_misfit(requests: Requests) -> str:
     """Return TTFT errors before calibration along prompt length, depth and concurrency, in bins of equal count."""
-    lines = ["", f"{'along':<18}{'from':>9}{'to':>9}{'n':>6}{'bias':>9}{'bias ms':>10}{'median |e|':>12}"]
-    lines += [
-        f"{cell.axis:<18}{cell.low:>9.0f}{cell.high:>9.0f}{cell.requests:>6}{cell.bias:>+9.1%}"
-        f"{cell.bias_ms:>+10.1f}{cell.median_abs:>12.1%}"
+    rows = [
+        [
+            *(cell.axis, f"{cell.low:.0f}", f"{cell.high:.0f}", str(cell.requests)),
+            *(f"{cell.bias:+.1%}", f"{cell.bias_ms:+.1f}", f"{cell.median_abs:.1%}"),
+        ]
         for cell in locate_misfit(requests)
     ]
-    return "\n".join(lines)
+    headings = ["along", "from", "to", "n", "bias", "bias ms", "median |e|"]
+    return "\n".join(["", *table_lines(headings, rows, "<")])

@@ -1,8 +1,8 @@
-"""The noise of a fit: how steps, the front end and whole captures differ from what the parameters say.
+"""The noise of a fit: how steps, the API server and whole captures differ from what the parameters say.
 
 Every stretch of time that was seen gives one number, seen / predicted. Steps that were seen alone give their own; of
 several that no read separates, as in a long prompt by itself, the deviation is that of a mean and made as much wider as
-means of so many steps are narrower. The front end is seen where an idle engine got a short prompt.
+means of so many steps are narrower. The API server is seen where an idle engine got a short prompt.
 """
 
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 _PER_KNOT = 25
 _LEAST_OPENINGS = 20
 _SMALL_FRONT = 0.1
-"""Stretches with less of the front end's time than this tell of steps."""
+"""Stretches with less of the API server's time than this tell of steps."""
 _LARGE_FRONT = 1.0 / 3.0
-"""Those with more tell of the front end."""
+"""Those with more tell of the API server."""
 _FAR = 0.5
 """A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
 were read late, or its request was in another step than the reads say."""
@@ -50,7 +50,7 @@ class _Steps:
     step_ms: FloatArray
     """Predicted, of one step; of several, their mean."""
     log_ratio: FloatArray
-    """log(seen / predicted), without the front end's part."""
+    """log(seen / predicted), without the API server's part."""
     steps: IntArray
     bin: IntArray
     """Which knot."""

@@ -50,7 +50,7 @@ class Observations:
     is_prefill: BoolArray
     """Prompt tokens were computed in it. Else it is of decodes only."""
     opens: BoolArray
-    """It begins with a request's arrival at an idle engine, and the front end's work on it."""
+    """It begins with a request's arrival at an idle engine, and the API server's work on it."""
     steps: IntArray
     """Number of its steps; more than one where the ends of the others were not seen."""
     session: IntArray
@@ -90,7 +90,7 @@ def observe(
     """
     misplaced = {place for place, outcome in enumerate(schedule.outcomes) if outcome.steps_off}
     seen = [[] if place in held_out else seen_tokens(record) for place, record in enumerate(records)]
-    front = _FrontEnd(schedule, placement, costs)
+    front = _ApiServer(schedule, placement, costs)
     sessions: dict[str, int] = {}
     rows: list[tuple[float, float, bool, int, int]] = []
     counts: list[FloatArray] = []
@@ -126,7 +126,7 @@ def observe(
     return _assemble(rows, counts)
 
 
-class _FrontEnd:
+class _ApiServer:
     def __init__(self, schedule: Reconstruction, placement: FrontendPlacement, costs: Numbers) -> None:
         self._arrivals = [outcome.arrival for outcome in schedule.outcomes]
         shared = placement == "shared_core"

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from measure.quantiles import quantile
+from measure.survival import CENSORED, EVENT, incidence, make_waits, quantiles
 from sim.latency.modelfile import Baseline
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.schema import Record
 
 _LEAST_CELL = 5
+_LEVELS = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ class Errors:
 
     cohort: str
     requests: int
-    p50: float
-    p90: float
-    p99: float
+    p50: float | None
+    """Of the quantiles by Kaplan–Meier, aborted requests censored. None: past the last seen first token."""
+    p90: float | None
+    p99: float | None
     median_abs: float
     """Median over requests of |predicted − seen| / seen."""
     bias: float
@@ -85,20 +89,30 @@ def cohort_errors(requests: Requests) -> list[Errors]:
     for low, high in ((0, 256), (256, 1024), (1024, 4096), (4096, 1 << 62)):
         name = f"uncached {low}–{high - 1}" if high < 1 << 62 else f"uncached ≥ {low}"
         cohorts[name] = (uncached >= low) & (uncached < high)
-    found = [_errors(name, requests, rows & ~requests.censored) for name, rows in cohorts.items()]
+    found = [_errors(name, requests, rows) for name, rows in cohorts.items()]
     return [errors for errors in found if errors is not None]
 
 
 def _errors(name: str, requests: Requests, rows: BoolArray) -> Errors | None:
-    if rows.sum() < _LEAST_CELL:
+    known = rows & ~requests.censored
+    if known.sum() < _LEAST_CELL:
         return None
-    seen, predicted = requests.seen_ms[rows], requests.predicted_ms[rows]
-    p50, p90, p99 = (
-        round(float(np.quantile(predicted, level) / np.quantile(seen, level) - 1.0), 4) for level in (0.5, 0.9, 0.99)
-    )
+    p50, p90, p99 = _quantile_errors(requests, rows)
+    seen, predicted = requests.seen_ms[known], requests.predicted_ms[known]
     relative = predicted / seen - 1.0
     median_abs, bias = round(float(np.median(np.abs(relative))), 4), round(float(np.median(relative)), 4)
-    return Errors(name, int(rows.sum()), p50, p90, p99, median_abs, bias)
+    return Errors(name, int(known.sum()), p50, p90, p99, median_abs, bias)
+
+
+def _quantile_errors(requests: Requests, rows: BoolArray) -> list[float | None]:
+    end = np.where(requests.censored[rows], CENSORED, EVENT).astype(np.int8)
+    waits = make_waits(requests.seen_ms[rows], end, np.flatnonzero(rows))
+    seen = quantiles(waits, incidence(waits), np.array(_LEVELS)).tolist()
+    ordered = np.sort(requests.predicted_ms[rows])
+    return [
+        round(quantile(ordered, level) / seen_ms - 1.0, 4) if np.isfinite(seen_ms) else None
+        for level, seen_ms in zip(_LEVELS, seen, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +185,5 @@ def _baseline(intercept_ms: float, per_token_ms: float, uncached: FloatArray, se
         intercept_ms=intercept_ms,
         per_uncached_token_ms=per_token_ms,
         median_abs_error=round(float(np.median(relative)), 4),
-        p90_abs_error=round(float(np.quantile(relative, 0.9)), 4),
+        p90_abs_error=round(quantile(np.sort(relative), 0.9), 4),
     )

@@ -51,7 +51,7 @@ class SeenTimes:
 
 
 def seen_tokens(record: Record) -> list[float]:
-    """Return the time of each token of ``record``, on the trace's clock; NaN for a token read together with later ones."""
+    """Return the time of each token of ``record``, on the trace's clock; NaN for a token read with later ones."""
     if record.arrival_ms is None or record.ttft_ms is None:
         return []
     reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])

@@ -31,7 +31,7 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.schema import Record
 
 ROUNDS = 4
-"""Of asking when the front end worked: the last two differ by a per cent or so."""
+"""Of asking when the API server worked: the last two differ by a per cent or so."""
 CachedSource = Literal["factual", "simulated"]
 
 
@@ -70,7 +70,7 @@ class Variant:
     def name(self) -> str:
         """For people."""
         scheduling = "async" if self.config.async_scheduling else "sync"
-        return f"{scheduling} scheduling, {self.placement} front end"
+        return f"{scheduling} scheduling, {self.placement} API server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ LEAST_GAIN = 0.01
 TtftLoss = Callable[[int, FloatArray], float]
 """Of a fold's own run with parameters that were solved without it; NaN: it has none."""
 ROUNDS = 3
-"""Of choosing: what a shared core's front end did when follows from the terms, and these from that."""
+"""Of choosing: what a shared core's API server did when follows from the terms, and these from that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Demand:
     decode: float
     """Seconds of step time for its generated tokens."""
     frontend: float
-    """Seconds of the front end, where that runs on the engine's core; else 0."""
+    """Seconds of the API server, where that runs on the engine's core; else 0."""
     capacity: float
     """Seconds of such work that the engine does in a second at its fullest; the rest goes into the steps' constants."""
     in_flight_growth_per_s: float
