@@ -104,7 +104,7 @@ def forecast(
 ) -> Forecast:
     """Run ``arrivals`` on every member, as many at once as there are cores.
 
-    Deterministic: member i's noise depends on ``seed`` and i alone. ``seed`` None: the noise's medians; ``done`` is called
+    Member i's noise depends on ``seed`` and i alone. ``seed`` None: the noise's medians; ``done`` is called
     after each member.
     """
     most_steps = int(arrivals.output_tokens.sum())
