@@ -30,32 +30,32 @@ Gaps = list[float] | msgspec.Raw
 
 @dataclass(slots=True)
 class RequestResult:
-    """One request's end. Times in ms, not rounded but for ``itl_ms``."""
+    """Result of one request. Times in ms, not rounded but for ``itl_ms``."""
 
     record: Record
-    """As recorded; whoever has the result may change it."""
+    """Record as in the trace; its receiver may change it."""
     number: int
-    """Its place in the whole workload."""
+    """Place in the whole workload."""
     think_ms: float | None
-    """None: it did not wait for another's end."""
+    """None: it did not wait for a parent's end."""
     prompt_tokens: int
     outcome: str
     arrival_ms: float
     ttft_ms: float | None
     itl_ms: Gaps
-    """Rounded; as JSON where it is only to be written."""
+    """Rounded; as JSON if it is only written."""
     output_tokens: int
     e2e_ms: float | None
     reached: bool
-    """The engine got it."""
+    """The engine got the request."""
     cached_tokens: int | None
     queue_ms: float | None
-    """In the scheduler's queue before the first step that served it."""
+    """Time in the scheduler's queue before the first step that served it."""
     preemptions: int
 
 
 def results_in(state: SimState, arrivals: Arrivals, places: IntArray) -> Iterator[RequestResult]:
-    """Those of the runs at ``places``, all of which have ended; a few thousand are made at once."""
+    """Yield the results of the requests at ``places``, which have all ended; a few thousand are made at once."""
     counts = np.maximum(state.runs["num_seen"][places] - 1, 0)
     cuts = np.searchsorted(np.cumsum(counts), np.arange(_GAPS_AT_ONCE, int(counts.sum()), _GAPS_AT_ONCE))
     for some in np.split(places, np.unique(cuts)):
@@ -106,24 +106,24 @@ FAILURES = {"unservable": "exceeds_engine", "parent_failed": "parent_failed"}
 
 
 class FinishOrder:
-    """Puts records in the order of their ends, as they become certain, and counts who was in flight at each arrival."""
+    """Order of records by their ends, as these become certain, and count of requests in flight at each arrival."""
 
     def __init__(self) -> None:
         self._held: list[tuple[float, int, float, Record]] = []
         """End, number and exact arrival of records that are not released."""
         self._came: list[float] = []
         self._went: list[float] = []
-        """Exact arrivals and ends of those added since the last release."""
+        """Exact arrivals and ends added since the last release."""
         self._arrivals_ms = self._ends_ms = np.empty(0)
-        """Of those before, as far as they come after the arrival of one yet to be released; and of how many more."""
+        """Earlier arrivals and ends later than the arrival of a held record, and the number of all others."""
         self._earlier_arrivals = self._earlier_ends = 0
 
     def __len__(self) -> int:
-        """Records that are held."""
+        """Number of held records."""
         return len(self._held)
 
     def add(self, result: RequestResult, block_size: int, *, keep_hashes: bool = True) -> None:
-        """Take an result, in any order."""
+        """Take a result, in any order."""
         record = _predicted(result, block_size, keep_hashes=keep_hashes)
         end_ms = record.end_ms() or record.arrival_ms or 0.0
         self._held.append((end_ms, result.number, result.arrival_ms, record))
@@ -131,8 +131,10 @@ class FinishOrder:
         self._went.append(result.arrival_ms + (result.e2e_ms or 0.0))
 
     def release(self, before_ms: float = float("inf"), in_flight_ms: FloatArray = _NOTHING) -> list[Record]:
-        """Those that ended before ``before_ms``, at which or later everything else ends. ``in_flight_ms``: arrivals of
-        what is to end yet; all other arrivals come at ``before_ms`` or later too."""
+        """Release the records that ended before ``before_ms``; all other ends come then or later.
+
+        ``in_flight_ms``: arrivals of requests that have not ended. All other arrivals come at ``before_ms`` or later.
+        """
         ready = sorted(held for held in self._held if held[0] < before_ms)
         self._held = [held for held in self._held if held[0] >= before_ms]
         self._arrivals_ms = np.append(self._arrivals_ms, self._came)
@@ -148,7 +150,7 @@ class FinishOrder:
         return [record for _, _, _, record in ready]
 
     def _forget(self, before_ms: float, in_flight_ms: FloatArray) -> None:
-        """Only count what came and went before any arrival to be asked for."""
+        """Reduce what came and went before any held arrival to two counts."""
         asked_ms = min((arrival_ms for _, _, arrival_ms, _ in self._held), default=before_ms)
         asked_ms = min(asked_ms, before_ms, float(in_flight_ms.min(initial=np.inf)))
         arrivals_ms, ends_ms = self._arrivals_ms, self._ends_ms
@@ -158,7 +160,7 @@ class FinishOrder:
 
 
 def _count_until(moments_ms: FloatArray, times_ms: FloatArray) -> IntArray:
-    """How many of ``times_ms`` are at each of ``moments_ms`` or before."""
+    """Count the ``times_ms`` up to each of ``moments_ms``, itself included."""
     near_ms = times_ms[times_ms <= moments_ms.max(initial=-np.inf)]
     return np.searchsorted(np.sort(near_ms), moments_ms, side="right")
 
@@ -203,7 +205,7 @@ def _set_run(record: Record, result: RequestResult, block_size: int) -> None:
 
 
 def _ones(gaps: list[float] | msgspec.Raw, count: int) -> Any:
-    """A token a read, in the form that the gaps are in."""
+    """A token per read, in the form of the gaps."""
     return [1] * count if isinstance(gaps, list) else _ones_text(count)
 
 

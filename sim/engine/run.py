@@ -37,13 +37,13 @@ ROUNDING_MS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What ``sim run`` was asked for."""
+    """Settings of ``sim run``."""
 
     trace: Path
     model: Path
     output: Path
     overrides: dict[str, Any]
-    """Engine settings that differ from the model's."""
+    """Engine settings other than the model's."""
     cold_prompts: bool = False
     replay_sessions: bool = False
     seed: int | None = 0

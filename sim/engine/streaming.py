@@ -1,8 +1,8 @@
-"""The compiled engine on arrivals that come in parts: memory follows the pool and the requests in flight.
+"""Compiled engine on arrivals that come in parts: memory follows the pool and the requests in flight.
 
-Between two parts what is still in flight moves into a new state, before the new arrivals: the same state, at other
-places. Keys of what is cached move along, so that evicted blocks are forgotten. Within a part the arenas of tokens and
-the timeline are as long as what is running needs, and emptied when they are full.
+Between two parts the requests in flight move into a new state, before the new arrivals, at other places. Keys of cached
+blocks move along, so evicted blocks are forgotten. Within a part the arenas of tokens and the timeline are as long as
+the running requests need, and are emptied when full.
 """
 
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 FIRST_STEPS = 1 << 16
-"""Steps that the timeline has room for at first."""
+"""Steps in the timeline at first."""
 FIRST_TOKENS = 1 << 21
-"""Tokens that the arenas have room for at first. Either doubles when what is in use takes more than half of it."""
+"""Tokens in the arenas at first. Either doubles when more than half of it is in use."""
 _LAID_OUT = ("first_key", "next_waiting", "previous_waiting")
 _LINKS = ("first_token", "parent", "first_child", "next_child")
 
 
 class _Parent(NamedTuple):
-    """Whoever has ended and is waited for by others that have not been handed over."""
+    """End of a request whose children have not all been handed over."""
 
     end_ms: float
     failed: bool
@@ -42,10 +42,10 @@ class _Parent(NamedTuple):
 
 
 class StreamingRun:
-    """A run whose arrivals are handed over part by part.
+    """Run whose arrivals are handed over in parts.
 
-    They come in order of the earliest moment at which they can arrive: for one that waits for another's end, the
-    arrival of the first in that line plus all think times since. Nobody comes before whom it waits for.
+    Arrivals come in order of their earliest possible time: for a child, the first arrival of its session plus all think
+    times since. A parent comes before its children.
     """
 
     def __init__(self, config: EngineConfig, model: Model, seed: int | None) -> None:
@@ -61,7 +61,7 @@ class StreamingRun:
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Preemptions so far."""
         return 0 if self._state is None else int(self._state.clock["preemptions"][0])
 
     @property
@@ -73,19 +73,19 @@ class StreamingRun:
 
     @property
     def held(self) -> int:
-        """Requests that it knows of now: in flight, or not yet arrived."""
+        """Number of requests in flight or yet to arrive."""
         return (0 if self._arrivals is None else len(self._arrivals)) + sum(map(len, self._pending))
 
     @property
     def in_flight_ms(self) -> FloatArray:
-        """Arrivals of those that have come and not ended."""
+        """Arrival times of the requests in flight."""
         if self._state is None:
             return np.empty(0)
         return np.asarray(self._state.runs["arrival_ms"][_in_flight(self._state)])
 
     @property
     def certain_until_ms(self) -> float:
-        """Nothing that was not returned yet ends before, or arrives before unless it is in flight."""
+        """Time before which no further request ends, or arrives unless it is in flight."""
         state = self._state
         if state is None:
             return -np.inf
@@ -97,8 +97,9 @@ class StreamingRun:
         return float(known_ms.min())
 
     def feed(self, part: Arrivals, until_ms: float) -> Iterator[list[RequestResult]]:
-        """Run until the next part is needed, which has nothing before ``until_ms`` (infinity: there is none); gives
-        what has ended since the last time, some at a time."""
+        """Run until the next part is needed, and yield the new results, some at a time.
+
+        ``until_ms``: the next part has no arrival before; infinity: there is none."""
         self._pending.append(part)
         in_flight = 0 if self._state is None else int(_in_flight(self._state).sum())
         if until_ms < np.inf and sum(map(len, self._pending)) < in_flight // 2:
@@ -164,7 +165,7 @@ class StreamingRun:
         return new._replace(scheduler=new.scheduler._replace(pool=pool))
 
     def _with_room(self, state: SimState) -> SimState:
-        """The same state without what only those needed that have ended, in longer arrays if that is not enough."""
+        """Drop what only ended requests needed; lengthen the arrays if that is not enough."""
         places = np.flatnonzero(_has_tokens(state))
         first_step, num_tokens = _first_step_in_use(state, places), int(state.clock["num_tokens"][0])
         self._earlier_steps += _engine_steps(state, 0, first_step)
@@ -181,7 +182,7 @@ class StreamingRun:
         return _move_tokens(state, roomy, places, places, first_step)
 
     def _after_parents(self, part: Arrivals) -> tuple[Arrivals, npt.NDArray[np.bool_]]:
-        """``part`` with the arrivals of those whose parents have ended; and whose have failed, so that they do too."""
+        """Return ``part`` with arrival times of children whose parents have ended; mark children of failed parents."""
         failed = np.zeros(len(part), bool)
         if not self._parents:
             return part, failed
@@ -205,14 +206,14 @@ def _in_flight(state: SimState) -> npt.NDArray[np.bool_]:
 
 
 def _without_gone(arrivals: Arrivals) -> Arrivals:
-    """Nobody waits for one that is not there: it has ended, and its children are on their way."""
+    """Turn children whose parent is gone into roots: it has ended and released them."""
     places = np.searchsorted(arrivals.numbers, arrivals.parents)
     there = arrivals.numbers[np.minimum(places, len(arrivals) - 1)] == arrivals.parents
     return replace(arrivals, parents=np.where(there, arrivals.parents, NOBODY))
 
 
 def _places_in_use(state: SimState) -> IntArray:
-    """Places that the state still speaks of: in flight, in a composed step, in an event, in the front end's hands."""
+    """Places still in use: in flight, in a composed step, in an event, or in the API server."""
     clock, scheduler = state.clock[0], state.scheduler
     used = state.runs["outcome"] == layout.NO_OUTCOME
     if clock["composed"] != NONE:
@@ -225,7 +226,7 @@ def _places_in_use(state: SimState) -> IntArray:
 
 
 def _first_step_in_use(state: SimState, places: IntArray) -> int:
-    """Steps before it carried no token of those at ``places``, which have some or room for them."""
+    """First step that carries a token of the requests at ``places``, which have tokens or room for them."""
     first_tokens = state.runs["first_token"][places][state.runs["num_seen"][places] > 0]
     return int(state.token_steps[first_tokens].min(initial=int(state.clock["num_steps"][0])))
 
@@ -235,19 +236,19 @@ def _engine_steps(state: SimState, first: int, end: int) -> int:
 
 
 def _token_room(state: SimState, places: IntArray) -> IntArray:
-    """Of the arenas of tokens, what those at ``places`` have."""
+    """Room in the arenas of tokens that the requests at ``places`` have."""
     requests = state.scheduler.requests
     return np.asarray(requests["last_token"][places] - requests["prompt_tokens"][places])
 
 
 def _has_tokens(state: SimState) -> npt.NDArray[np.bool_]:
-    """By place: whether it has tokens that somebody will read, or room for them; those of whoever ended are read."""
+    """Mark requests with tokens, or room for them, that are still to be read."""
     runs = state.runs
     return np.asarray((runs["first_token"] != NONE) & (runs["outcome"] == layout.NO_OUTCOME))
 
 
 def _move_scheduler(old: SimState, new: SimState, kept: IntArray) -> None:
-    """Requests, who runs, who waits in which order, and the composed step."""
+    """Move requests, the running list, the waiting queue and the composed step."""
     before, after, moved_to = old.scheduler, new.scheduler, _moved_to(old, kept)
     requests = before.requests[kept]
     for name in layout.REQUEST.names or ():
@@ -277,7 +278,7 @@ def _move_queue(before: Records, after: Records, moved_to: IntArray) -> None:
 
 
 def _moved_pool(before: ChainPool, after: ChainPool) -> ChainPool:
-    """All that is cached and held, with its keys behind those of the requests."""
+    """Move cached and held blocks; their keys follow those of the requests."""
     used = before.segments[1 : int(before.counts["num_segments"][0]) + 1]
     known = used["kind"] == KNOWN
     starts, lengths = used["start"][known], (used["end"] - used["start"])[known]
@@ -290,7 +291,7 @@ def _moved_pool(before: ChainPool, after: ChainPool) -> ChainPool:
 
 
 def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:
-    """What clients see, what is to come, what the front end has in hand, and the clock."""
+    """Move the clients' side, coming events, the API server's jobs and the clock."""
     before, after, moved_to = old.runs[kept], new.runs, _moved_to(old, kept)
     for name in layout.REQUEST_RUN.names or ():
         if name not in _LINKS:
@@ -316,7 +317,7 @@ def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:
 
 
 def _move_tokens(old: SimState, new: SimState, places: IntArray, new_places: IntArray, first_step: int) -> SimState:
-    """The tokens of those at ``places``, and the steps from ``first_step`` on; into longer arenas if they need it."""
+    """Move the tokens of the requests at ``places`` and the steps from ``first_step`` on; lengthen arenas if needed."""
     before, room = old.runs[places], _token_room(old, places)
     if room.sum() > len(new.token_steps):
         new = new._replace(token_steps=np.zeros(2 * room.sum(), np.int32), itl_ms=np.zeros(2 * room.sum()))
@@ -332,7 +333,7 @@ def _move_tokens(old: SimState, new: SimState, places: IntArray, new_places: Int
 
 
 def _moved_to(state: SimState, kept: IntArray) -> IntArray:
-    """By old place: the new one."""
+    """New place of each old place."""
     moved_to = np.full(len(state.runs), -1, np.int64)
     moved_to[kept] = np.arange(len(kept))
     return moved_to

@@ -34,7 +34,7 @@ class Summary:
     requests: int
     not_ok: int
     unservable: int
-    """Those of ``not_ok`` that are too long for this engine."""
+    """Part of ``not_ok``: requests too long for this engine."""
     prompt_tokens: int
     cached_tokens: int
     preemptions: int
@@ -47,8 +47,9 @@ class Summary:
 
     @property
     def is_overrun(self) -> bool:
-        """Whether the engine took longer, and more than a minute longer, to finish than the requests took to come: then
-        they came faster than it serves them, and TTFTs say how long the trace is."""
+        """True if the engine needs longer to finish than the arrivals took, and longer than a minute.
+
+        Arrivals then exceed its capacity, and TTFT depends on the length of the trace."""
         return self.drain_ms > max(self.arrivals_ms, 60_000.0)
 
     @property
@@ -94,7 +95,7 @@ class Tally:
         self._end_ms = max(self._end_ms, arrival_ms + e2e_ms)
 
     def summary(self, preemptions: int, steps: int) -> Summary:
-        """What was counted, and TTFT for all, for turn 1 and for later turns."""
+        """Summarize the counted records: totals, and TTFT of all, of turn 1 and of later turns."""
         return Summary(
             requests=self._requests,
             not_ok=self._not_ok,

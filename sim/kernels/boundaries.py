@@ -1,5 +1,5 @@
-"""Block boundaries of requests that only decode: each fills a block and needs a new one every ``block_size`` steps, and
-nothing else happens to it in between. So the scheduler need not compose those steps."""
+"""Block boundaries of requests that only decode: each request fills a block and takes a new one every ``block_size``
+steps, and nothing else happens in between. So the scheduler need not compose those steps."""
 
 from sim.kernels.chainpool import publish, take
 from sim.kernels.compiling import kernel
@@ -9,7 +9,7 @@ from sim.kernels.scheduler import count_hashed
 
 @kernel
 def note_due(scheduler: Scheduler) -> None:
-    """Put down when the running requests' last blocks are full, for as long as they all only decode."""
+    """Note when the running requests' last blocks get full while they all only decode."""
     block_size = scheduler.settings[0].block_size
     for position in range(scheduler.state[0].num_running - 1, -1, -1):
         step = -scheduler.requests[scheduler.running[position]].num_computed % block_size
@@ -27,15 +27,17 @@ def forget_due(scheduler: Scheduler) -> None:
 
 @kernel
 def is_due(scheduler: Scheduler, step: int) -> bool:
-    """Whether a block is taken or filled in the ``step``-th step from ``note_due`` on."""
+    """Return whether a block is taken or filled in the ``step``-th step after ``note_due``."""
     taking, filling = _due(scheduler, step)
     return bool(taking != 0 or filling != 0)
 
 
 @kernel
 def can_cross(scheduler: Scheduler, step: int) -> bool:
-    """Whether the step's boundaries change nothing but the pool: there are blocks for all, and what is cached cannot
-    let the head of the queue in. (Blocks taken cannot: what it hits no more, it would have had to take out.)"""
+    """Return whether the step's boundaries change nothing but the pool.
+
+    There must be blocks for all, and no newly cached block may let the queue's head in. Taken blocks cannot admit it.
+    """
     state, settings = scheduler.state[0], scheduler.settings[0]
     may_admit = (
         state.num_waiting > 0
@@ -57,8 +59,10 @@ def can_cross(scheduler: Scheduler, step: int) -> bool:
 
 @kernel
 def cross(scheduler: Scheduler, step: int) -> None:
-    """Take and cache the step's blocks in the scheduler's order: composing ahead, those filled are known to be at the
-    end of the step; else each request is composed with both."""
+    """Take and cache the step's blocks in the scheduler's order.
+
+    Composing ahead, filled blocks are known at the end of the step; else each request is composed with both.
+    """
     ahead = scheduler.settings[0].composes_ahead
     taking, filling = _due(scheduler, step)
     while taking != 0 or filling != 0:
@@ -78,7 +82,7 @@ def cross(scheduler: Scheduler, step: int) -> None:
 
 @kernel
 def _due(scheduler: Scheduler, step: int) -> tuple[int, int]:
-    """The first who takes a block in that step, and the first who fills one; positions and 1, 0: nobody."""
+    """Return position + 1 of the first request that takes a block in that step, and of the first that fills one; 0: none."""
     settings = scheduler.settings[0]
     taking = scheduler.due[step % settings.block_size]
     if settings.composes_ahead:

@@ -1,11 +1,11 @@
-"""How kernels are compiled: exactly (no reordering of floating point), and once for each installation.
+"""Compilation of kernels: exact (no reordering of floating point), and once for each installation.
 
-Only what is called from outside is kept on disk; it contains what it calls. The cache notices a change of the file that
-the called kernel is in, not of the others, so a digest of them all goes into the layout's types, which the cache's key
-contains (``sim.kernels.layout.SOURCES``).
+Only entries, called from Python, are kept on disk, with all that they call. The cache notices a change of the entry's
+own file only, so a digest of all sources is part of the layout's types, which the cache's key contains
+(``sim.kernels.layout.SOURCES``).
 
-Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt``): counting at every call who holds
-each array took more than half of a run.
+Kernels make no arrays and keep none, so they do without numba's runtime (``_nrt``): counting the holders of each array
+at every call took more than half of a run.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
-"""Parts of numba, and what each loads if it can, for functions that kernels do not call."""
+"""Parts of numba, and the import that each makes only for functions that kernels do not call."""
 
 
 def kernel(function: Kernel) -> Kernel:
@@ -30,8 +30,8 @@ def kernel(function: Kernel) -> Kernel:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def stay_apart(_: object) -> tuple[object, object]:
-    """Called in a kernel's body: there is one of it, which others call, instead of a copy in each of them. Compiling
-    then takes seconds instead of minutes where much is called from many places."""
+    """Keep the calling kernel one function instead of a copy in each caller; kernels with many callers then compile in
+    seconds instead of minutes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.function.attributes.add("noinline")
@@ -48,7 +48,7 @@ def entry(function: Kernel) -> Kernel:
 
 
 def _spare_imports() -> None:
-    """Load parts of numba without what they make no use of here: half of the time that loading a kernel takes."""
+    """Load parts of numba without the imports that they make no use of here: half of the time of loading a kernel."""
     for part, unused in SPARED.items():
         if part not in sys.modules and unused not in sys.modules:
             sys.modules[unused] = cast(ModuleType, None)  # how Python is told that there is no such module

@@ -1,7 +1,7 @@
-"""What the kernels work on: arrays of records, one for each kind of thing, whose fields are named as in the oracle.
+"""Arrays that the kernels work on: one array of records per kind of object, with fields named as in the plain classes.
 
-A record keeps together what is used together, so that a decoding request costs one or two cache lines a step. Whatever
-there is one of (the clock, the free queue's length) is an array of one record. Times in ms; −1 and NaN: not yet.
+A record holds together what is used together, so a decoding request costs one or two cache lines a step. Single
+objects (the clock, the free queue's length) are arrays of one record. Times in ms; −1 and NaN: not yet.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ def sources_digest() -> str:
 
 
 SOURCES = f"sources_{sources_digest()}"
-"""A field that names the kernels' version and holds nothing: in a record of every compiled function's arguments, or the
-machine code on disk would outlive a change in another file than its own."""
+"""Field that names the kernels' version and holds nothing. A record of every entry's arguments has it: otherwise the
+machine code on disk would outlive a change in another file."""
 WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
-"""A request's state; ABSENT: the scheduler has not got it."""
+"""State of a request; ABSENT: the scheduler has not got it."""
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
 OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded")
 NONE = -1
@@ -46,7 +46,7 @@ PARALLEL, SERIAL, SHARED_CORE = range(3)
 
 
 def record(integers: str, times: str = "") -> np.dtype[np.void]:
-    """All fields are as wide as a register: the kernels then need no second version for narrower numbers."""
+    """Record type of 64-bit fields only, so that kernels need no second version for narrower numbers."""
     return np.dtype([(name, np.float64) for name in times.split()] + [(name, np.int64) for name in integers.split()])
 
 
@@ -182,7 +182,7 @@ class Timeline(NamedTuple):
 
 
 class SimState(NamedTuple):
-    """Everything there is in a run."""
+    """All state of a run."""
 
     scheduler: Scheduler
     costs: FloatArray
@@ -196,9 +196,9 @@ class SimState(NamedTuple):
     events: Records
     """A heap of EVENT, by time, kind and place."""
     jobs: Places
-    """Places in the hands of a front end on a shared core, first come first served, from the clock's ``first_job``."""
+    """Places of requests that the API server on a shared core works on, in their order, from ``first_job``."""
     done: Records
-    """EVENT of those it has finished and not yet handed over."""
+    """EVENT per request that the API server has finished and not yet handed over."""
     draws: Draws
     timeline: Timeline
     token_steps: Ints

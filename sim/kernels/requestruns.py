@@ -1,4 +1,4 @@
-"""What becomes of arrivals, as in ``sim.engine.engine``: into the scheduler, to an end, to their children."""
+"""Requests from arrival to end: into the scheduler, to an outcome, then their children."""
 
 import math
 
@@ -24,7 +24,7 @@ from sim.kernels.scheduler import abort, accepts, add
 
 @kernel
 def next_ms(state: SimState) -> float:
-    """When the next thing happens outside; infinity: nothing will."""
+    """Time of the next event; infinity: there is none."""
     clock, first_ms = state.clock[0], np.inf
     if clock.num_arrivals:
         first_ms = state.arrivals[0].time_ms
@@ -35,7 +35,7 @@ def next_ms(state: SimState) -> float:
 
 @kernel
 def deliver_events(state: SimState) -> None:
-    """Everything that has happened outside by now, in its order, up to where arrivals may be missing."""
+    """Deliver all events up to now, in order, as far as no arrival can be missing."""
     clock = state.clock[0]
     while next_ms(state) <= clock.now_ms and next_ms(state) < clock.horizon_ms:
         arrives = clock.num_arrivals > 0 and (
@@ -56,7 +56,7 @@ def deliver_events(state: SimState) -> None:
 
 @kernel
 def receive(state: SimState) -> None:
-    """Arrivals by now, while a step runs."""
+    """Receive arrivals up to now, while a step runs."""
     clock = state.clock[0]
     while clock.num_arrivals > 0 and state.arrivals[0].time_ms <= clock.now_ms:
         _next_arrival(state)
@@ -64,7 +64,7 @@ def receive(state: SimState) -> None:
 
 @kernel
 def hand_over(state: SimState) -> None:
-    """What the front end on the shared core has finished enters the scheduler at its next step."""
+    """Hand requests that the API server on the shared core has finished to the scheduler."""
     clock = state.clock[0]
     for number in range(clock.num_done):
         _at(state, state.done[number].time_ms, state.done[number].code)
@@ -73,7 +73,7 @@ def hand_over(state: SimState) -> None:
 
 @kernel
 def end(state: SimState, place: int, outcome: np.int64) -> None:
-    """Fix what the client saw, and let the children follow."""
+    """Settle a request's result, and release its children."""
     run = state.runs[place]
     left_ms = run.arrival_ms + (0.0 if math.isnan(run.abort_after_ms) else run.abort_after_ms)
     if outcome == OK and not math.isnan(run.abort_after_ms) and state.clock[0].seen_ms > left_ms:
@@ -145,7 +145,7 @@ def _abort(state: SimState, place: int) -> None:
 
 @kernel
 def _forget_unseen(state: SimState, place: int, left_ms: float) -> None:
-    """The client had gone before the last of its tokens."""
+    """Drop tokens that came after the client had gone."""
     run, seen_ms = state.runs[place], state.timeline.seen_ms
     while run.num_seen and seen_ms[state.token_steps[run.first_token + run.num_seen - 1]] > left_ms:
         run.num_seen -= 1
@@ -153,7 +153,7 @@ def _forget_unseen(state: SimState, place: int, left_ms: float) -> None:
 
 @kernel
 def _see_tokens(state: SimState, place: int) -> None:
-    """TTFT, gaps and end as the client sees them."""
+    """Compute TTFT, gaps and end as the client sees them."""
     run, times_ms, steps = state.runs[place], state.timeline.seen_ms, state.token_steps
     first = run.first_token
     seen_ms = times_ms[steps[first]]
@@ -166,7 +166,7 @@ def _see_tokens(state: SimState, place: int) -> None:
 
 @kernel
 def _release_children(state: SimState, place: int) -> None:
-    """A child arrives its think time after its parent's end; of one that failed it fails too, and all below it."""
+    """Let children arrive, each its think time after the parent's end; children of a failed request fail too."""
     runs, clock, failed = state.runs, state.clock[0], state.runs[place].outcome == UNSERVABLE
     parent, child = place, runs[place].first_child
     while child >= 0 or parent != place:
@@ -188,7 +188,7 @@ def _release_children(state: SimState, place: int) -> None:
 
 @kernel
 def _push(heap: Records, size: int, time_ms: float, code: int) -> None:
-    """Add an event to a heap of ``size``; the caller counts it."""
+    """Add an event to a binary heap of ``size``, ordered by time and then by code; the caller counts it."""
     place = size
     while place > 0:
         parent = (place - 1) >> 1
@@ -203,7 +203,7 @@ def _push(heap: Records, size: int, time_ms: float, code: int) -> None:
 
 @kernel
 def _pop(heap: Records, size: int) -> None:
-    """Take the first event, which the caller has read, out of a heap of ``size``; the caller counts it."""
+    """Remove the first event, which the caller has read, from a heap of ``size``; the caller counts it."""
     last = size - 1
     time_ms, code = heap[last].time_ms, heap[last].code
     place = 0

@@ -1,4 +1,4 @@
-"""Numbers as JSON, digit by digit: a predicted trace is mostly gaps."""
+"""Numbers as JSON, digit by digit: most of a predicted trace is gaps."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +10,16 @@ from tracefile.records.arrays import FloatArray
 Bytes = npt.NDArray[np.uint8]
 
 MOST_DIGITS = 22
-"""Bytes that one gap takes at most, its comma included."""
+"""Most bytes of one gap, its comma included."""
 _ZERO, _POINT, _COMMA, _OPEN, _CLOSE = (np.uint8(ord(letter)) for letter in "0.,[]")
 
 
 @entry
 def write_arrays(values: FloatArray, firsts: Places, counts: Places, into: Bytes, ends: Places) -> None:
-    """Write JSON arrays of ``values`` of 0 and more to four decimals, number i of ``counts[i]`` from ``firsts[i]`` on;
-    ``ends``: where each ends in ``into``. Digits are those of the shortest number that is the same, as ever in JSON."""
+    """Write JSON arrays of ``values`` of 0 and more to four decimals: array i has ``counts[i]`` from ``firsts[i]`` on.
+
+    ``ends``: end of each array in ``into``. Digits are those of the shortest equal number, as always in JSON.
+    """
     end = 0
     for number in range(len(firsts)):
         into[end] = _OPEN

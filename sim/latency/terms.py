@@ -29,7 +29,7 @@ does. ``shared_core``: serial, and on the engine's core, so that each takes twic
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One cost: a parameter of the model, a column of the regression."""
+    """Cost of one kind of work: a parameter of the model, a column of the regression."""
 
     name: str
     """Name in model.json; its unit is ``unit``."""

@@ -1,7 +1,7 @@
-"""A trace's requests in the order in which they can arrive, though files have them in the order in which they ended.
+"""Requests of a trace in the order in which they can arrive; files have them in the order of their ends.
 
-The order is read off the trace's times and parents alone. Then the trace is read again, and each request held back
-until all that come before it have been read: memory follows the requests in flight, but for some numbers of each.
+The order comes from the trace's times and parents alone. A second reading holds each request back until all before it
+have been read: memory follows the requests in flight, apart from some numbers per request.
 """
 
 import sys
@@ -21,40 +21,40 @@ from tracefile.records.schema import Meta, Record
 from tracefile.sessions import infer_sessions
 
 PART = 1 << 15
-"""Requests that are handed over at once."""
+"""Requests handed over at once."""
 
 
 class Order(NamedTuple):
-    """Who comes when, by place in the file; numbers are places in the new order."""
+    """Order of arrival, by place in the file; numbers are places in the new order."""
 
     numbers: IntArray
     due_ms: FloatArray
-    """By number, never falling: no earlier can it arrive."""
+    """Earliest time at which it can arrive, by number, never falling."""
     parents: IntArray
     """Number of the request whose end it waits for; NOBODY: none."""
     last_children: IntArray
-    """Number of the last that waits for its end; NOBODY: nobody does."""
+    """Number of the last request that waits for its end; NOBODY: none."""
     think_ms: FloatArray
     """From its parent's end to its arrival; NaN: it waits for none."""
 
 
 class Part(NamedTuple):
-    """Requests that come next, and when those after them do."""
+    """Requests that come next."""
 
     arrivals: Arrivals
     until_ms: float
-    """No other arrives before; infinity: there are no others."""
+    """Earliest time of the arrivals after them; infinity: there are none."""
 
 
 def by_arrival(times_ms: FloatArray) -> Order:
-    """Nobody waits for anybody; those of one time come as the file has them."""
+    """Order arrivals by time; equal times keep the order of the file."""
     nobody = np.full(len(times_ms), NOBODY)
     return _ordered(times_ms, np.zeros(len(times_ms), np.int64), nobody, np.full(len(times_ms), np.nan))
 
 
 def by_session(batches: Iterable[Batch], path: Path) -> Order:
-    """A turn comes its think time after its parent's end: no sooner than the session's first arrival and all think
-    times since. One that came before its parent's end did not wait for it."""
+    """Order turns by think time after their parent's end: the earliest time is the session's first arrival plus all
+    think times since. A turn that came before its parent's end has no parent."""
     ids: list[str | None] = []
     parent_ids: list[str | None] = []
     times: list[tuple[FloatArray, FloatArray, FloatArray]] = [(np.empty(0), np.empty(0), np.empty(0))]
@@ -69,7 +69,7 @@ def by_session(batches: Iterable[Batch], path: Path) -> Order:
 
 
 def _due(arrival_ms: FloatArray, parents: IntArray, think_ms: FloatArray) -> tuple[FloatArray, IntArray]:
-    """When each can arrive, and how many come before it in its line; infinity: it waits for itself in the end."""
+    """Earliest arrival and depth of each request in its line; infinity: the line is a circle."""
     due_ms = np.where(parents == NOBODY, arrival_ms, np.inf)
     depths = np.zeros(len(parents), np.int64)
     waiting, depth = np.flatnonzero(parents != NOBODY), 0

@@ -28,7 +28,7 @@ REPLACED = (
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as the engine's clients send it."""
+    """Request as the engine's clients send it."""
 
     record: Record
     kind: Literal["runs", "as_recorded"]
@@ -137,7 +137,7 @@ class Arrivals:
         return found
 
     def objects(self) -> list[Arrival]:
-        """One object per request; unknown blocks get private keys."""
+        """Make an object per request; unknown blocks get private keys."""
         private = FIRST_PRIVATE
         hashes, at = self.hashes.tolist(), 0
         found = []

@@ -1,7 +1,7 @@
-"""A record's blocks as the engine would see them: one key for every block that gets full, prompt then output.
+"""Block keys of a record as the engine sees them: one for every block that gets full, prompt then output.
 
-A recorded hash is its own key. A block whose content the trace does not know (an output without token ids, a prompt
-beyond ``hashable_blocks``) gets a key of its own: it takes room and is evicted like any other, and nothing hits it.
+A recorded hash is its own key. A block of unknown content (an output without token ids, a prompt beyond
+``hashable_blocks``) gets a private key: it takes room and is evicted like any other block, and nothing hits it.
 """
 
 import sys
@@ -18,7 +18,7 @@ from tracefile.records.schema import Meta, Record
 
 UNKNOWN = -1
 FIRST_PRIVATE = -(2**63) - 1
-"""Keys of our own go down from here: below every 64-bit hash, signed ones of other tools included."""
+"""Private keys go down from here: below every 64-bit hash, signed ones of other tools included."""
 
 
 class Chains:
@@ -44,11 +44,11 @@ class Chains:
 
     @property
     def as_recorded(self) -> bool:
-        """Whether the engine's blocks are the trace's."""
+        """True if the engine's blocks are the trace's."""
         return self.factor == 1
 
     def private(self, count: int) -> list[int]:
-        """``count`` keys that nothing else has."""
+        """Return ``count`` keys that nothing else has."""
         first = self._next_private
         self._next_private = first - max(count, 0)
         return list(range(first, self._next_private, -1))
@@ -65,7 +65,7 @@ class Chains:
         return known + self.private(self.full_blocks(record) - len(known))
 
     def known(self, record: Record) -> list[int]:
-        """Those of ``whole`` that the trace knows; the rest, after them, are private."""
+        """Keys of ``whole`` that the trace has; the rest, after them, are private."""
         known, output = self._known(record)
         if output and len(known) == _length(record.prompt_tokens) // self.block_size:
             known = known + output
@@ -91,7 +91,7 @@ def tokens_computed(record: Record) -> int:
 
 
 def is_private(key: int) -> bool:
-    """Whether ``key`` is one of our own, which nothing ever hits."""
+    """Return whether ``key`` is private, so that nothing ever hits it."""
     return key <= FIRST_PRIVATE
 
 

@@ -1,4 +1,4 @@
-"""Whose traffic a request is: groups by leading blocks, by session or by tenant, for tables of who uses a cache."""
+"""Groups of requests by leading blocks, session or tenant, for tables of cache use."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,26 +13,26 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
 By = Literal["prefix", "session", "tenant"]
-"""``prefix``: the hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the record's
-session. ``tenant``: what one field of the record says: a trace knows no tenants, so the user says which field does."""
+"""``prefix``: hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the session of the
+record. ``tenant``: the value of one field of the record, chosen by the user."""
 Namer = Callable[[Record, Sequence[int]], str]
-"""A record and its prompt's keys to the name of its group."""
+"""Function from a record and its prompt's keys to the name of its group."""
 
 UNKNOWN = "unknown"
 TENANT_FIELDS = ("model", "lora", "endpoint", "upstream", "session_id", "priority")
-"""Fields that a tenant can be told by as they are; ``headers.NAME`` and ``extra.NAME`` are the others."""
+"""Fields that may name a tenant, beside ``headers.NAME`` and ``extra.NAME``."""
 _FIELDS = f"{', '.join(TENANT_FIELDS)}, headers.NAME or extra.NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """How to group, and how many groups to tell apart in a result."""
+    """Grouping rule, and number of groups in a result."""
 
     by: By
     tenant_field: str = "model"
     prefix_blocks: int = 1
     most: int = 10
-    """The groups with the most prompt tokens; the others are one."""
+    """Number of groups shown, those with the most prompt tokens; the others are one."""
 
     def __post_init__(self) -> None:
         kind, dot, name = self.tenant_field.partition(".")
@@ -45,14 +45,14 @@ class Grouping:
 
 @dataclass(slots=True)
 class Groups:
-    """The groups of a trace's requests, numbered as they first come."""
+    """Groups of a trace's requests, numbered as they first come."""
 
     namer: Namer
     of_request: list[int] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: Record, keys: Sequence[int]) -> None:
-        """The next request."""
+        """Add the next request."""
         self.of_request.append(self._numbers.setdefault(self.namer(record, keys), len(self._numbers)))
 
     def largest(self, tokens: IntArray, most: int) -> tuple[list[str], IntArray]:
@@ -70,14 +70,14 @@ class Groups:
 
 
 def namer_of(grouping: Grouping) -> Namer:
-    """How ``grouping`` names a record's group."""
+    """Return the function that names a record's group."""
     if grouping.by == "prefix":
         return _by_prefix(grouping.prefix_blocks)
     return _by_session if grouping.by == "session" else _by_field(grouping.tenant_field)
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that say how to group."""
+    """Declare the flags of a grouping."""
     parser.add_argument("--by", choices=get_args(By), help="tell groups of requests apart")
     parser.add_argument(
         "--tenant-field",
