@@ -82,7 +82,7 @@ def cross(scheduler: Scheduler, step: int) -> None:
 
 @kernel
 def _due(scheduler: Scheduler, step: int) -> tuple[int, int]:
-    """Return position + 1 of the first request that takes a block in that step, and of the first that fills one; 0: none."""
+    """Return position + 1 of the first request that takes a block in that step, and of the first that fills one."""
     settings = scheduler.settings[0]
     taking = scheduler.due[step % settings.block_size]
     if settings.composes_ahead:
