@@ -21,8 +21,8 @@ from tracefile.commandline.parser import Parser
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
-"loadgen selftest" measures what this machine can send, and how true its times are, without an engine;
-"--pattern calibration" is another thing: the load whose capture "sim fit" learns an engine's step times from.
+"loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
+"--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
 """
 
 
@@ -156,52 +156,48 @@ def _parser() -> Parser:
 
 
 def _add_timing(parser: argparse.ArgumentParser) -> None:
-    when = parser.add_argument_group("when", "a session is one request, unless it has turns")
-    when.add_argument("--pattern", choices=get_args(Pattern), default="poisson", help="how sessions arrive (poisson)")
-    when.add_argument(
-        "--rate", metavar="R", help="sessions a second; staircase, ramp: A:B, from A to B; left out: closed loop"
+    group = parser.add_argument_group("arrivals", "a session is one request, unless it has turns")
+    add = group.add_argument
+    add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions (poisson)")
+    add("--rate", metavar="R", help="sessions a second; staircase and ramp: A:B, from A to B; without: closed loop")
+    add("--burstiness", type=float, metavar="B", help="gamma: shape of the gaps; 1 is poisson, below 1 is burstier")
+    add("--burst-size", type=int, metavar="K", help="burst: sessions a burst")
+    add("--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s")
+    add("--steps", type=int, metavar="N", help="staircase: number of steps from rate A to rate B")
+    add("--step-duration", type=duration, metavar="TIME", help="staircase: duration of each step, such as 30s")
+    add("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL with columns t_s and rate")
+    add(
+        "--rate-between",
+        choices=["steps", "lines"],
+        default="steps",
+        help="series: keep each rate until the next row, or interpolate (steps)",
     )
-    when.add_argument(
-        "--burstiness", type=float, metavar="B", help="gamma: below 1 burstier than poisson, above evener"
-    )
-    when.add_argument("--burst-size", type=int, metavar="K", help="burst: so many at once")
-    when.add_argument(
-        "--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s"
-    )
-    when.add_argument("--steps", type=int, metavar="N", help="staircase: so many, from A to B")
-    when.add_argument(
-        "--step-duration", type=duration, metavar="TIME", help="staircase: duration of each step, such as 30s"
-    )
-    when.add_argument("--rate-series", type=Path, metavar="FILE", help="series: CSV or JSONL of t_s and rate")
-    when.add_argument(
-        "--rate-between", choices=["steps", "lines"], default="steps", help="series: hold each rate, or go to the next"
-    )
-    when.add_argument("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps (poisson)")
-    when.add_argument("--seed", type=int, default=0, metavar="K", help="of arrivals, lengths and tokens (0)")
+    add("--spacing", choices=get_args(Spacing), help="staircase, ramp, series: gaps at a rate (poisson)")
+    add("--seed", type=int, default=0, metavar="K", help="seed of arrivals, lengths and tokens (0)")
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
-    bounds = parser.add_argument_group("how much")
-    bounds.add_argument(
-        "--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m; open ones finish"
-    )
-    bounds.add_argument("--number", type=int, metavar="N", help="sessions in all; a dataset is begun again if need be")
-    bounds.add_argument("--parallel", type=int, metavar="P", help="most requests in flight (calibration: 8)")
-    bounds.add_argument("--parallel-sessions", type=int, metavar="P", help="most sessions open, pauses included")
+    add = parser.add_argument_group("amount").add_argument
+    add("--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m; open ones finish")
+    add("--number", type=int, metavar="N", help="total sessions; a shorter dataset starts again")
+    add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight (calibration: 8)")
+    add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
 
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what", f"lengths: {FORMS}")
-    what.add_argument("--api", choices=get_args(Api), default="completions", help="what is sent to (completions)")
-    what.add_argument("--chat-template", action="store_true", help="apply it here, send the chat's ids as completions")
-    what.add_argument(
-        "--prompt-tokens", metavar="N", help="new tokens of a turn, prefix apart (256; calibration: 64:10000)"
+    add = parser.add_argument_group("content", f"N of lengths: {FORMS}").add_argument
+    add("--api", choices=get_args(Api), default="completions", help="API to send to (completions: token ids)")
+    add(
+        "--chat-template",
+        action="store_true",
+        help="apply the model's chat template here, and send chats as token ids to /v1/completions",
     )
-    what.add_argument("--output-tokens", metavar="N", help="generated, exactly (as the dataset says, else 16)")
-    what.add_argument("--prefix-count", type=int, default=0, metavar="K", help="shared prefixes to choose from (0)")
-    what.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="their length (0)")
-    what.add_argument("--turns", metavar="T", help="of a random session (1)")
-    what.add_argument(
+    add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
+    add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")
+    add("--prefix-count", type=int, default=0, metavar="K", help="number of shared prefixes; 0: none (0)")
+    add("--prefix-tokens", type=int, default=0, metavar="N", help="tokens of each shared prefix (0)")
+    add("--turns", metavar="N", help="turns of a random session (1)")
+    add(
         "--think",
         metavar="TIME",
         help="pause from a response's end to the next turn, such as 2s or 1s:5s (dataset's, else 0)",
@@ -209,16 +205,14 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("datasets", f"NAME is one of {', '.join(DATASETS)}")
-    data.add_argument("--dataset", default=RANDOM, metavar="NAME:PATH", help="sessions from a file (random)")
-    data.add_argument("--dataset-offset", type=int, default=0, metavar="N", help="leave out its first N sessions (0)")
-    data.add_argument("--min-turns", type=int, metavar="N", help="only sessions of so many turns (random: at least)")
-    data.add_argument("--max-turns", type=int, metavar="N", help="cut longer sessions (random: at most)")
-    data.add_argument("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
-    data.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
-    data.add_argument(
-        "--tool-role", choices=["user", "tool"], default="user", help="whose messages tool outputs are, on --api chat"
-    )
+    add = parser.add_argument_group("dataset", f"NAME is one of {', '.join(DATASETS)}").add_argument
+    add("--dataset", default=RANDOM, metavar="NAME:PATH", help="sessions from a file (random: none)")
+    add("--dataset-offset", type=int, default=0, metavar="N", help="skip the first N sessions of the file (0)")
+    add("--min-turns", type=int, metavar="N", help="skip shorter sessions (random: fewest turns)")
+    add("--max-turns", type=int, metavar="N", help="cut longer sessions (random: most turns)")
+    add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
+    add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
+    add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat (user)")
 
 
 def command() -> None:

@@ -86,64 +86,68 @@ def _parser() -> Parser:
 
 
 def _add_timing(parser: argparse.ArgumentParser) -> None:
-    when = parser.add_argument_group("when")
-    when.add_argument(
-        "--replay-sessions", action="store_true", help="a turn waits for the one before; without: recorded times"
+    add = parser.add_argument_group("times").add_argument
+    add(
+        "--replay-sessions",
+        action="store_true",
+        help="send a turn after the turn before it ends and its recorded pause; default: at its recorded time",
     )
-    when.add_argument(
-        "--closed-loop", action="store_true", help="the next in order as soon as one of --parallel slots is free"
+    add(
+        "--closed-loop",
+        action="store_true",
+        help="ignore recorded times: send in recorded order, --parallel requests at a time",
     )
-    when.add_argument("--parallel", type=int, metavar="P", help="most requests in flight; later ones wait")
-    when.add_argument("--speedup", type=float, default=1.0, metavar="X", help="divide arrivals and pauses by X")
-    when.add_argument(
-        "--max-think", type=duration, metavar="TIME", help="cut longer pauses within sessions to TIME, such as 5s"
-    )
+    add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight; later ones queue")
+    add("--speedup", type=float, default=1.0, metavar="X", help="divide arrival times and pauses by X (1)")
+    add("--max-think", type=duration, metavar="TIME", help="cut longer pauses within sessions to TIME, such as 5s")
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    part = parser.add_argument_group("which part of the trace")
-    part.add_argument("--start", type=duration, metavar="TIME", help="only arrivals from TIME on, on the trace's clock")
-    part.add_argument("--end", type=duration, metavar="TIME", help="only arrivals before TIME")
-    part.add_argument("--limit", type=int, metavar="N", help="of these the first N by arrival")
-    part.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="all of it N times in a row, sharing nothing (1)"
-    )
+    add = parser.add_argument_group("part of the trace").add_argument
+    add("--start", type=duration, metavar="TIME", help="only arrivals from TIME on, on the trace's clock, such as 10m")
+    add("--end", type=duration, metavar="TIME", help="only arrivals before TIME")
+    add("--limit", type=int, metavar="N", help="only the first N of the selected requests, by arrival")
+    add("--repeat", type=int, default=1, metavar="N", help="send the selection N times; rounds share no prefix (1)")
 
 
 def _add_content(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what is sent")
-    what.add_argument(
+    add = parser.add_argument_group("content").add_argument
+    add(
         "--api",
         choices=get_args(ReplayApi),
         default="completions",
-        help="token ids, or words of a token each; auto: each request as it was captured (completions)",
+        help="completions: token ids; others: words of one token each; auto: each request's own API (completions)",
     )
-    what.add_argument("--cold-prompts", action="store_true", help="tokens of its own for every request: no hits")
-    what.add_argument(
+    add("--cold-prompts", action="store_true", help="send other tokens in every prompt, so that no prefix is shared")
+    add(
         "--no-output-substitution",
         action="store_true",
-        help="send made-up tokens where a prompt repeats an earlier output; by default this run's own output tokens",
+        help="send made-up tokens where a prompt repeats an earlier output; default: this run's own output tokens",
     )
-    what.add_argument("--nonce", metavar="WORD", help="the tokens of an earlier run (default: new ones)")
+    add(
+        "--nonce",
+        metavar="WORD",
+        help="seed of the made-up tokens: the nonce of an earlier run sends its tokens again (default: random)",
+    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
-    target = parser.add_argument_group("the engine")
-    target.add_argument(
-        "--reset-cache", action="store_true", help="empty the engine's prefix cache first, and check that it is"
+    add = parser.add_argument_group("engine").add_argument
+    add(
+        "--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check the reset"
     )
-    target.add_argument(
+    add(
         "--session-header",
         action="append",
         metavar="NAME",
-        help=f"header with the session's id, for routers; may be repeated ({SESSION_HEADER})",
+        help=f"header for the session id, for routers; may be repeated ({SESSION_HEADER})",
     )
-    target.add_argument(
+    add(
         "--lora-map",
         action="append",
         default=[],
         metavar="A=B",
-        help="send requests of the trace's adapter A with the engine's B (empty: without); may be repeated",
+        help="send requests of the trace's adapter A to the engine's adapter B (empty: none); may be repeated",
     )
 
 

@@ -1,7 +1,7 @@
-"""``sim``: what a prefix cache does to a trace. Each subcommand is a module with ``add_arguments`` and ``run``.
+"""``sim``: effects of a prefix cache on a trace. Each subcommand is a module with ``add_arguments`` and ``run``.
 
-Only the module of the subcommand on the command line is imported, so that ``sim pool`` pays neither for FastAPI nor
-for numba.
+Only the module of the subcommand on the command line is imported, so that ``sim pool`` imports neither FastAPI nor
+numba.
 """
 
 import importlib
@@ -14,28 +14,30 @@ from tracefile.commandline.parser import Parser
 COMMANDS: dict[str, tuple[str, str]] = {
     "pool": ("sim.cache.pool", "prefix hits of a trace in a block pool of one size"),
     "curve": ("sim.cache.curve", "prefix hits of a trace at every cache size, in one pass"),
-    "misses": ("sim.cache.misses", "why prompt tokens were not served from a cache of one size, and who evicted whom"),
-    "reuse": ("sim.cache.reuse", "after how long blocks are asked for again, and how many are touched in a while"),
-    "audit": ("sim.fit.audit", "whether reported cached tokens are what the rules make of the captured schedule"),
+    "misses": ("sim.cache.misses", "causes of cache misses at one size, and evictions by group"),
+    "reuse": ("sim.cache.reuse", "times between uses of a block, and blocks used per time window"),
+    "audit": ("sim.fit.audit", "compare reported cached tokens with the rules of the cache on the captured schedule"),
     "run": ("sim.engine.run", "predict a trace's times and cached tokens with a fitted model"),
     "what-if": (
         "sim.forecast.whatif",
         "forecast a capture under another cache, rate or setting, beside the capture as it was",
     ),
-    "search": ("sim.forecast.search", "the smallest cache or the highest rate for a TTFT percentile"),
+    "search": ("sim.forecast.search", "smallest cache or highest rate that keeps a TTFT target"),
     "calibrate": ("sim.forecast.calibrate", "fit a latency model to captures and validate it on others, in one go"),
     "fit": ("sim.fit.fit", "fit a latency model to captured traces"),
     "validate": (
         "sim.forecast.validate",
-        "compare a capture with an ensemble of forecasts of it: do forecasts of this model come true?",
+        "compare captures with forecasts of them, quantile by quantile; gates for CI",
     ),
-    "serve": ("sim.serving.serve", "serve an OpenAI-compatible engine that keeps the model's time"),
+    "serve": ("sim.serving.serve", "serve an OpenAI-compatible simulated engine with the latency model's times"),
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Parse ``argv``, hand the chosen subcommand its arguments, and return its exit code."""
-    parser = Parser(prog="sim", description="What a prefix cache does to a trace.")
+    parser = Parser(
+        prog="sim", description="Predict cache hits and latency of a trace; fit, validate and serve a latency model."
+    )
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen: ModuleType | None = None
     for name, (module_name, summary) in COMMANDS.items():

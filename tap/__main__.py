@@ -47,13 +47,13 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="the engine, or a gateway before it; may be repeated",
+        help="base URL of the engine, or of a gateway before it; may be repeated",
     )
     group.add_argument(
         "--upstreams",
         type=Path,
         metavar="FILE",
-        help="in place of --upstream: a URL a line, # begins a comment; read again on SIGHUP",
+        help="file with a URL a line, instead of --upstream; # begins a comment; read again on SIGHUP",
     )
     group.add_argument(
         "--route",
@@ -63,13 +63,17 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "to the same upstream (default %(default)s)",
     )
     group.add_argument(
-        "--listen", required=True, metavar="HOST:PORT", help="where clients connect; port 0: any free one"
+        "--listen", required=True, metavar="HOST:PORT", help="address that clients connect to; port 0: a free port"
     )
     group.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="processes that relay, on one port (default %(default)d)"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="relaying processes that share the port (default %(default)d)",
     )
     group.add_argument(
-        "--admin", metavar="HOST:PORT", help="where /healthz, /readyz, /metrics and a live page are; default: nowhere"
+        "--admin", metavar="HOST:PORT", help="address of /healthz, /readyz, /metrics and a live page; default: none"
     )
 
 
@@ -84,21 +88,23 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         "--rotate-age", type=duration, metavar="TIME", help="start a new segment of the trace at this age, such as 1h"
     )
     group.add_argument(
-        "--upload", metavar="URL", help="send closed segments there: s3://bucket/folder, or any URL that fsspec takes"
+        "--upload",
+        metavar="URL",
+        help="upload closed segments here: s3://bucket/folder, or any URL that fsspec supports",
     )
     group.add_argument(
         "--sample",
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="record this share of sessions, whole ones (default %(default)g)",
+        help="share of sessions to record, each as a whole (default %(default)g)",
     )
     group.add_argument(
         "--keep-header",
         action="append",
         default=[],
         metavar="NAME",
-        help="keep this request header in records; may be repeated; none that may hold a secret",
+        help="request header to keep in records; may be repeated; names of secrets are refused",
     )
 
 
@@ -107,32 +113,40 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         "--tokenizer",
         required=True,
         metavar="PATH|engine|bytes|ids",
-        help="whose token ids are hashed: the model's tokenizer directory; engine: its /tokenize, off the path of "
-        "requests; bytes: UTF-8 in place of tokens; ids: only prompts sent as token ids",
+        help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
+        "request is relayed; bytes: UTF-8 bytes as tokens; ids: only prompts sent as ids",
     )
-    group.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16, or the engine's if smaller")
+    group.add_argument(
+        "--block-size",
+        type=int,
+        metavar="TOKENS",
+        help="block size of the hashes (default 16, or the engine's if smaller)",
+    )
     group.add_argument(
         "--hash",
         choices=["xxh3_64", "blake2b"],
         default="xxh3_64",
         dest="algorithm",
-        help="default %(default)s; blake2b for traces that leave the house",
+        help="hash algorithm (default %(default)s); blake2b, a keyed hash, for traces that you give away",
     )
     group.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="secret key of the hashes; default $KVTAPE_KEY_FILE or ~/.config/kvtape/key",
+        help="secret key of the hashes, made if missing; another key makes hashes that match no earlier trace "
+        "(default $KVTAPE_KEY_FILE, or ~/.config/kvtape/key)",
     )
     group.add_argument(
-        "--model", metavar="NAME", help="model name in the trace's header and at the root of every chain"
+        "--model",
+        metavar="NAME",
+        help="model name to record; hash chains start from it, so other names share no hashes (default: the engine's)",
     )
     group.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="NAME",
-        help="a model name that selects an adapter; may be repeated",
+        help="model name that selects a LoRA adapter; its requests get their own hash chains; may be repeated",
     )
 
 
@@ -142,18 +156,19 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="usage|token-ids",
-        help="ask the engine for these where the client did not, and take them out of its answer; may be repeated",
+        help="request usage or token ids where the client did not, and remove them from the response; may be repeated",
     )
     group.add_argument(
         "--dialect",
         choices=get_args(DialectName),
-        help="what the engine understands; default: what its metrics tell, else vllm",
+        help="the engine, if its metrics do not tell (default: as they tell, else vllm)",
     )
     group.add_argument(
         "--engine-facts",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s",
+        help="ask the upstream's /version, /metrics and /v1/models at start and every 30 s, for the trace's header "
+        "(default: yes)",
     )
     group.add_argument(
         "--engine-metrics-interval",
@@ -178,14 +193,15 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=16.0,
         metavar="MB",
-        help="bodies beyond this are relayed, not copied (default %(default)g)",
+        help="largest body that is recorded in full; larger bodies are only relayed (default %(default)g)",
     )
     group.add_argument(
         "--queue-mb",
         type=float,
         default=256.0,
         metavar="MB",
-        help="memory for all copies together; beyond it records are dropped and counted (default %(default)g)",
+        help="memory for all recorded bodies that wait for the recorder; beyond it records are dropped and counted "
+        "(default %(default)g)",
     )
     group.add_argument(
         "--drain",

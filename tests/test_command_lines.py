@@ -1,13 +1,16 @@
 """Every command and subcommand: a mistake is one line that names the right word, and exit code 2; ``--version``."""
 
 import importlib
+import re
 from collections.abc import Sequence
 
 import pytest
 
-from tests.test_commands_doc import COMMANDS
+from scripts.commands_page import commands, parser_of
+from tracefile.commandline.oldnames import FLAGS
 from tracefile.commandline.version import VERSION
 
+COMMANDS = list(commands())
 PROGRAMS = ["kvtape", "tap", "loadgen", "replay", "sim", "report", "tracefile"]
 
 
@@ -59,3 +62,61 @@ def test_an_unknown_command_is_one_line(program: str, word: str, said: str, caps
 @pytest.mark.parametrize("program", ["kvtape", "sim", "report", "tracefile"])
 def test_a_missing_command_is_one_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing: " in refusal(program, [], capsys)
+
+
+# Old names that each command refuses, with the end of the line that it prints.
+OLD = [
+    ("tap", ["--trace", "t"], "--trace is now -o/--output"),
+    ("tap", ["--balance", "session"], "--balance is now --route"),
+    ("tap", ["--rotate-s", "60"], "--rotate-s is now --rotate-age"),
+    ("tap", ["--wait-s", "60"], "--wait-s is now --wait"),
+    ("tap", ["--drain-s=60"], "--drain-s is now --drain"),
+    ("tap", ["--engine-metrics-s", "1"], "--engine-metrics-s is now --engine-metrics-interval"),
+    ("loadgen", ["--trace", "t"], "--trace is now -o/--output"),
+    ("loadgen", ["--dialect", "llama.cpp"], "--dialect: 'llama.cpp' is now 'llamacpp'"),
+    ("loadgen", ["--dialect", "tensorrt-llm"], "--dialect: 'tensorrt-llm' is now 'trtllm'"),
+    ("loadgen", ["--pattern", "calibrate"], "--pattern: 'calibrate' is now 'calibration'"),
+    ("loadgen", ["--think-s", "1"], "--think-s is now --think"),
+    ("loadgen", ["--burst-every-s", "1"], "--burst-every-s is now --burst-every"),
+    ("loadgen", ["--step-s", "1"], "--step-s is now --step-duration"),
+    ("loadgen", ["--timeout-s", "1"], "--timeout-s is now --timeout"),
+    ("loadgen", ["--duration", "60"], "--duration: '60' has no unit; expected 60s, 60ms, 60m or 60h"),
+    (
+        "loadgen",
+        ["--url", "http://x", "-o", "t", "--json", "s.json"],
+        "--json takes no file, its object goes to stdout; expected --json > s.json",
+    ),
+    ("loadgen selftest", ["--seconds", "4"], "--seconds is now --duration"),
+    ("replay", ["--trace", "t"], "--trace is now -o/--output"),
+    ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
+    ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),
+    ("sim run", ["--model", "m.json"], "--model is now --latency-model"),
+    ("sim what-if", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
+    ("sim search", ["--smallest", "kv-blocks"], "--smallest is now --minimize"),
+    ("sim search", ["--highest", "rate"], "--highest is now --maximize"),
+    ("sim search", ["--minimize", "kv-blocks"], "--minimize: 'kv-blocks' is now 'num-gpu-blocks'"),
+    ("sim search", ["--ttft", "p90<=1s"], "--ttft is now --target, as in --target 'ttft.p90<=500ms'"),
+    ("sim audit", ["--least-exact", "1"], "--least-exact is now --min-exact-share"),
+    ("sim validate", ["--aa", "t"], "--aa is now --repeat"),
+    ("sim validate", ["--beside", "t"], "--beside is now --also"),
+    ("sim serve", ["--kv-blocks", "9"], "--kv-blocks is now --num-gpu-blocks"),
+    ("sim serve", ["--f0-ms", "1"], "--f0-ms is now --frontend-base-ms"),
+    ("sim serve", ["--drain-s", "1"], "--drain-s is now --drain"),
+    ("report compare", ["a=t", "-o", "page.html"], "-o is now --html"),
+    ("report compare", ["a=t", "--aa", "b"], "--aa is now --repeat"),
+    ("tracefile synthesize", ["--times", "2"], "--times is now --scale"),
+]
+
+
+@pytest.mark.parametrize(("command", "argv", "said"), OLD, ids=[f"{command} {argv[-1]}" for command, argv, _ in OLD])
+def test_an_old_name_is_refused_with_the_new_one(
+    command: str, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(command, argv, capsys) == f"{command}: error: {said}"
+
+
+def test_every_new_name_is_a_flag_of_a_command() -> None:
+    """A rename of a rename must not leave a line that names a flag that is gone."""
+    flags = {flag for command in COMMANDS for action in parser_of(command)._actions for flag in action.option_strings}
+    named = {flag for text in FLAGS.values() for flag in re.findall(r"--[\w-]+", text)}
+    assert named - flags == set()

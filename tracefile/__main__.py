@@ -1,5 +1,4 @@
-"""``tracefile info``, ``check``, ``convert``, ``join``, ``synthesize``: look at a trace, judge it, bring it to our
-schema, into one file, to another size."""
+"""``tracefile``: inspect, check, convert, join and scale traces."""
 
 import json
 import sys
@@ -49,20 +48,24 @@ def parse_config(argv: Sequence[str]) -> Config:
     """Return the command line as a Config."""
     parser = Parser(prog="tracefile", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
-    info = actions.add_parser("info", help="what is in a trace: counts, span, sessions, sharing")
+    info = actions.add_parser("info", help="summarise a trace: counts, time span, sessions, shared prefixes")
     info.add_argument(
         "trace",
         metavar="TRACE",
         help="a kvtape, Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace; plain, .gz or .zst, or .parquet",
     )
     info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
-    check = actions.add_parser("check", help="whether a trace keeps the schema's rules: exit 1 and the lines if not")
+    check = actions.add_parser(
+        "check", help="check a trace against the schema; exit 1 and list the lines that break a rule"
+    )
     check.add_argument("trace", metavar="TRACE")
     convert = actions.add_parser("convert", help="write a trace of any known format in this schema")
     convert.add_argument("trace", metavar="IN")
     convert.add_argument("output", metavar="OUT", help=OUTPUT_HELP)
     convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
-    convert.add_argument("--sessions", action="store_true", help="tell sessions where they are not, in finish order")
+    convert.add_argument(
+        "--sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
+    )
     join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
     join.add_argument("-o", "--output", required=True, metavar="OUT", help=OUTPUT_HELP)
@@ -77,9 +80,9 @@ def parse_config(argv: Sequence[str]) -> Config:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="share of the growth that is new trees of prefixes; the rest is traffic on the same ones (default 1)",
+        help="share of the added conversations that get new prefixes; the rest reuse existing ones (default 1)",
     )
-    synthesis.add_argument("--seed", type=int, default=0, help="of every draw and every new hash (default 0)")
+    synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes (default 0)")
     synthesis.add_argument(
         "-o", "--output", default="/dev/stdout", metavar="OUT", help=f"default stdout; {OUTPUT_HELP}"
     )

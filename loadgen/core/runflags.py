@@ -63,13 +63,18 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    run = parser.add_argument_group("how it is run")
+    run = parser.add_argument_group("processes and machines")
     run.add_argument(
-        "--procs", default="1", metavar="N", help="send from N pairs of processes, or auto: one for each 2 cores (1)"
+        "--procs",
+        default="1",
+        metavar="N",
+        help="shards of the load, each a sending and a recording process; auto: a shard for every 2 cores (1)",
     )
-    run.add_argument("--ray", metavar="ADDRESS", help="send from the machines of this Ray cluster (auto: the one here)")
-    run.add_argument("--json-progress", metavar="FILE", help="a JSON line a second there; - for stderr")
-    run.add_argument("--resume", action="store_true", help="go on with a run that was killed, into the same trace")
+    run.add_argument(
+        "--ray", metavar="ADDRESS", help="run the shards on this Ray cluster (auto: this machine's cluster)"
+    )
+    run.add_argument("--json-progress", metavar="FILE", help="write progress as a JSON line a second; -: to stderr")
+    run.add_argument("--resume", action="store_true", help="continue a run that was killed, and append to its trace")
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:

@@ -48,8 +48,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Ended well."""
     errors: int
     """Ended otherwise."""
-    held: int
-    """Had to wait for a slot of ``--parallel``."""
+    queued: int
+    """Waited for the concurrency limit ``--parallel``."""
     target_rate: float | None
     """Requests a second as planned for now; null: unknown, or as answers come."""
     rate: float
@@ -166,7 +166,7 @@ class RunProgress:
             in_flight=counts.in_flight,
             done=counts.statuses["ok"],
             errors=counts.failed,
-            held=counts.held,
+            queued=counts.held,
             target_rate=None if self._target_rate is None else self._target_rate(now_s),
             rate=round(self._sent.per_s(), 3),
             output_tokens_per_s=round(self._tokens.per_s(), 3),

@@ -37,7 +37,7 @@ class Lateness(msgspec.Struct, frozen=True):
     requests: int
     """Late ones."""
     share: float | None
-    """Of those that were not held back; null: there are none."""
+    """Of the requests that were not queued by ``--parallel``; null: there are none."""
     run: bool
     """Whether the p99 lag is above the limit: then no latency of the run is to be trusted."""
 
@@ -95,8 +95,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lateness: Lateness
     loop_delay: Quantiles | None
     """How late timers rang in the senders: what a read may have waited for its time stamp."""
-    held: int
-    """How many waited for a slot of ``--parallel``."""
+    queued: int
+    """Requests that waited for the concurrency limit ``--parallel``."""
     prompt_tokens: int
     output_tokens: int
     exact_output_share: float | None
@@ -152,7 +152,7 @@ def summarize(
         lag=lag,
         lateness=lateness,
         loop_delay=quantiles(outcome.loop_delay_ms),
-        held=tally.held,
+        queued=tally.held,
         prompt_tokens=tally.prompt_tokens,
         output_tokens=tally.output_tokens,
         exact_output_share=share(tally.exact_output, tally.statuses["ok"]),
@@ -280,11 +280,11 @@ def _counted(summary: Summary) -> list[str]:
     exact = "none" if summary.exact_output_share is None else f"{summary.exact_output_share:.1%}"
     lines = [
         f"cached              {cached}",
-        f"output              {summary.output_tokens} tokens; of whole answers, as long as asked: {exact}",
+        f"output              {summary.output_tokens} tokens; completed requests with the length asked for: {exact}",
     ]
     if (done := summary.throughput) is not None:
         lines.append(
-            f"throughput          {done.requests:.1f} whole answers, {done.prompt_tokens:.0f} prompt and "
+            f"throughput          {done.requests:.1f} completed requests, {done.prompt_tokens:.0f} prompt and "
             f"{done.output_tokens:.0f} output tokens a second"
         )
     if summary.offered_share is not None:
@@ -292,7 +292,8 @@ def _counted(summary: Summary) -> list[str]:
             f"offered             {summary.offered_share:.0%} of what this machine can send (loadgen selftest)"
         )
     lines += [
-        f"client              {_late(summary)}; {_cpu(summary)} of a core; {summary.held} held back by --parallel",
+        f"client              {_late(summary)}; {_cpu(summary)} of a core; "
+        f"{summary.queued} queued by the concurrency limit",
         f"workload            {summary.digest}",
         f"sent                {summary.sent_digest or 'unknown: a process died'}",
     ]

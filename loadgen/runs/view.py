@@ -114,7 +114,7 @@ def _rate_rows(status: Status) -> list[Row]:
         ("rate", Text(_rate_text(status), style="yellow" if short else "")),
         ("output", Text(f"{status.output_tokens_per_s:,.0f} tokens/s")),
         ("cached", Text(cached)),
-        ("held back", Text(f"{status.held:,}")),
+        ("queued", Text(f"{status.queued:,}")),
     ]
 
 

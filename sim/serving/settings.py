@@ -91,6 +91,10 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
     """The command line, checked. Raises InputError that names the flag."""
     host, port = _read_listen(arguments.listen)
     model = _read_model(arguments)
+    if (arguments.model or "").endswith(".json"):
+        raise InputError(
+            f"--model {arguments.model}: is the served model's name; expected --latency-model {arguments.model}"
+        )
     if not arguments.answer_tokens >= 1:
         raise InputError(f"--answer-tokens: {arguments.answer_tokens}; expected at least 1")
     if not 0.0 <= arguments.tool_share <= 1.0:

@@ -13,6 +13,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--engine-metrics-s": "--engine-metrics-interval",
     "--f0-ms": "--frontend-base-ms",
     "--f1-ms-per-prompt-token": "--frontend-ms-per-prompt-token",
+    "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
     "--highest": "--maximize",
     "--kv-blocks": "--num-gpu-blocks",
     "--least-exact": "--min-exact-share",
@@ -20,14 +21,17 @@ FLAGS: Final[Mapping[str, str]] = {
     "--no-splice": "--no-output-substitution",
     "--rotate-s": "--rotate-age",
     "--seconds": "--duration",
+    "--served-model-name": "--model",
     "--smallest": "--minimize",
     "--step-s": "--step-duration",
     "--think-s": "--think",
     "--timeout-s": "--timeout",
     "--times": "--scale",
     "--trace": "-o/--output",
+    "--ttft": "--target, as in --target 'ttft.p90<=500ms'",
     "--wait-s": "--wait",
     "--window-s": "--window",
+    "-o": "--html",
 }
 """New flag by old one, for every command that has the new one and not the old one.
 
@@ -41,6 +45,8 @@ COMMANDS: Final[Mapping[str, str]] = {
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",
     ("--dialect", "tensorrt-llm"): "trtllm",
+    ("--maximize", "kv-blocks"): "num-gpu-blocks",
+    ("--minimize", "kv-blocks"): "num-gpu-blocks",
     ("--pattern", "calibrate"): "calibration",
 }
 """New value by flag and old value."""

@@ -61,10 +61,10 @@ def test_the_summary_in_lines() -> None:
         "  lag                 p50      0.20  p90      0.30  p99      0.30  max      0.30 ms  n 3",
         "  loop delay          p50      0.50  p90      0.50  p99      0.50  max      0.50 ms  n 1",
         "  cached              50.0% of prompt tokens (reported for 3)",
-        "  output              40 tokens; of whole answers, as long as asked: 100.0%",
-        "  throughput          0.8 whole answers, 100 prompt and 10 output tokens a second",
+        "  output              40 tokens; completed requests with the length asked for: 100.0%",
+        "  throughput          0.8 completed requests, 100 prompt and 10 output tokens a second",
         "  client              0 requests late by more than 5.0 ms; shard 50%, sender 95% of a core; "
-        "1 held back by --parallel",
+        "1 queued by the concurrency limit",
         f"  workload            {'d' * 64}",
         f"  sent                {'e' * 64}",
         "  engine's counters   150 of 300 tokens looked up were hits",

@@ -33,7 +33,7 @@ STATUS = Status(
     in_flight=12,
     done=4199,
     errors=2,
-    held=0,
+    queued=0,
     target_rate=50.0,
     rate=50.1,
     output_tokens_per_s=1204.2,
@@ -50,10 +50,10 @@ STATUS = Status(
 WIDE = """\
 1:23  4,201 of 12,031 over  2:36 left
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━────────────────────────────────────────────────────
-sent       4,213    rate       50.1 of 50.0/s  TTFT  p50 52.1 p99 1,140 ms
-in flight  12       output     1,204 tokens/s  ITL   p50 7.10 p99 12.0 ms
-done       4,199    cached     83.1%           lag   p50 0.05 p99 0.31 ms
-errors     2        held back  0
+sent       4,213    rate    50.1 of 50.0/s  TTFT  p50 52.1 p99 1,140 ms
+in flight  12       output  1,204 tokens/s  ITL   p50 7.10 p99 12.0 ms
+done       4,199    cached  83.1%           lag   p50 0.05 p99 0.31 ms
+errors     2        queued  0
 shards  0: 2,107  1: 2,106  1 silent for 3 s
 """
 
@@ -67,7 +67,7 @@ errors     2
 rate       50.1 of 50.0/s
 output     1,204 tokens/s
 cached     83.1%
-held back  0
+queued     0
 TTFT       p50 52.1 p99 1,140 ms
 ITL        p50 7.10 p99 12.0 ms
 lag        p50 0.05 p99 0.31 ms
@@ -76,10 +76,10 @@ shards  0: 2,107  1: 2,106  1 silent fo…
 
 BEGINNING = """\
 0:00
-sent       0        rate       0.0/s
-in flight  0        output     0 tokens/s
-done       0        cached     -
-errors     0        held back  0
+sent       0        rate    0.0/s
+in flight  0        output  0 tokens/s
+done       0        cached  -
+errors     0        queued  0
 TTFT  -
 ITL   -
 lag   -
@@ -97,7 +97,7 @@ def nothing_yet() -> Status:
     empty = dict.fromkeys(["remaining_s", "planned", "target_rate", "hit_rate"])
     empty |= {name: None for name in Status.__struct_fields__ if name.endswith("_ms")}
     zero = dict.fromkeys(["elapsed_s", "rate", "output_tokens_per_s"], 0.0)
-    counts = dict.fromkeys(["sent", "in_flight", "done", "errors", "held"], 0)
+    counts = dict.fromkeys(["sent", "in_flight", "done", "errors", "queued"], 0)
     return msgspec.structs.replace(STATUS, **empty, **zero, **counts, shards=[shard(0)])
 
 
