@@ -59,11 +59,11 @@ def parse_arguments() -> argparse.Namespace:
 def ratios(figures: Figures) -> Figures:
     """Ratios of the figures, in CPU seconds."""
     ends = (name.removesuffix("_blocks") for name in figures if name.endswith("_blocks") and "_hit_" not in name)
-    caches = [name for name in ends if name.startswith(("pool_", "lru_"))]
+    caches = [name for name in ends if name.startswith("pool_")]
     found = {
         f"{name}_million_blocks_per_s": figures[f"{name}_blocks"] / figures[f"{name}_cpu_s"] / 1e6 for name in caches
     }
-    coarse, fine = (f"{name}_cpu_s" for name in caches if name.startswith("pool_"))
+    coarse, fine = (f"{name}_cpu_s" for name in caches)
     found["pool_fine_over_coarse"] = figures[fine] / figures[coarse]
     if "dynamo_cpu_s" in figures:
         found["dynamo_over_ours_from_file"] = figures["dynamo_cpu_s"] / figures["peer_from_file_cpu_s"]

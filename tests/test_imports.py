@@ -45,7 +45,6 @@ CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "thread
 MOST_MODULES = 20
 # Imports that are still to go: importer, imported.
 NOT_YET = {
-    ("sim.cache.radixpool", "sim.cache.pool"),
     ("replay.sending", "replay.rounds"),
     ("replay.sending", "replay.sending"),
 }

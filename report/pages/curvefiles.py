@@ -46,7 +46,7 @@ class MissesFile(msgspec.Struct, frozen=True, tag_field="kind", tag="misses"):
 
     trace: str
     block_size: int
-    blocks: int | None
+    usable_blocks: int | None
     """Null: unlimited."""
     total: CauseShare
     cohorts: list[CauseShare]

@@ -4,16 +4,14 @@ import json
 import subprocess
 from pathlib import Path
 
-from scripts.simbench.caches import pool_hits
+from scripts.simbench.caches import pool_hits, read_batch
 from scripts.simbench.timing import Figures, measure
-from sim.cache.segmentpool import lay_out
 from sim.engine.simstate import build_state
 from sim.kernels.layout import SimState
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import Model, make_model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import plan_arrivals
-from sim.workload.chain import Chains
 from tests.sim.oracles.simulation import read_simulation
 from tracefile import load_trace
 
@@ -47,11 +45,10 @@ def _ours(trace: Path, engine: EngineConfig, runs: int) -> Figures:
     figures |= measure("peer_from_memory", runs, lambda: run_state(build_state(arrivals, engine, model)))
     simulation = read_simulation(arrivals.objects(), run_state(build_state(arrivals, engine, model)))
     ttfts_ms = [request_run.ttft_ms for request_run in simulation.runs if request_run.ttft_ms is not None]
-    batch = next(lay_out(records, Chains(meta)))
     return figures | {
         "peer_hit_tokens": simulation.prefix.hit_tokens,
         "peer_mean_ttft_ms": round(sum(ttfts_ms) / len(ttfts_ms), 3),
-        "peer_alone_hit_tokens": pool_hits(batch, engine.usable_blocks) * engine.block_size,
+        "peer_alone_hit_tokens": pool_hits(read_batch(trace)[0], engine.usable_blocks) * engine.block_size,
     }
 
 

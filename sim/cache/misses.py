@@ -1,85 +1,212 @@
-"""``sim misses``: why prompt tokens were not served from a cache of one size, and who evicted whom."""
+"""``sim misses``: the cause of every prompt token that a cache of one size did not serve, and which group evicted it.
+
+The pool is that of ``sim pool``: one request at a time, in file order, and to the block the same hits. A block is
+always evicted before its parent, so a chain is cached from its beginning on. A request's prompt blocks are therefore
+runs: hits, perhaps one block that holds the last token, evicted blocks, blocks never computed before, and blocks
+without a known hash.
+"""
 
 import argparse
 import json
-from dataclasses import asdict
-from pathlib import Path
-from typing import get_args
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
-from sim.cache.attribution import CAUSES, Attribution, Share, attribute, read_requests
-from sim.cache.pool import parse_block_size, parse_blocks
-from sim.vllm.config import FreeRule
+import numpy as np
+
+from measure.table import table_lines
+from sim.cache.onebyone import NO_KEYS, OneByOnePool, Requests, note_evictions
+from sim.cache.onebyone import lay_out as pool_requests
+from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
+from sim.kernels.onebyone import REQUEST
+from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, hashed_records
-from sim.workload.groups import add_group_arguments, grouping_of
+from sim.workload.batchplan import hashed_batches
+from sim.workload.chain import Chains
+from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, namer_of
+from sim.workload.interning import lay_out_chains
 from tracefile.files.reading import open_trace
+from tracefile.records.arrays import BoolArray, IntArray
+from tracefile.records.batches import Batch, Hashes
 
+CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "partial_block", "hash_unknown")
+"""Causes of a prompt token; docs/curves.md defines each."""
+COHORTS = ("turn 1", "turns 2+", "turn unknown")
+ALL = "all"
 _WIDTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A whole trace's requests with a prompt length, in file order."""
+
+    parts: list[Requests]
+    cohort: IntArray
+    """Place in ``COHORTS`` of each request."""
+    groups: Groups | None
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
+
+    name: str
+    requests: int
+    input_tokens: int
+    tokens: dict[str, int]
+    """By cause, in the order of ``CAUSES``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Prompt tokens of a trace by cause."""
+
+    block_size: int
+    usable_blocks: int | None
+    """Null: unlimited."""
+    rejected: int
+    """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
+    total: Share
+    cohorts: list[Share]
+    """By turn; cohorts without requests are left out."""
+    by: str | None
+    groups: list[Share]
+    evictions: list[list[int]]
+    """Row: the group whose request evicted; column: the group that asked for the block again; in blocks asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``sim misses``."""
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
-    parser.add_argument(
-        "--blocks", default="inf", metavar="N", help="usable blocks (num_gpu_blocks less one), or inf (default)"
-    )
-    parser.add_argument(
-        "--free-rule",
-        choices=get_args(FreeRule),
-        default="vllm",
-        help="where freed blocks without a hash go: the queue's head (vllm) or its tail (append_all, older vLLM)",
-    )
-    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    add_pool_flags(parser)
     add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Attribute the misses and print the sums."""
-    usable, grouping = parse_blocks(arguments.blocks), grouping_of(arguments)
+    usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = Chains(reader.meta, parse_block_size(arguments.block_size))
-        requests = read_requests(hashed_records(reader), chains, grouping)
-    found = attribute(requests, usable, arguments.free_rule, grouping)
+        prompts = lay_out(hashed_batches(reader), chains, grouping)
+    found = attribute(prompts, usable_blocks, arguments.free_rule, grouping)
     print(json.dumps(misses_as_json(found, str(arguments.trace))) if arguments.json else describe(found))
     return 0
 
 
+def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains, grouping: Grouping | None = None) -> Prompts:
+    """Lay out a whole trace's requests. All of their chains are in memory."""
+    groups = Groups(namer_of(grouping)) if grouping else None
+    parts, turns = [], [np.empty(0, np.int64)]
+    for batch, hashes in batches:
+        part = pool_requests(batch, hashes, chains)
+        parts.append(part)
+        turns.append(batch.numbers("turn", len(COHORTS))[part.rows])
+        if groups is not None:
+            for record in batch.records(part.rows):
+                groups.add(record, chains.prompt(record))
+    turn = np.concatenate(turns)
+    cohort = np.where(turn == len(COHORTS), 2, np.minimum(turn, 2) - 1)
+    return Prompts(parts, cohort, groups, chains.block_size)
+
+
+def attribute(
+    prompts: Prompts, usable_blocks: int | None, free_rule: FreeRule = "vllm", grouping: Grouping | None = None
+) -> Attribution:
+    """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
+    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
+    names: list[str] = []
+    group = np.zeros(len(tokens), np.int64)
+    if grouping is not None and prompts.groups is not None and len(tokens):
+        names, group = prompts.groups.largest(tokens, grouping.most)
+    fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
+    causes, evictions = _ask_pool(prompts, fits, group, OneByOnePool(usable_blocks, free_rule))
+    place = np.zeros_like(group)
+    return Attribution(
+        block_size=prompts.block_size,
+        usable_blocks=usable_blocks,
+        rejected=int((~fits).sum()),
+        total=_shares((ALL,), place[fits], causes)[0],
+        cohorts=[share for share in _shares(COHORTS, prompts.cohort[fits], causes) if share.requests],
+        by=grouping.by if grouping else None,
+        groups=_shares(tuple(names), group[fits], causes) if names else [],
+        evictions=evictions.tolist() if names else [],
+    )
+
+
+def _ask_pool(prompts: Prompts, fits: BoolArray, group: IntArray, pool: OneByOnePool) -> tuple[IntArray, IntArray]:
+    """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
+    requests = np.concatenate([np.empty(0, REQUEST), *(part.requests for part in prompts.parts)])
+    known = requests["known_keys"]
+    requests["first_key"] = np.cumsum(known) - known
+    keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
+    numbered = lay_out_chains(keys, known, known, requests["first_key"], len(keys))
+    requests, evictions = requests[fits], note_evictions(numbered.distinct, group[fits])
+    pool.run(numbered.keys.astype(np.uint64), requests, evictions)
+    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])[fits]
+    full, partial = np.divmod(tokens, prompts.block_size)
+    hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
+    blocks = {
+        "hit": hits,
+        "cold": known - seen,
+        "evicted": seen - cached,
+        "last_token": cached - hits,
+        "hash_unknown": full - known,
+    }
+    causes = {cause: count * prompts.block_size for cause, count in blocks.items()}
+    causes["partial_block"] = partial
+    nothing = np.zeros_like(tokens)
+    return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1), evictions.counts
+
+
+def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[Share]:
+    tokens = np.zeros((len(names), len(CAUSES)), np.int64)
+    np.add.at(tokens, place, causes)
+    requests = np.bincount(place, minlength=len(names))
+    return [
+        Share(
+            name=name,
+            requests=int(requests[row]),
+            input_tokens=int(tokens[row].sum()),
+            tokens=dict(zip(CAUSES, tokens[row].tolist(), strict=True)),
+        )
+        for row, name in enumerate(names)
+    ]
+
+
 def misses_as_json(found: Attribution, trace: str) -> dict[str, object]:
-    """What ``--json`` prints, and ``report curve`` draws."""
+    """Return the object that ``--json`` prints and ``report curve`` draws."""
     return {"kind": "misses", "trace": trace, **asdict(found)}
 
 
 def describe(found: Attribution) -> str:
     """Tables for a terminal: tokens by cause, in shares of each row's prompt tokens."""
-    size = "endless" if found.blocks is None else f"{found.blocks:,} blocks of {found.block_size} tokens"
+    size = size_text(found.usable_blocks, found.block_size)
     lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
     if found.rejected:
         lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
-    lines.append(f"{'':>{_WIDTH}} {'tokens':>14} " + " ".join(f"{cause.replace('_', ' '):>13}" for cause in CAUSES))
-    lines += [_row(share) for share in (found.total, *found.cohorts, *found.groups)]
+    headings = ["", "tokens", *(cause.replace("_", " ") for cause in CAUSES)]
+    lines += table_lines(headings, [_row(share) for share in (found.total, *found.cohorts, *found.groups)])
     if found.by is not None:
-        lines += _matrix(found)
+        lines += ["", f"blocks evicted by (row) and asked for again by (column), by {found.by}", *_matrix(found)]
     return "\n".join(lines)
 
 
-def _row(share: Share) -> str:
+def _row(share: Share) -> list[str]:
     whole = share.input_tokens or 1
-    cells = " ".join(f"{tokens / whole:>13.2%}" for tokens in share.tokens.values())
-    return f"{_short(share.name):>{_WIDTH}} {share.input_tokens:>14,} {cells}"
+    shares = (f"{tokens / whole:.2%}" for tokens in share.tokens.values())
+    return [_short(share.name), f"{share.input_tokens:,}", *shares]
 
 
 def _matrix(found: Attribution) -> list[str]:
-    """Who evicted whom, in blocks that were asked for again."""
-    names = [share.name for share in found.groups]
-    lines = ["", f"blocks evicted by (row) and asked for again by (column), by {found.by}"]
-    lines.append(f"{'':>{_WIDTH}} " + " ".join(f"{number:>9}" for number in range(1, len(names) + 1)))
-    for number, (name, row) in enumerate(zip(names, found.evictions, strict=True), 1):
-        lines.append(f"{number:>3} {_short(name, 4):>{_WIDTH - 4}} " + " ".join(f"{count:>9,}" for count in row))
-    return lines
+    """Table of blocks that one group evicted (row) and another asked for again (column)."""
+    numbers = [str(number) for number in range(1, len(found.groups) + 1)]
+    rows = [
+        [number, _short(share.name), *(f"{count:,}" for count in row)]
+        for number, share, row in zip(numbers, found.groups, found.evictions, strict=True)
+    ]
+    return table_lines(["", "", *numbers], rows)
 
 
-def _short(name: str, less: int = 0) -> str:
-    most = _WIDTH - less
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str) -> str:
+    return name if len(name) <= _WIDTH else name[: _WIDTH - 1] + "…"

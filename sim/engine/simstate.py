@@ -9,11 +9,13 @@ from typing import Any, cast
 import numpy as np
 
 from sim.kernels import layout
-from sim.kernels.layout import NONE, ChainPool, Draws, Records, Scheduler, SimState, Timeline
+from sim.kernels.layout import NONE, Draws, Pool, Records, Scheduler, SimState, Timeline
+from sim.kernels.pool import empty_pool
 from sim.latency.modelfile import Model
 from sim.latency.noise import normals_table, steps_stream, weights
 from sim.latency.terms import NUM_ROW_TERMS, NUM_STEP_TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
+from sim.vllm.rules import FREE_RULES
 from sim.workload.arrivals import NOBODY, Arrivals
 from sim.workload.chain import chain_places
 from tracefile.records.arrays import IntArray, UInt64Array
@@ -107,7 +109,7 @@ def _draws(ids: Sequence[str], model: Model, seed: int | None) -> Draws:
 
 def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     values = {
-        "append_all": config.free_rule == "append_all",
+        "free_rule": FREE_RULES.index(config.free_rule),
         "by_priority": config.scheduling_policy == "priority",
         "composes_ahead": config.async_scheduling,
         "placement": layout.PLACEMENTS.index(placement),
@@ -119,20 +121,11 @@ def _settings(config: EngineConfig, placement: FrontendPlacement) -> Records:
     return record
 
 
-def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds: int) -> ChainPool:
+def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds: int) -> Pool:
     """Lay out an empty pool. Arrays have a record per block, the most ever needed; unused parts take no memory."""
-    counts = np.zeros(1, layout.CHAIN_POOL)
-    counts["num_free"] = counts["num_unhashed"] = config.usable_blocks
-    slots = 1 << min(len(keys) + most_holds, config.usable_blocks, MOST_SLOTS).bit_length()
-    return ChainPool(
-        settings,
-        counts,
-        segments=np.zeros(config.num_gpu_blocks, layout.SEGMENT),
-        copies=np.zeros(config.num_gpu_blocks, layout.COPY),
-        holds=np.zeros(most_holds + 1, layout.HOLD),
-        table=np.zeros(slots, np.int32),
-        keys=keys,
-    )
+    usable = config.usable_blocks
+    slots = 1 << min(len(keys) + most_holds, usable, MOST_SLOTS).bit_length()
+    return empty_pool(settings, usable, keys, records=usable, holds=most_holds, slots=slots)
 
 
 def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, IntArray]:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from sim.engine.results import RequestResult, results_in
 from sim.engine.simstate import arrival_heap, lay_out
 from sim.kernels import layout
-from sim.kernels.chainpool import KNOWN
-from sim.kernels.layout import NONE, ChainPool, Records, SimState
+from sim.kernels.layout import NONE, Pool, Records, SimState
 from sim.kernels.loop import FULL, NOT_CHAINED, run
+from sim.kernels.pool import with_keys
 from sim.latency.modelfile import Model
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import NOBODY, Arrivals
@@ -277,17 +277,12 @@ def _move_queue(before: Records, after: Records, moved_to: IntArray) -> None:
     after["previous_waiting"][moved] = np.roll(moved, 1)
 
 
-def _moved_pool(before: ChainPool, after: ChainPool) -> ChainPool:
+def _moved_pool(before: Pool, after: Pool) -> Pool:
     """Move cached and held blocks; their keys follow those of the requests."""
-    used = before.segments[1 : int(before.counts["num_segments"][0]) + 1]
-    known = used["kind"] == KNOWN
-    starts, lengths = used["start"][known], (used["end"] - used["start"])[known]
-    keys = before.keys[chain_places(used["base"][known] + starts, lengths)]
-    used["base"][known] = len(after.keys) + np.cumsum(lengths) - lengths - starts
     num_holds = int(before.counts["num_holds"][0])
     holds = np.zeros(max(len(after.holds), num_holds + 1), layout.HOLD)
     holds[: num_holds + 1] = before.holds[: num_holds + 1]
-    return before._replace(holds=holds, keys=np.append(after.keys, keys))
+    return with_keys(before, after.keys)._replace(holds=holds)
 
 
 def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from sim.latency.modelfile import Model, engine_with
-from sim.vllm.config import EngineConfig, FreeRule
+from sim.vllm.config import EngineConfig
+from sim.vllm.rules import FREE_RULES
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import linked_records
 from sim.workload.arrivals import Arrivals, plan_arrivals
@@ -219,10 +220,10 @@ def _rate(word: str) -> float:
 
 
 def _rule(word: str) -> str:
-    if word not in get_args(FreeRule):
+    if word not in FREE_RULES:
         raise InputError(f"--free-rule: {word!r}; expected {_rules()}")
     return word
 
 
 def _rules() -> str:
-    return " or ".join(get_args(FreeRule))
+    return " or ".join(FREE_RULES)

@@ -1,9 +1,9 @@
 """Block boundaries of requests that only decode: each request fills a block and takes a new one every ``block_size``
 steps, and nothing else happens in between. So the scheduler need not compose those steps."""
 
-from sim.kernels.chainpool import publish, take
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import Scheduler
+from sim.kernels.pool import publish, take
 from sim.kernels.scheduler import count_hashed
 
 

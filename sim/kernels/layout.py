@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tracefile.hashing import splitmix64
-from tracefile.records.arrays import FloatArray
+from tracefile.records.arrays import FloatArray, UInt64Array
 
 Records = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
 
-LATENCY = Path(__file__).parent.parent / "latency"
-SHARED = (LATENCY / "noise.py", LATENCY / "terms.py", Path(splitmix64.__file__))
+SIM = Path(__file__).parent.parent
+SHARED = (
+    *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/rules.py")),
+    Path(splitmix64.__file__),
+)
 """Sources outside this folder that are compiled too."""
 
 
@@ -52,10 +54,8 @@ def record(integers: str, times: str = "") -> np.dtype[np.void]:
 
 SETTINGS = record(
     "block_size max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill by_priority "
-    "enable_prefix_caching append_all composes_ahead placement usable_blocks max_tokens"
+    "enable_prefix_caching free_rule composes_ahead placement usable_blocks max_tokens"
 )
-BLOCK = record("next_free previous_free references key next_twin previous_twin")
-POOL = record("num_free evicted_blocks")
 SEGMENT = record("kind base start end first_key copy next_in_slot")
 """Blocks ``start`` to ``end`` of a chain, whose key number d is ``keys[base + d]``. ``copy``: the first in line; of a
 free segment, the next free one."""
@@ -64,12 +64,13 @@ COPY = record("segment references deeper before after previous_twin next_twin")
 next."""
 HOLD = record("copy end next")
 """Blocks of a chain up to ``end`` that a request holds, from where its hold before ends."""
-CHAIN_POOL = record(
+POOL = record(
     "num_free num_unhashed num_segments free_segment num_copies free_copy num_holds free_hold evicted_blocks "
-    "not_chained"
+    "num_twins not_chained"
 )
 """``num_unhashed``: blocks at the queue's head that hold nothing known; ``num_…``: records used so far, those that are
-free again in lists from ``free_…`` on; ``not_chained``: a key was met at two depths."""
+free again in lists from ``free_…`` on; ``num_twins``: copies but for the first of each segment; ``not_chained``: a key
+was met at two depths."""
 REQUEST = record(
     "prompt_tokens last_token num_tokens num_computed room_tokens next_full num_hashed num_blocks placeholders "
     "steps_in_flight stale_steps cached_tokens preemptions state next_waiting previous_waiting priority "
@@ -101,23 +102,11 @@ beside the next step."""
 
 
 class Pool(NamedTuple):
-    """The free queue and the prefix cache by blocks. Block 0 is the null block and both ends of the queue."""
+    """The free queue and the prefix cache, by segments of chains."""
 
     settings: Records
     counts: Records
     """One of POOL."""
-    blocks: Records
-    """BLOCK by block id."""
-    first_block: Ints
-    """By key: the block that lookups get; 0: not cached."""
-
-
-class ChainPool(NamedTuple):
-    """The free queue and the prefix cache by segments of chains."""
-
-    settings: Records
-    counts: Records
-    """One of CHAIN_POOL."""
     segments: Records
     """SEGMENT by number, from 1 on."""
     copies: Records
@@ -126,7 +115,7 @@ class ChainPool(NamedTuple):
     """HOLD by number, from 1 on."""
     table: Ints
     """By a first key's slot, of 2**n: the segment entered last; it leads to the others."""
-    keys: Keys
+    keys: UInt64Array
     """What is known of every request's chain and of every segment's."""
 
 
@@ -134,7 +123,7 @@ class Scheduler(NamedTuple):
     """Requests waiting and running on the pool."""
 
     settings: Records
-    pool: ChainPool
+    pool: Pool
     requests: Records
     """REQUEST by place in the workload; one more, the two ends of the waiting line."""
     running: Places

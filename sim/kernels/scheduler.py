@@ -7,16 +7,21 @@ arrays that it needs: handing over all of them takes longer than the work.
 
 from typing import Any
 
-from sim.kernels.chainpool import hold, lookup, publish, release, take
 from sim.kernels.compiling import kernel
 from sim.kernels.layout import FINISHED, RUNNING, WAITING, Scheduler
+from sim.kernels.pool import hold, lookup, publish, release, take
+from sim.vllm import rules
+
+_lookup_limit = kernel(rules.lookup_limit)
+_blocks_for = kernel(rules.blocks_for)
+_blocks_needed = kernel(rules.blocks_needed)
 
 
 @kernel
 def accepts(scheduler: Scheduler, place: int) -> bool:
     """Whether the request could ever finish: its tokens fit the model's length and, alone, the pool."""
     settings, last_token = scheduler.settings[0], scheduler.requests[place].last_token
-    blocks = -(-(last_token - 1) // settings.block_size)
+    blocks = _blocks_for(last_token - 1, settings.block_size)
     return bool(last_token <= settings.max_tokens and blocks <= settings.usable_blocks)
 
 
@@ -144,12 +149,13 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
         following = request.next_waiting
         if request.stale_steps > 0:
             continue  # a token of before its preemption is still to come; the next in line may go first
-        hits, idle = lookup(pool, request, (request.num_tokens - 1) // block_size)
+        hits, idle = lookup(pool, request, _lookup_limit(request.num_tokens, block_size))
         tokens = min(request.num_tokens - hits * block_size, most)
         if not chunks and tokens > budget:
             break
         tokens = min(tokens, budget)
-        if -(-request.num_tokens // block_size) - hits + idle > pool.counts[0].num_free:
+        blocks = _blocks_for(request.num_tokens, block_size)
+        if _blocks_needed(blocks, hits, idle) > pool.counts[0].num_free:
             break
         _leave_queue(scheduler, place)
         scheduler.running[state.num_running] = place
@@ -251,7 +257,7 @@ def _record_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None
 def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
     """Give a request blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
     request, pool, block_size = scheduler.requests[place], scheduler.pool, scheduler.settings[0].block_size
-    lacking = -(-end // block_size) - request.num_blocks
+    lacking = _blocks_for(end, block_size) - request.num_blocks
     if lacking > 0:
         if lacking > pool.counts[0].num_free:
             return False

@@ -10,6 +10,8 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from sim.sglang.config import RadixConfig
+
 
 class RadixNode:
     """Tokens ``start`` to ``end`` of a chain; the root has none."""
@@ -205,3 +207,68 @@ class RadixTree:
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
+
+
+class RadixPool:
+    """SGLang's KV pool between requests, one at a time: the tree, and when the scheduler evicts from it.
+
+    Everything in it is cached. What a request holds beside that is freed at its end.
+    """
+
+    __slots__ = ("_chunk", "_page", "_room", "tree")
+
+    def __init__(self, config: RadixConfig, block_size: int) -> None:
+        self.tree = RadixTree(block_size)
+        self._page = config.page_size
+        self._chunk = config.chunked_prefill_size
+        room = config.max_total_num_tokens
+        self._room = None if room is None else self._whole_pages(room)
+
+    def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
+        """Return whether a request alone fits. SGLang keeps a page and a token back, and would cut its output short."""
+        return self._room is None or self._started_pages(prompt_tokens) + output_tokens + self._page < self._room
+
+    def run(self, keys: Sequence[int], prompt_tokens: int, computed_tokens: int) -> int:
+        """Run a request that fits, from lookup to end, and return how many tokens of its prompt hit.
+
+        ``keys`` are the hashes of every block it computes a token of, ``computed_tokens`` all of these.
+        """
+        tree = self.tree
+        node = tree.match(keys, self._whole_pages(prompt_tokens - 1))
+        tree.lock(node)
+        hits = done = node.end
+        while done < prompt_tokens:
+            chunk = min(prompt_tokens - done, self._chunk or prompt_tokens)
+            self._make_room(done, chunk + (self._page if self._page > 1 else 0))
+            done += chunk
+            if done < computed_tokens:
+                node = self._checkpoint(node, keys, done)
+        if computed_tokens > prompt_tokens:
+            # Each decode step makes room for a page, whether it begins one or not: the last is the most demanding.
+            begun = self._started_pages(computed_tokens - 1) - self._started_pages(prompt_tokens)
+            self._make_room(prompt_tokens, begun + self._page)
+        node = self._checkpoint(node, keys, computed_tokens)
+        if 0 < self._whole_pages(prompt_tokens) < node.end:
+            tree.insert(keys, self._whole_pages(prompt_tokens))
+        tree.unlock(node)
+        return hits
+
+    def _checkpoint(self, node: RadixNode, keys: Sequence[int], tokens: int) -> RadixNode:
+        """Cache the whole pages of what is computed, and lock that instead of ``node``."""
+        reached = self.tree.insert(keys, self._whole_pages(tokens))
+        self.tree.unlock(node)
+        self.tree.lock(reached)
+        return reached
+
+    def _make_room(self, done: int, tokens: int) -> None:
+        """Evict until ``tokens`` are free beside the tree and the started page of a request's ``done`` tokens."""
+        if self._room is None:
+            return
+        started = self._started_pages(done) - self._whole_pages(done)
+        self.tree.evict(tokens - (self._room - self.tree.tokens - started))
+
+    def _whole_pages(self, tokens: int) -> int:
+        return tokens // self._page * self._page
+
+    def _started_pages(self, tokens: int) -> int:
+        return -(-tokens // self._page) * self._page

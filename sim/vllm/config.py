@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sim.vllm.rules import FreeRule
 from tracefile.records.errors import InputError
 
 SchedulingPolicy = Literal["fcfs", "priority"]
-"""Who is served next: whoever came first, or the smallest ``priority`` and of these whoever came first."""
-FreeRule = Literal["vllm", "append_all"]
-"""Where a freed block goes. ``vllm``: hashed to the queue's tail, unhashed to its head; ``append_all``: all to the
-tail, as vLLM did before."""
+"""Order of the waiting requests: by arrival, or by ``priority`` (the smallest first) and then by arrival."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

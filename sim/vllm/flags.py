@@ -3,7 +3,8 @@
 import argparse
 from typing import Any, get_args
 
-from sim.vllm.config import FreeRule, SchedulingPolicy
+from sim.vllm.config import SchedulingPolicy
+from sim.vllm.rules import FREE_RULES, FreeRule
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +28,22 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action=either,
         help="compute a prompt over several steps; if not, it waits for a step with room for all of it",
     )
-    add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="who is served next")
+    add("--scheduling-policy", choices=get_args(SchedulingPolicy), help="order in which waiting requests are served")
     add("--prefix-caching", dest="enable_prefix_caching", action=either, help="share prefixes")
     add("--async-scheduling", action=either, help="compose a step while the one before it runs")
-    add("--free-rule", choices=get_args(FreeRule), help="where a freed block goes (append_all: older vLLM)")
+    add_free_rule(settings)
+
+
+def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None = None) -> None:
+    """Flag of the rule that says where a freed block goes."""
+    told = "" if default is None else f" (default {default})"
+    parser.add_argument(
+        "--free-rule",
+        choices=FREE_RULES,
+        default=default,
+        help="where freed blocks without a hash go: the free queue's head (vllm) or its tail (append_all, older "
+        f"vLLM){told}",
+    )
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

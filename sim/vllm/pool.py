@@ -11,7 +11,7 @@ before the root; blocks with a hash join the tail (least recently freed is evict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from sim.vllm.config import FreeRule
+from sim.vllm.rules import FREE_RULES, FreeRule, goes_to_tail
 
 
 class BlockPool:
@@ -21,8 +21,8 @@ class BlockPool:
     """
 
     __slots__ = (
-        "_append_unhashed",
         "_cached",
+        "_free_rule",
         "_key",
         "_next_free",
         "_next_twin",
@@ -48,7 +48,7 @@ class BlockPool:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_free = num_gpu_blocks - 1
         self.evicted_blocks = 0
-        self._append_unhashed = free_rule == "append_all"
+        self._free_rule = FREE_RULES.index(free_rule)
         self._references = [0] * num_gpu_blocks
         self._key: list[int | None] = [None] * num_gpu_blocks
         self._next_free = [*range(1, num_gpu_blocks), 0]
@@ -126,8 +126,8 @@ class BlockPool:
         for block in reversed(blocks):
             references[block] -= 1
             if references[block] == 0:
-                reuse_last = self._append_unhashed or keys[block] is not None
-                (to_tail if reuse_last else to_head).append(block)
+                is_hashed = keys[block] is not None
+                (to_tail if goes_to_tail(self._free_rule, is_hashed) else to_head).append(block)
         self._link_after(0, to_head)
         self._link_after(self._previous_free[0], to_tail)
 

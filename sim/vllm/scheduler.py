@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
+from sim.vllm.rules import blocks_for, blocks_needed, lookup_limit
 
 
 class Scheduled(NamedTuple):
@@ -88,7 +89,7 @@ class Scheduler:
 
     def accepts(self, request: Request) -> bool:
         """Whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
-        blocks = -(-(request.last_token - 1) // self.config.block_size)
+        blocks = blocks_for(request.last_token - 1, self.config.block_size)
         return request.last_token <= self._max_tokens and blocks <= self.config.usable_blocks
 
     def add(self, request: Request) -> None:
@@ -197,12 +198,13 @@ class Scheduler:
                 # A token of before its preemption is still to come; the next in line may go first.
                 skipped.append(waiting.popleft())
                 continue
-            hits = pool.lookup(request.hashes, (request.num_tokens - 1) // block_size)
+            hits = pool.lookup(request.hashes, lookup_limit(request.num_tokens, block_size))
             tokens = min(request.num_tokens - len(hits) * block_size, most)
             if not chunks and tokens > budget:
                 break
             tokens = min(tokens, budget)
-            if self._need(request.num_tokens, hits) > pool.num_free:
+            blocks = blocks_for(request.num_tokens, block_size)
+            if blocks_needed(blocks, len(hits), pool.count_idle(hits)) > pool.num_free:
                 break
             waiting.popleft()
             running.append(request)
@@ -255,11 +257,6 @@ class Scheduler:
         else:
             self.waiting.append(request)
 
-    def _need(self, num_tokens: int, hits: list[int]) -> int:
-        """Rule 8 for a request that holds nothing: free blocks that admitting it would use up."""
-        blocks = -(-num_tokens // self.config.block_size)
-        return blocks - len(hits) + self.pool.count_idle(hits)
-
     def _adopt(self, request: Request, hits: list[int]) -> None:
         """Give an admitted request the blocks it hit."""
         self.pool.hold(hits)
@@ -275,7 +272,7 @@ class Scheduler:
 
     def _extend(self, request: Request, end: int) -> bool:
         """Give ``request`` blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
-        lacking = -(-end // self.config.block_size) - len(request.blocks)
+        lacking = blocks_for(end, self.config.block_size) - len(request.blocks)
         if lacking > 0:
             if lacking > self.pool.num_free:
                 return False
@@ -338,7 +335,7 @@ class Scheduler:
             assert request.num_computed == 0, f"{request.request_id} waits and has computed tokens"
         for request in self.running:
             assert request.state == "running", f"{request.request_id} runs as {request.state}"
-            held = -(-request.num_computed // self.config.block_size)
+            held = blocks_for(request.num_computed, self.config.block_size)
             assert len(request.blocks) == held, f"{request.request_id} holds {len(request.blocks)} of {held} blocks"
             assert request.num_hashed <= request.num_computed // self.config.block_size
             assert request.num_computed <= request.num_tokens + request.placeholders

@@ -81,12 +81,12 @@ def said(capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int]
 @pytest.mark.parametrize(
     "question",
     [
-        ("pool", "--blocks", "200", "--json"),
-        ("pool", "--object-lru", "--blocks", "200", "--json"),
-        ("pool", "--engine", "sglang", "--blocks", "200", "--json"),
+        ("pool", "--num-gpu-blocks", "201", "--json"),
+        ("pool", "--object-lru", "--num-gpu-blocks", "201", "--json"),
+        ("pool", "--engine", "sglang", "--num-gpu-blocks", "201", "--json"),
         ("curve", "--json"),
         ("curve", "--by", "session", "--json"),
-        ("misses", "--blocks", "200", "--json"),
+        ("misses", "--num-gpu-blocks", "201", "--json"),
         ("reuse", "--json"),
         ("what-if", "--latency-model", "model.json", "--num-gpu-blocks", "300,600", "--members", "3", "--json"),
     ],

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.attribution import CAUSES, attribute, read_requests
-from sim.cache.pool import count_pool_hits
-from sim.vllm.config import FreeRule
+from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
 from sim.vllm.pool import BlockPool
+from sim.vllm.rules import FreeRule
+from sim.workload.batchplan import hashed_batches
 from sim.workload.chain import Chains, tokens_computed
 from sim.workload.groups import Grouping
+from tests.sim.oracles.onebyone import plain_hits
+from tracefile.files.reading import open_trace
+from tracefile.records.batches import RecordBatch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
@@ -102,14 +105,19 @@ class SlowAttribution:
         return "last_token" if place == hits == ((one.prompt_tokens or 0) - 1) // 4 else "behind_miss"
 
 
+def prompts(records: list[Record], by: Grouping | None = None) -> Prompts:
+    batch = RecordBatch(records)
+    return lay_out([(batch, batch.hashes())], Chains(META), by)
+
+
 @settings(max_examples=200, deadline=None)
 @given(traces(), st.integers(1, 12), st.sampled_from(["vllm", "append_all"]))
 def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record], usable: int, rule: FreeRule) -> None:
     by = Grouping(by="session")
-    found = attribute(read_requests(records, Chains(META), by), usable, rule, by)
+    found = attribute(prompts(records, by), usable, rule, by)
     slow = SlowAttribution(records, usable, rule)
     assert found.total.tokens == {**NOTHING, **slow.causes}
-    counts = count_pool_hits(records, Chains(META), BlockPool(usable + 1, 4, rule))
+    counts = plain_hits(records, Chains(META), usable, rule)
     assert found.total.tokens["hit"] == counts.hit_tokens
     assert (found.rejected, found.total.input_tokens) == (counts.rejected, counts.input_tokens)
     names = [share.name for share in found.groups]
@@ -127,8 +135,8 @@ def test_causes_and_evictions_are_those_of_the_plain_pool(records: list[Record],
 
 @settings(max_examples=50, deadline=None)
 @given(traces())
-def test_an_endless_cache_evicts_nothing(records: list[Record]) -> None:
-    found = attribute(read_requests(records, Chains(META)), None, "append_all")
+def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
+    found = attribute(prompts(records), None, "append_all")
     slow = SlowAttribution(records, 10_000, "append_all")
     assert found.total.tokens == {**NOTHING, **slow.causes}
     assert found.total.tokens["evicted"] == 0
@@ -139,22 +147,22 @@ def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     # Four blocks. r1: 2 cold, 1 token over. r2: 2 hits, 1 cold. r3: 2 hits; its third block is there, but it ends the
     # prompt. r4: 1 cold, 1 over; it takes both copies of block 3. r5: 9 and 10 hit, 2 over; it takes block 2's place.
     # r6: hits 1; 2 was evicted by r5, 3 by r4; 1 over.
-    assert main(["misses", SIX, "--blocks", "4", "--json"]) == 0
+    assert main(["misses", SIX, "--num-gpu-blocks", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     causes = {"cold": 16, "evicted": 8, "behind_miss": 0, "last_token": 4, "partial_block": 5, "hash_unknown": 0}
     assert found["total"]["tokens"] == {"hit": 28, **causes}
     assert found["total"]["input_tokens"] == 61
     assert [(share["name"], share["requests"]) for share in found["cohorts"]] == [("turn unknown", 6)]
-    assert main(["misses", SIX, "--blocks", "4", "--by", "prefix", "--json"]) == 0
+    assert main(["misses", SIX, "--num-gpu-blocks", "5", "--by", "prefix", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [share["name"] for share in found["groups"]] == ["1", "9"]
     assert found["evictions"] == [[0, 0], [2, 0]]
 
 
 def test_the_command_prints_shares_and_who_evicted_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["misses", SIX, "--blocks", "4", "--by", "prefix"]) == 0
+    assert main(["misses", SIX, "--num-gpu-blocks", "5", "--by", "prefix"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 blocks of 4 tokens: 61 prompt tokens of 6 requests, by cause"
+    assert lines[0] == "4 usable blocks of 4 tokens: 61 prompt tokens of 6 requests, by cause"
     assert lines[2].split()[:5] == ["all", "61", "45.90%", "26.23%", "13.11%"]
     assert lines[-1].split() == ["2", "9", "2", "0"]
 
@@ -171,7 +179,7 @@ def test_tenants_are_what_a_field_says() -> None:
     bare = record(1, [1] * 8, 8)
     for field, expected in (("headers.x-team", "blue"), ("lora", "adapter"), ("extra.customer", "7")):
         by = Grouping(by="tenant", tenant_field=field)
-        found = attribute(read_requests([one, bare], Chains(META), by), None, "vllm", by)
+        found = attribute(prompts([one, bare], by), None, "vllm", by)
         assert [share.name for share in found.groups] == [expected, "unknown"]
 
 
@@ -185,12 +193,8 @@ def test_mooncake_hits_are_those_of_sim_pool() -> None:
     folder = os.environ.get("KVTAPE_DATA")
     if not folder:
         pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    from sim.workload.chain import hashed_records
-    from tracefile.files.reading import open_trace
-
     with open_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl") as reader:
-        requests = read_requests(hashed_records(reader), Chains(reader.meta))
-    found = attribute(requests, 10_000)
+        found = attribute(lay_out(hashed_batches(reader), Chains(reader.meta)), 10_000)
     assert found.total.tokens["hit"] == 61_238 * 512
     assert found.total.input_tokens == 144_793_823
     assert found.total.tokens["hit"] + found.total.tokens["evicted"] == 105_592 * 512

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.pool import ObjectLru, count_endless_hits, count_pool_hits
+from sim.cache.pool import ObjectLru
 from sim.vllm.config import EngineConfig
-from sim.vllm.pool import BlockPool
 from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler
 from sim.workload.chain import FIRST_PRIVATE, Chains
+from tests.sim.oracles.onebyone import compiled_hits, plain_hits
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
@@ -37,7 +37,7 @@ def pool(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_endless_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unlimited_cache(capsys: pytest.CaptureFixture[str]) -> None:
     # r2 and r3 hit 2 (their third block holds their last token), r5 hits r4's prompt and answer, r6 all 3.
     assert pool(capsys, SIX) == {
         "requests": 6,
@@ -48,7 +48,7 @@ def test_endless_cache(capsys: pytest.CaptureFixture[str]) -> None:
         "hit_tokens": 36,
         "evicted_blocks": 0,
         "block_size": 4,
-        "blocks": None,
+        "usable_blocks": None,
         "hit_rate": 36 / 61,
     }
 
@@ -58,21 +58,21 @@ def test_endless_cache(capsys: pytest.CaptureFixture[str]) -> None:
     [
         # Free order after each request, vllm: 3421, 4321, 3421, 2143, 2143. r4 takes both copies of block 3's key,
         # r5 evicts key 2, so r6 hits only key 1 and its three other blocks evict 9 and 10.
-        ("4", "vllm", (7, 5, 0)),
+        (4, "vllm", (7, 5, 0)),
         # append_all: 4321, 3421, 4321, 2134, 1234; the same hits by another order.
-        ("4", "append_all", (7, 5, 0)),
+        (4, "append_all", (7, 5, 0)),
         # r6 holds 4 blocks and never fits; r3 evicts key 3 by recomputing it, r4 keys 3 and 2, r5 key 1.
-        ("3", "vllm", (6, 4, 1)),
-        ("100", "vllm", (9, 0, 0)),
+        (3, "vllm", (6, 4, 1)),
+        (100, "vllm", (9, 0, 0)),
     ],
 )
 def test_small_pools_by_hand(
-    capsys: pytest.CaptureFixture[str], blocks: str, rule: str, expected: tuple[int, int, int]
+    capsys: pytest.CaptureFixture[str], blocks: int, rule: str, expected: tuple[int, int, int]
 ) -> None:
-    found = pool(capsys, SIX, "--blocks", blocks, "--free-rule", rule)
+    found = pool(capsys, SIX, "--num-gpu-blocks", str(blocks + 1), "--free-rule", rule)
     assert (found["hit_blocks"], found["evicted_blocks"], found["rejected"]) == expected
     assert found["hit_tokens"] == 4 * found["hit_blocks"]
-    assert found["blocks"] == int(blocks)
+    assert found["usable_blocks"] == blocks
 
 
 def test_a_coarser_block_size_takes_every_second_hash(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +93,10 @@ def test_object_lru_knows_no_prefixes(capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "hits"),
     [
         ([], 105_592),
-        (["--blocks", "1000"], 12_878),
-        (["--blocks", "10000"], 61_238),
-        (["--blocks", "50000"], 102_226),
-        (["--blocks", "10000", "--free-rule", "append_all"], 59_208),
+        (["--num-gpu-blocks", "1001"], 12_878),
+        (["--num-gpu-blocks", "10001"], 61_238),
+        (["--num-gpu-blocks", "50001"], 102_226),
+        (["--num-gpu-blocks", "10001", "--free-rule", "append_all"], 59_208),
     ],
 )
 def test_mooncake_conversation(capsys: pytest.CaptureFixture[str], arguments: list[str], hits: int) -> None:
@@ -107,7 +107,7 @@ def test_mooncake_conversation(capsys: pytest.CaptureFixture[str], arguments: li
 
 def test_mooncake_object_lru_over_the_published_ids(capsys: pytest.CaptureFixture[str]) -> None:
     # The published figure counts every id, the partial last block's too, some of which repeat.
-    assert pool(capsys, str(mooncake()), "--object-lru", "--blocks", "10000")["hit_blocks"] == 60_921
+    assert pool(capsys, str(mooncake()), "--object-lru", "--num-gpu-blocks", "10001")["hit_blocks"] == 60_921
     objects = ObjectLru(10_000)
     with mooncake().open() as lines:
         assert sum(objects.access(json.loads(line)["hash_ids"]) for line in lines) == 60_921
@@ -129,7 +129,7 @@ def traffic(draw: st.DrawFn) -> list[Record]:
 @given(traffic(), st.integers(8, 20))
 def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable: int) -> None:
     meta = Meta(block_size=4)
-    found = count_pool_hits(records, Chains(meta), BlockPool(usable + 1, 4))
+    found = plain_hits(records, Chains(meta), usable)
     chains = Chains(meta)
     scheduler = Scheduler(EngineConfig(num_gpu_blocks=usable + 1, block_size=4, max_num_batched_tokens=5))
     for record in records:
@@ -142,11 +142,11 @@ def test_one_at_a_time_is_what_the_scheduler_does(records: list[Record], usable:
 
 
 @given(traffic())
-def test_a_pool_that_never_evicts_is_endless(records: list[Record]) -> None:
+def test_a_pool_that_never_evicts_is_unlimited(records: list[Record]) -> None:
     meta = Meta(block_size=4)
-    roomy = count_pool_hits(records, Chains(meta), BlockPool(200, 4))
-    endless = count_endless_hits(records, Chains(meta))
-    assert (roomy.hit_blocks, roomy.evicted_blocks) == (endless.hit_blocks, 0)
+    roomy = plain_hits(records, Chains(meta), 199)
+    unlimited = compiled_hits(records, Chains(meta), None)
+    assert (roomy.hit_blocks, roomy.evicted_blocks) == (unlimited.hit_blocks, 0)
 
 
 def record(**fields: Any) -> Record:
@@ -182,8 +182,11 @@ def test_a_torn_last_line_is_read_around_and_said(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--blocks", "0"], "--blocks: '0'; expected a positive number of blocks or inf"),
-        (["--blocks", "many"], "--blocks: 'many'; expected"),
+        (
+            ["--num-gpu-blocks", "1"],
+            "--num-gpu-blocks: '1'; expected 2 or more blocks, the null block included",
+        ),
+        (["--num-gpu-blocks", "many"], "--num-gpu-blocks: 'many'; expected"),
         (["--block-size", "6"], "block size 6: not a multiple of the trace's 4"),
         (["--block-size", "0"], "--block-size: 0; expected a positive number"),
     ],
@@ -214,15 +217,18 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_sim_pool_imports_neither_a_compiler_nor_a_server() -> None:
-    code = (
-        "import sys; from sim.__main__ import main; main(sys.argv[1:]); print({'numba', 'fastapi'} & set(sys.modules))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "pool", SIX, "--blocks", "4"], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.splitlines() == [
-        "4 blocks of 4 tokens: 28 of 61 input tokens hit (45.90%)",
+def test_sim_pool_says_how_many_blocks_are_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", SIX, "--num-gpu-blocks", "5"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "4 usable blocks of 4 tokens: 28 of 61 input tokens hit (45.90%)",
         "7 of 14 full prompt blocks, 5 evicted, 6 requests",
-        "set()",
     ]
+
+
+@pytest.mark.parametrize(("flags", "unwanted"), [((), {"fastapi"}), (("--object-lru",), {"numba", "fastapi"})])
+def test_sim_pool_imports_no_server_and_no_needless_compiler(flags: tuple[str, ...], unwanted: set[str]) -> None:
+    code = f"import sys; from sim.__main__ import main; main(sys.argv[1:]); print({unwanted} & set(sys.modules))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "pool", SIX, *flags], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-1] == "set()"

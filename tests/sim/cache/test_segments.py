@@ -1,22 +1,18 @@
-"""The pool by segments against the pool block by block, and the plain LRU likewise: the same hits and evictions."""
+"""The compiled pool by segments against the plain pool block by block: the same hits and evictions."""
 
 import itertools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cache import segmentpool
-from sim.cache.objectlru import find_paths, object_hits
-from sim.cache.pool import HitCounts, ObjectLru, count_pool_hits, count_segment_hits
-from sim.vllm.config import FreeRule
-from sim.vllm.pool import BlockPool
+from sim.cache import onebyone
+from sim.vllm.rules import FreeRule
 from sim.workload.chain import Chains
+from tests.sim.oracles.onebyone import compiled_hits, plain_hits
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, load_trace
 
 BLOCK = 4
@@ -51,51 +47,30 @@ def traffic(draw: st.DrawFn) -> list[Record]:
     return records
 
 
-def by_blocks(records: Sequence[Record], usable: int, rule: FreeRule) -> HitCounts:
-    chains = Chains(Meta(block_size=BLOCK))
-    return count_pool_hits(records, chains, BlockPool(usable + 1, BLOCK, rule))
-
-
 @settings(max_examples=300, deadline=None)
 @given(traffic(), st.integers(2, 60), st.sampled_from(get_args(FreeRule)), st.sampled_from([1, 3, 100]))
 def test_segments_hit_and_evict_what_blocks_do(records: list[Record], usable: int, rule: FreeRule, batch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segmentpool, "BATCH", batch)  # between batches the keys move
-        patch.setattr(segmentpool, "FIRST_ROOM", 4)  # and the arrays grow
-        found = count_segment_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule)
-    assert found == by_blocks(records, usable, rule)
+        patch.setattr(onebyone, "FIRST_ROOM", 16)  # the arrays grow; between batches the keys move
+        found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule, batch)
+    assert found == plain_hits(records, Chains(Meta(block_size=BLOCK)), usable, rule)
 
 
 @settings(max_examples=100, deadline=None)
 @given(traffic())
-def test_an_endless_cache_evicts_nothing(records: list[Record]) -> None:
-    found = count_segment_hits(records, Chains(Meta(block_size=BLOCK)), None, "vllm")
-    roomy = by_blocks(records, 10_000, "vllm")
-    assert (found.hit_blocks, found.evicted_blocks, found.blocks) == (roomy.hit_blocks, 0, None)
-
-
-@settings(max_examples=300, deadline=None)
-@given(traffic(), st.integers(1, 40))
-def test_spans_are_single_blocks_to_a_plain_lru(records: list[Record], capacity: int) -> None:
-    chains = [[*(record.block_hashes or ()), *(record.output_block_hashes or ())] for record in records]
-    oracle = ObjectLru(capacity)
-    expected = [oracle.access(chain) for chain in chains]
-    starts = np.cumsum([0, *map(len, chains)])
-    keys = np.array([key for chain in chains for key in chain], np.uint64)
-    hits, evicted = object_hits(find_paths(keys, starts), capacity)
-    assert (hits.tolist(), evicted) == (expected, oracle.evicted)
+def test_an_unlimited_cache_evicts_nothing(records: list[Record]) -> None:
+    found = compiled_hits(records, Chains(Meta(block_size=BLOCK)), None)
+    roomy = plain_hits(records, Chains(Meta(block_size=BLOCK)), 10_000)
+    assert (found.hit_blocks, found.evicted_blocks, found.usable_blocks) == (roomy.hit_blocks, 0, None)
 
 
 def test_ids_that_form_no_chains_are_refused() -> None:
-    keys, starts = np.array([1, 2, 1, 3, 2, 4], np.uint64), np.array([0, 2, 4, 6])
-    with pytest.raises(InputError, match="occurs at two depths"):
-        find_paths(keys, starts)
     records = [
         Record(request_id=RequestId("r"), prompt_tokens=9, output_tokens=1, block_hashes=chain)
         for chain in ([BlockHash(1), BlockHash(2)], [BlockHash(1), BlockHash(3)], [BlockHash(2), BlockHash(4)])
     ]
     with pytest.raises(InputError, match="occurs at two depths"):
-        count_segment_hits(records, Chains(Meta(block_size=BLOCK)), 10, "vllm")
+        compiled_hits(records, Chains(Meta(block_size=BLOCK)), 10)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +88,4 @@ def test_known_answers(usable: int | None, rule: FreeRule, hit_blocks: int) -> N
     if not folder:
         pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
     meta, records = load_trace(Path(folder) / "mooncake" / "conversation_trace.jsonl")
-    assert count_segment_hits(records, Chains(meta), usable, rule).hit_blocks == hit_blocks
+    assert compiled_hits(records, Chains(meta), usable, rule).hit_blocks == hit_blocks

@@ -16,7 +16,8 @@ from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.noise import LEVELS, Noise
 from sim.latency.terms import FrontendPlacement
-from sim.vllm.config import EngineConfig, FreeRule, SchedulingPolicy
+from sim.vllm.config import EngineConfig, SchedulingPolicy
+from sim.vllm.rules import FreeRule
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import FIRST_PRIVATE
 from sim.workload.interning import intern_chains

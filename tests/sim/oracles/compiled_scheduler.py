@@ -8,7 +8,7 @@ import numpy as np
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
-from sim.kernels.chainpool import KNOWN, NONE, QUEUE, UNHASHED
+from sim.kernels.pool import KNOWN, NONE, QUEUE, UNHASHED
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.radixpool import RadixPool
-from sim.sglang.radix import RadixTree
-from sim.sglang.radixconfig import RadixConfig
+from sim.sglang.config import RadixConfig
+from sim.sglang.radix import RadixPool, RadixTree
 from tests.sim.cache.test_pool_command import SIX, mooncake
 from tracefile.records.errors import InputError
 
@@ -168,7 +167,7 @@ def test_endless_cache_on_six_requests(capsys: pytest.CaptureFixture[str]) -> No
         (["--page-size", "6", "--chunked-prefill-size", "-1"], "--page-size: 6 neither divides"),
         (["--page-size", "0"], "--page-size: 0; expected"),
         (["--kv-tokens", "0"], "--kv-tokens: 0; expected"),
-        (["--kv-tokens", "64", "--blocks", "16"], "expected one of them"),
+        (["--kv-tokens", "64", "--num-gpu-blocks", "17"], "expected one of them"),
         (["--page-size", "4", "--chunked-prefill-size", "6"], "--chunked-prefill-size: 6; expected a multiple"),
         (["--object-lru"], "--object-lru"),
     ],
@@ -187,16 +186,16 @@ def test_refuses_settings_of_sglang_for_vllm() -> None:
     ("blocks", "page_size", "expected"),
     [
         ("inf", "1", (105_592, 54_063_104, 0)),
-        ("1000", "1", (12_821, 6_564_352, 35_985)),
-        ("10000", "1", (59_827, 30_631_424, 34_331)),
-        ("50000", "1", (102_004, 52_226_048, 25_691)),
-        ("1000", "512", (12_853, 6_580_736, 29_663)),
-        ("10000", "512", (61_104, 31_285_248, 25_892)),
-        ("50000", "512", (102_226, 52_339_712, 17_797)),
+        ("1001", "1", (12_821, 6_564_352, 35_985)),
+        ("10001", "1", (59_827, 30_631_424, 34_331)),
+        ("50001", "1", (102_004, 52_226_048, 25_691)),
+        ("1001", "512", (12_853, 6_580_736, 29_663)),
+        ("10001", "512", (61_104, 31_285_248, 25_892)),
+        ("50001", "512", (102_226, 52_339_712, 17_797)),
     ],
 )
 def test_mooncake(
     capsys: pytest.CaptureFixture[str], blocks: str, page_size: str, expected: tuple[int, int, int]
 ) -> None:
-    found = pool(capsys, str(mooncake()), "--blocks", blocks, "--page-size", page_size)
+    found = pool(capsys, str(mooncake()), "--num-gpu-blocks", blocks, "--page-size", page_size)
     assert (found["hit_blocks"], found["hit_tokens"], found["evicted_nodes"]) == expected

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from sim.cache.radixpool import RadixPool
-from sim.sglang.radix import RadixTree
-from sim.sglang.radixconfig import RadixConfig
+from sim.sglang.config import RadixConfig
+from sim.sglang.radix import RadixPool, RadixTree
 
 SCRIPT = Path(__file__).parents[1] / "oracles" / "sglang_radix.py"
 SIZES = [(1, 1), (4, 1), (4, 2), (4, 4), (8, 4)]

@@ -11,10 +11,10 @@ DEFAULT_CHUNK = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadixConfig:
-    """What decides what SGLang's cache holds, under its names. Raises InputError."""
+    """Settings of SGLang's radix cache, under its names. Raises InputError."""
 
     max_total_num_tokens: int | None = None
-    """Tokens of KV that the pool has room for. None: endless, or as many blocks as are asked for."""
+    """Tokens of KV that the pool has room for. None: unlimited, or as many blocks as are asked for."""
     page_size: int = 1
     """Tokens that are allocated, looked up and cached together."""
     chunked_prefill_size: int | None = DEFAULT_CHUNK
@@ -33,16 +33,16 @@ class RadixConfig:
 
 
 def add_radix_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say whose cache it is, and SGLang's settings under SGLang's names."""
+    """Declare the flag that chooses the engine, and SGLang's settings under its names."""
     parser.add_argument(
         "--engine",
         choices=("vllm", "sglang"),
         default="vllm",
-        help="whose cache: vLLM's block pool or SGLang's radix tree",
+        help="vLLM's block pool or SGLang's radix tree",
     )
     sglang = parser.add_argument_group("SGLang", "with --engine sglang")
     sglang.add_argument(
-        "--kv-tokens", type=int, metavar="N", help="usable tokens (max_total_num_tokens), instead of --blocks"
+        "--kv-tokens", type=int, metavar="N", help="usable tokens (max_total_num_tokens), instead of --num-gpu-blocks"
     )
     sglang.add_argument(
         "--page-size", type=int, metavar="P", help="tokens in a page (default 1), a divisor or multiple of the blocks'"
@@ -53,7 +53,7 @@ def add_radix_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def radix_config(arguments: argparse.Namespace) -> RadixConfig | None:
-    """SGLang's settings as they were given; None: the cache is vLLM's. Raises InputError."""
+    """SGLang's settings as given; None: the cache is vLLM's. Raises InputError."""
     given = {
         "max_total_num_tokens": arguments.kv_tokens,
         "page_size": arguments.page_size,
@@ -66,8 +66,8 @@ def radix_config(arguments: argparse.Namespace) -> RadixConfig | None:
         return None
     if arguments.object_lru or arguments.free_rule != "vllm":
         raise InputError("--object-lru, --free-rule: expected without --engine sglang, which has neither")
-    if arguments.kv_tokens is not None and arguments.blocks != "inf":
-        raise InputError("--kv-tokens, --blocks: both say how large the cache is; expected one of them")
+    if arguments.kv_tokens is not None and arguments.num_gpu_blocks != "inf":
+        raise InputError("--kv-tokens, --num-gpu-blocks: both say how large the cache is; expected one of them")
     if given.get("chunked_prefill_size") == -1:
         given["chunked_prefill_size"] = None
     return RadixConfig(**given)

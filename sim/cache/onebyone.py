@@ -1,0 +1,115 @@
+"""vLLM's block pool with one request at a time: each looks up, takes, fills and frees its blocks before the next comes.
+
+The pool is the simulator's compiled one. Its arrays grow with what is cached, so memory does not follow the trace.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.kernels import layout
+from sim.kernels.layout import Keys, Pool, Records
+from sim.kernels.onebyone import NEVER, REQUEST, Evictions, run_requests
+from sim.kernels.pool import NO_SERIAL, empty_pool, with_keys
+from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
+from sim.workload.batchplan import hashed_batches, known_blocks, leading_keys
+from sim.workload.chain import Chains
+from tracefile.records.arrays import BoolArray, IntArray
+from tracefile.records.batches import Batch, Hashes
+from tracefile.records.errors import InputError
+from tracefile.records.reader import TraceReader
+
+UNLIMITED = 1 << 62
+"""Blocks of a pool that never evicts."""
+FIRST_ROOM = 1 << 12
+"""Copies of segments that there is room for at first."""
+NO_KEYS = np.empty(0, np.uint64)
+
+
+class Requests(NamedTuple):
+    """Requests laid out for the pool."""
+
+    rows: IntArray
+    """Row of each in its batch."""
+    prompt_tokens: IntArray
+    computed_tokens: IntArray
+    """All but the last output token, whose KV is never computed."""
+    keys: Keys
+    requests: Records
+    """``REQUEST`` of each; its keys are in ``keys``."""
+
+    def fits(self, usable_blocks: int | None) -> BoolArray:
+        """Requests that alone fit a pool of so many blocks; None: unlimited."""
+        return np.asarray(self.requests["num_blocks"] <= (UNLIMITED if usable_blocks is None else usable_blocks))
+
+
+class OneByOnePool:
+    """The pool between requests, of so many blocks; None: unlimited."""
+
+    def __init__(self, usable_blocks: int | None, free_rule: FreeRule = "vllm") -> None:
+        settings = np.zeros(1, layout.SETTINGS)
+        settings["enable_prefix_caching"], settings["free_rule"] = True, FREE_RULES.index(free_rule)
+        blocks = UNLIMITED if usable_blocks is None else usable_blocks
+        self._pool = empty_pool(settings, blocks, NO_KEYS, records=0, holds=0, slots=1)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks that lost what they cached to another request."""
+        return int(self._pool.counts["evicted_blocks"][0])
+
+    def run(self, keys: Keys, requests: Records, evictions: Evictions | None = None) -> IntArray:
+        """Run requests that fit the pool, and return the hit blocks of each.
+
+        Raises InputError where it notices that the keys are not chained: each must have the same ones before it
+        wherever it occurs.
+        """
+        done, most = 0, int(requests["num_blocks"].max(initial=0))
+        self._pool = pool = with_keys(self._pool, keys)
+        pool.counts["num_holds"] = pool.counts["free_hold"] = 0
+        while done < len(requests):
+            self._pool = pool = _with_room(pool, most)
+            done = run_requests(pool, requests, done, evictions or note_evictions(0, np.zeros(0, np.int64)))
+        if pool.counts["not_chained"][0]:
+            raise InputError("block_hashes: a hash occurs at two depths; expected chained hashes")
+        return np.asarray(requests["hits"])
+
+
+def read_requests(reader: TraceReader, chains: Chains) -> Iterator[Requests]:
+    """Lay out a trace's requests, batch by batch. Raises InputError if the trace has no hashes."""
+    return (lay_out(batch, hashes, chains) for batch, hashes in hashed_batches(reader))
+
+
+def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
+    """Lay out the requests of a batch that have a prompt length."""
+    size, tokens = chains.block_size, batch.numbers("prompt_tokens")
+    rows = np.flatnonzero(tokens > 0)
+    prompt_tokens, known = tokens[rows], known_blocks(batch, hashes, chains)[rows]
+    computed = prompt_tokens + np.maximum(batch.numbers("output_tokens")[rows] - 1, 0)
+    requests = np.zeros(len(rows), REQUEST)
+    requests["known_keys"], requests["first_key"] = known, np.cumsum(known) - known
+    requests["prompt_blocks"] = np.minimum(prompt_tokens // size, known)
+    requests["most_hits"] = np.minimum(lookup_limit(prompt_tokens, size), known)
+    requests["serial"] = NO_SERIAL
+    requests["full_blocks"], requests["num_blocks"] = computed // size, blocks_for(computed, size)
+    keys = leading_keys(hashes, hashes.starts[rows], known, chains.factor)
+    return Requests(rows, prompt_tokens, computed, keys, requests)
+
+
+def note_evictions(keys: int, group: IntArray) -> Evictions:
+    """Notes on evictions of ``keys`` different keys, for requests of such groups, which are numbered from 0 on."""
+    groups = int(group.max(initial=-1)) + 1
+    return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
+
+
+def _with_room(pool: Pool, most_blocks: int) -> Pool:
+    """Return the pool with room for twice its copies of segments, and for requests of ``most_blocks``."""
+    num_copies = int(pool.counts["num_copies"][0])
+    size = 2 * num_copies + 8 * int(pool.counts["num_twins"][0]) + 4 * most_blocks + FIRST_ROOM
+    segments, copies = np.zeros(size, layout.SEGMENT), np.zeros(size, layout.COPY)
+    for longer, part in ((segments, pool.segments), (copies, pool.copies)):
+        longer[: num_copies + 1] = part[: num_copies + 1]
+    slots = 1 << (2 * num_copies + FIRST_ROOM).bit_length()
+    return pool._replace(
+        segments=segments, copies=copies, holds=np.zeros(most_blocks + 1, layout.HOLD), table=np.zeros(slots, np.int32)
+    )

@@ -1,0 +1,50 @@
+"""Requests one at a time through the plain pool, and through the compiled one, for tests that compare them."""
+
+from collections.abc import Sequence
+
+from sim.cache.onebyone import OneByOnePool, lay_out
+from sim.cache.pool import HitCounts
+from sim.vllm.pool import BlockPool
+from sim.vllm.rules import FreeRule
+from sim.workload.chain import Chains, tokens_computed
+from tracefile.records.batches import RecordBatch
+from tracefile.records.schema import Record
+
+
+def plain_hits(records: Sequence[Record], chains: Chains, usable: int, rule: FreeRule = "vllm") -> HitCounts:
+    """Rules 1 to 11 of docs/simulator.md, block by block."""
+    pool, size = BlockPool(usable + 1, chains.block_size, rule), chains.block_size
+    counts = HitCounts(block_size=size, usable_blocks=usable)
+    for record in records:
+        counts.requests += 1
+        held = -(-tokens_computed(record) // size)
+        if held > usable:
+            counts.rejected += 1
+            continue
+        keys = chains.whole(record)
+        hits = pool.lookup(keys, ((record.prompt_tokens or 1) - 1) // size)
+        pool.hold(hits)
+        blocks = hits + pool.take(held - len(hits))
+        pool.insert(blocks[len(hits) : len(keys)], keys[len(hits) :])
+        pool.release(blocks)
+        counts.count_tokens(record, len(hits) * size)
+    counts.evicted_blocks = pool.evicted_blocks
+    return counts
+
+
+def compiled_hits(
+    records: Sequence[Record], chains: Chains, usable: int | None, rule: FreeRule = "vllm", batch: int = 1000
+) -> HitCounts:
+    """The same by ``sim pool``'s pool, which gets so many records at once."""
+    pool = OneByOnePool(usable, rule)
+    counts = HitCounts(requests=len(records), block_size=chains.block_size, usable_blocks=usable)
+    for first in range(0, len(records), batch):
+        some = RecordBatch(list(records[first : first + batch]))
+        part = lay_out(some, some.hashes(), chains)
+        fits = part.fits(usable)
+        hits = pool.run(part.keys, part.requests[fits]).tolist()
+        for row, hit_blocks in zip(part.rows[fits].tolist(), hits, strict=True):
+            counts.count_tokens(records[first + row], hit_blocks * chains.block_size)
+        counts.rejected += int((~fits).sum())
+    counts.evicted_blocks = pool.evicted_blocks
+    return counts
