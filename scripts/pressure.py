@@ -137,7 +137,9 @@ def main() -> int:
     """Measure and print the table; 1 if fewer than ``--min-exact-share`` of all requests are exact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
-    parser.add_argument("--blocks", type=int, nargs="+", default=[300, 500, 900], help="pool sizes, one engine each")
+    parser.add_argument(
+        "--num-gpu-blocks", type=int, nargs="+", default=[300, 500, 900], help="pool sizes, one engine each"
+    )
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--seconds", type=float, default=30.0, help="how long sessions arrive in each load")
     parser.add_argument("--min-exact-share", type=float, default=0.98, help="share of all requests that must be exact")

@@ -20,8 +20,7 @@ from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks
 from sim.kernels.onebyone import REQUEST
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.batchplan import hashed_batches
-from sim.workload.chain import Chains
+from sim.workload.chain import Chains, hashed_batches
 from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, namer_of
 from sim.workload.interning import lay_out_chains
 from tracefile.files.reading import open_trace

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.kernels import layout
-from sim.kernels.layout import Keys, Pool, Records
+from sim.kernels.layout import Pool, Records
 from sim.kernels.onebyone import NEVER, REQUEST, Evictions, run_requests
 from sim.kernels.pool import NO_SERIAL, empty_pool, with_keys
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
-from sim.workload.batchplan import hashed_batches, known_blocks, leading_keys
-from sim.workload.chain import Chains
-from tracefile.records.arrays import BoolArray, IntArray
+from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
+from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 from tracefile.records.batches import Batch, Hashes
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
@@ -35,7 +34,7 @@ class Requests(NamedTuple):
     prompt_tokens: IntArray
     computed_tokens: IntArray
     """All but the last output token, whose KV is never computed."""
-    keys: Keys
+    keys: UInt64Array
     requests: Records
     """``REQUEST`` of each; its keys are in ``keys``."""
 
@@ -58,7 +57,7 @@ class OneByOnePool:
         """Blocks that lost what they cached to another request."""
         return int(self._pool.counts["evicted_blocks"][0])
 
-    def run(self, keys: Keys, requests: Records, evictions: Evictions | None = None) -> IntArray:
+    def run(self, keys: UInt64Array, requests: Records, evictions: Evictions | None = None) -> IntArray:
         """Run requests that fit the pool, and return the hit blocks of each.
 
         Raises InputError where it notices that the keys are not chained: each must have the same ones before it

@@ -17,9 +17,10 @@ import numpy as np
 
 from sim.kernels import layout
 from sim.kernels.compiling import kernel, stay_apart
-from sim.kernels.layout import Keys, Pool, Records
+from sim.kernels.layout import Pool, Records
 from sim.vllm.rules import goes_to_tail
 from tracefile.hashing.splitmix64 import GOLDEN
+from tracefile.records.arrays import UInt64Array
 
 NONE = 0
 """No segment, no hold."""
@@ -34,7 +35,7 @@ _GOLDEN = np.uint64(GOLDEN)
 _goes_to_tail = kernel(goes_to_tail)
 
 
-def empty_pool(settings: Records, usable: int, keys: Keys, *, records: int, holds: int, slots: int) -> Pool:
+def empty_pool(settings: Records, usable: int, keys: UInt64Array, *, records: int, holds: int, slots: int) -> Pool:
     """Return a pool of ``usable`` free blocks with room for so many segments and copies, and for so many holds."""
     counts = np.zeros(1, layout.POOL)
     counts["num_free"] = counts["num_unhashed"] = usable
@@ -49,7 +50,7 @@ def empty_pool(settings: Records, usable: int, keys: Keys, *, records: int, hold
     )
 
 
-def with_keys(pool: Pool, keys: Keys) -> Pool:
+def with_keys(pool: Pool, keys: UInt64Array) -> Pool:
     """Return the pool with the keys of what is cached behind ``keys``; keys of evicted blocks are gone."""
     used = pool.segments[1 : int(pool.counts["num_segments"][0]) + 1]
     known = used["kind"] == KNOWN
@@ -398,7 +399,7 @@ def _first_slot(key: np.uint64, slots: int) -> np.int64:
 
 
 @kernel
-def _end_of_match(keys: Keys, one: int, other: int, start: int, end: int) -> int:
+def _end_of_match(keys: UInt64Array, one: int, other: int, start: int, end: int) -> int:
     """Depth up to which two chains agree that agree at ``start``, at most ``end``: equal keys have equal ones before
     them. Key number d of the chains is ``keys[one + d]`` and ``keys[other + d]``."""
     if keys[one + end - 1] == keys[other + end - 1]:

@@ -14,8 +14,7 @@ from sim.__main__ import main
 from sim.cache.misses import CAUSES, Prompts, attribute, lay_out
 from sim.vllm.pool import BlockPool
 from sim.vllm.rules import FreeRule
-from sim.workload.batchplan import hashed_batches
-from sim.workload.chain import Chains, tokens_computed
+from sim.workload.chain import Chains, hashed_batches, tokens_computed
 from sim.workload.groups import Grouping
 from tests.sim.oracles.onebyone import plain_hits
 from tracefile.files.reading import open_trace

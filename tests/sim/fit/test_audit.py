@@ -161,7 +161,7 @@ def pressure(directory: Path, *flags: str) -> list[dict[str, Any]]:
 
 
 def test_the_embedded_engine_under_pressure(tmp_path: Path) -> None:
-    [result] = pressure(tmp_path, "--engine", "sim", "--blocks", "140", "--loads", "poisson", "--seconds", "2")
+    [result] = pressure(tmp_path, "--engine", "sim", "--num-gpu-blocks", "140", "--loads", "poisson", "--seconds", "2")
     assert result["evicted_blocks"] > 0
 
 
@@ -170,5 +170,7 @@ def test_vllm_under_pressure(tmp_path: Path) -> None:
     """A server of its own with a small pool, beside the one that other tests use."""
     if "KVTAPE_VLLM_PYTHON" not in os.environ:
         pytest.skip("needs vLLM's environment (make test-vllm)")
-    [result] = pressure(tmp_path, "--engine", "vllm", "--blocks", "400", "--loads", "poisson", "--seconds", "15")
+    [result] = pressure(
+        tmp_path, "--engine", "vllm", "--num-gpu-blocks", "400", "--loads", "poisson", "--seconds", "15"
+    )
     assert result["evicted_blocks"] > 0
