@@ -62,7 +62,7 @@ class BoundedMap(Generic[Key, Value]):
             self._old, self._young = self._young, {}
 
     def values(self) -> Iterator[Value]:
-        """Every value, in no order that means anything."""
+        """Return all values, in no defined order."""
         return chain(self._old.values(), self._young.values())
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Which request continues which: explicit session ids first, else what the hash chains tell.
+"""Sessions: the parent of each request, by explicit session ids first, else by the hash chains.
 
 The rules, for a request R that arrived at t. A request's *chain* is its prompt's full blocks and, where the answer's
 ids are known, its output's; it *ends* on the chain's last block.
@@ -74,7 +74,7 @@ class Ending:
             del self.ended[:ENDS_KEPT]
 
     def count_by(self, at_ms: float) -> int:
-        """How many had ended at ``at_ms``: the first so many of ``ended``, so the last of those is the latest."""
+        """Return the number of requests that had ended at ``at_ms``: the first ones of ``ended``."""
         if self.ended and self.ended[-1].end_ms <= at_ms:
             return len(self.ended)
         return bisect_right(self.ended, at_ms, key=_end_ms)
@@ -97,7 +97,7 @@ Endings = Sequence[tuple[int, Ending]]
 
 
 class Chain(NamedTuple):
-    """What a record's hashes are good for."""
+    """Hash chain of a record."""
 
     prompt: Sequence[BlockHash]
     """The prompt's blocks, as far as their hashes are true."""
@@ -108,7 +108,7 @@ class Chain(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the chain ends on a block that holds some of the answer."""
+        """Return whether the chain ends on a block that holds some of the answer."""
         return len(self.blocks) > len(self.prompt)
 
 
@@ -242,7 +242,7 @@ class SessionIndex:
         return _continued(record, parent.session_id, "inferred", parent)
 
     def _longest_ending(self, chain: Chain, endings: Endings, arrival_ms: float) -> Ending | None:
-        """Where rule 2's candidates with the longest chain end, of those that rule 3 leaves."""
+        """Return the block on which rule 2's candidates with the longest chain end, after rule 3."""
         if not endings:
             return None
         longest = len(chain.prompt) - (1 if chain.whole else 0)
@@ -285,7 +285,7 @@ def infer_sessions(records: Iterable[Record], block_size: int) -> SessionInferen
 
 
 def gave_answer(record: Record) -> bool:
-    """Whether there is an answer to continue: all but failures without a token."""
+    """Return whether there is an answer to continue: all but failures without a token."""
     return record.status == "ok" or bool(record.output_tokens) or record.ttft_ms is not None
 
 

@@ -157,7 +157,7 @@ class Alarm:
 
 
 class Sleeper:
-    """One task's sleep to an absolute deadline. Make, use and close it on one event loop."""
+    """Sleep of a task to an absolute deadline. Make, use and close it on one event loop."""
 
     def __init__(self) -> None:
         self._alarm = Alarm(self.wake)

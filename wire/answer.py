@@ -1,4 +1,4 @@
-"""What a response says, whatever API it is of: which file's rule tells tokens from the rest, by endpoint."""
+"""Responses of all APIs: the endpoint selects the module that reads tokens from the body."""
 
 from collections.abc import Sequence
 

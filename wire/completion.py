@@ -1,4 +1,4 @@
-"""What a response to a completion request says; the one place that knows which read carried the first token.
+"""Responses to completion requests, and the only rule for the read that carried the first token.
 
 A read carries tokens when an event that it completes does: one with a choice that has token ids, or non-empty text,
 content, reasoning or tool-call arguments. A chat stream's opening event, which only names the role, carries none;
@@ -31,7 +31,7 @@ class BodyRead(NamedTuple):
 
 
 class Completion(msgspec.Struct):
-    """What a response said. Text and ids are for the caller's memory only: no part of kvtape writes or logs them."""
+    """Content of a response. Text and ids are for the caller's memory only: no part of kvtape writes or logs them."""
 
     first_token_ns: int | None = None
     """Time of the first token-bearing read. None: there was none, or the response was not streamed."""
@@ -194,14 +194,14 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
 
 
 def content_text(message: Message) -> str:
-    """What a message says to the user."""
+    """Return a message's text for the user."""
     if not isinstance(message.content, list):
         return message.content or ""
     return "".join(str(part["text"]) for part in message.content if isinstance(part, dict) and "text" in part)
 
 
 def has_unspoken(message: Message) -> bool:
-    """Whether a message holds tokens beside its content: reasoning or a tool call."""
+    """Return whether a message holds tokens beside its content: reasoning or a tool call."""
     if message.reasoning_content or message.reasoning:
         return True
     functions = [call.function for call in message.tool_calls or () if call.function is not None]

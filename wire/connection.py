@@ -1,4 +1,4 @@
-"""One connection to a server, one exchange at a time on it: the client half of HTTP/1.1."""
+"""The client half of HTTP/1.1: a connection to a server, one exchange at a time."""
 
 import asyncio
 import re
@@ -42,7 +42,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     @property
     def passes(self) -> bool:
-        """Whether it means for the next hop what it means for this one, byte for byte."""
+        """Return whether it means for the next hop what it means for this one, byte for byte."""
         return self.raw.startswith(b"HTTP/1.1 ") and HOP_BY_HOP.isdisjoint(self.names) and not self.until_close
 
     @property
@@ -52,18 +52,18 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     @property
     def until_close(self) -> bool:
-        """Whether nothing but the connection's end will tell where the body ends."""
+        """Return whether nothing but the connection's end will tell where the body ends."""
         return not (self.status in BODILESS or b"content-length" in self.names or b"transfer-encoding" in self.names)
 
 
 class ResponseSink(Protocol):
-    """Whom a connection tells of one exchange, from within the read itself: nothing here may block."""
+    """Receiver of one exchange, called from within the read: no method may block."""
 
     def response_head(self, head: ResponseHead) -> None:
         """A head is complete. Informational ones come first, if any."""
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """One read: its bytes as they were on the wire, chunk framing included, and the same without the framing."""
+        """Take one read: its bytes as on the wire, and without chunk framing."""
 
     def response_end(self) -> None:
         """The response is complete. The connection is already free for others."""
@@ -120,7 +120,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def stale(self) -> bool:
-        """Whether its exchange was lost because the server had closed the idle connection: it may be repeated.
+        """Return whether its exchange was lost because the server had closed the idle connection: it may be repeated.
 
         Not so once a byte of the response has come, nor on a connection made for this exchange, nor after a second.
         """
@@ -128,12 +128,12 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether an exchange can start on it."""
+        """Return whether an exchange can start on it."""
         return self._sink is None and self.transport is not None and not self.transport.is_closing()
 
     @property
     def left(self) -> bool:
-        """Whether the server has closed it, told of that by the loop or not. One system call."""
+        """Return whether the server has closed it, told of that by the loop or not. One system call."""
         return self._hangup is None or self._hangup.seen()
 
     def start(self, request: bytes, sink: ResponseSink, *, head_only: bool = False) -> None:
@@ -306,7 +306,7 @@ class ServerConnection(asyncio.Protocol):
         sink.response_body(at_ns, raw, data)
 
     def _without_stray_lines(self, raw: bytes) -> bytes:
-        """Of a response's last read what belongs to it: the parser passes over empty lines behind its end.
+        """Return the response's part of its last read: the parser passes over empty lines behind its end.
 
         Their next reader would take them for the next response's beginning.
         """

@@ -1,4 +1,4 @@
-"""What engines send: the fields of OpenAI's completions and chat completions, and of vLLM's token ids, that are read.
+"""Fields of engines' responses: OpenAI's completions and chat completions, and vLLM's token ids.
 
 Typed as wide as engines are known to be; fields not named here are skipped without being built. None of them can be
 part of a cycle, so the garbage collector is not told of them, which halves the time that an event takes.
@@ -50,7 +50,7 @@ class ToolFunction(msgspec.Struct, gc=False):
 
 
 class ToolCall(msgspec.Struct, gc=False):
-    """One tool call of a message or of a delta."""
+    """Tool call of a message or of a delta."""
 
     function: ToolFunction | None = None
 
@@ -66,7 +66,7 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """One choice, streamed or whole, of either endpoint."""
+    """Choice, streamed or whole, of either endpoint."""
 
     index: int | None = 0
     text: str | None = None
@@ -78,7 +78,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One streamed event, or a whole response body."""
+    """Streamed event, or a whole response body."""
 
     model: str | None = None
     choices: list[Choice] | None = None

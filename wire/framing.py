@@ -1,4 +1,4 @@
-"""Where a request's body ends: strictly, because a body read differently by the next server is a smuggled request."""
+"""The end of a request's body, read strictly: a body that the next server reads differently is a smuggled request."""
 
 import re
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class ChunkedBody:
 
     @property
     def complete(self) -> bool:
-        """Whether the body has ended."""
+        """Return whether the body has ended."""
         return self._state == "done"
 
     def feed(self, data: bytes) -> tuple[bytes, int]:

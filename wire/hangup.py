@@ -20,5 +20,5 @@ class Hangup:
             self._poll.register(sock.fileno(), LEFT)
 
     def seen(self) -> bool:
-        """Whether the peer closed or reset it, be there unread bytes before that or not. One system call."""
+        """Return whether the peer closed or reset it, be there unread bytes before that or not. One system call."""
         return self._poll is None or bool(self._poll.poll(0))

@@ -29,7 +29,7 @@ def _options(values: bytes) -> frozenset[bytes]:
 
 @lru_cache(maxsize=64)
 def _dropped(connection: bytes) -> frozenset[bytes]:
-    """What does not pass where the Connection headers say this."""
+    """Return the header names that do not pass a hop with these Connection headers."""
     return (HOP_BY_HOP | _options(connection)) - KEPT_ALWAYS
 
 

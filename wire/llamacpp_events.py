@@ -1,4 +1,4 @@
-"""What llama.cpp sends on its own ``/completion``: an event for each token with its id, and a last one that sums up.
+"""Responses of llama.cpp's own ``/completion``: an event for each token with its id, and a last event with totals.
 
 Its OpenAI endpoints give no token ids, so prompts of ids go here. A stream ends with the event that says ``stop``; no
 ``[DONE]`` follows. A token within a character waits for the rest of it, and its id is then not sent: where the ids are
@@ -17,7 +17,7 @@ FINISH_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class NativeEvent(msgspec.Struct):
-    """One streamed event, or a whole answer."""
+    """Streamed event, or a whole response."""
 
     index: int | None = 0
     content: str | None = None

@@ -1,4 +1,4 @@
-"""What engines send on Anthropic's ``/v1/messages``: content blocks in named events, and the message itself.
+"""Responses of Anthropic's ``/v1/messages``: content blocks in named events, and the message itself.
 
 A block's delta carries a token if its text, thinking or piece of JSON is not empty; a signature is none of the model's
 tokens. So does the start of a ``tool_use`` block, which holds the tool's name. ``message_start`` opens and tells the
@@ -40,7 +40,7 @@ class Block(msgspec.Struct):
 
 
 class BlockDelta(msgspec.Struct):
-    """What an event adds to a block, or to the message."""
+    """Addition of an event to a block, or to the message."""
 
     text: str | None = None
     thinking: str | None = None
@@ -65,7 +65,7 @@ class WholeMessage(MessageObject):
 
 
 class MessagesEvent(msgspec.Struct):
-    """One streamed event."""
+    """Streamed event."""
 
     type: str | None = None
     message: MessageObject | None = None

@@ -81,7 +81,7 @@ def split_frames(buffer: bytearray) -> list[bytes]:
 
 
 class FrameSocket(asyncio.Protocol):
-    """One end of a socket pair on an event loop: ``on_frame`` gets each payload, ``on_end`` the end of the stream."""
+    """End of a socket pair on an event loop: ``on_frame`` gets each payload, ``on_end`` the end of the stream."""
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_frame, self._on_end = on_frame, on_end

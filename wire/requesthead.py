@@ -29,7 +29,7 @@ class RequestHead(msgspec.Struct, frozen=True):
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the client will send another request on this connection."""
+        """Return whether the client will send another request on this connection."""
         if b"connection" not in self.names:
             return self.version == "1.1"
         options = connection_options(self.headers)

@@ -1,4 +1,4 @@
-"""What engines send on ``/v1/responses``: typed events, each with its kind, and the response object itself.
+"""Responses of ``/v1/responses``: typed events, each with its kind, and the response object itself.
 
 Any ``….delta`` event with a non-empty delta carries a token: text, reasoning, a refusal, a call's arguments. So does
 the event that adds a call to the output, since it holds the call's name, which the model wrote; one that adds a message
@@ -33,7 +33,7 @@ class ResponsesUsage(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response is not complete."""
+    """Reason for an incomplete response."""
 
     reason: str | None = None
 
@@ -64,7 +64,7 @@ class OutputPart(msgspec.Struct):
 
 
 class OutputItem(msgspec.Struct):
-    """One item of the output: a message, a call, reasoning."""
+    """Item of the output: a message, a call, reasoning."""
 
     type: str | None = None
     name: str | None = None
@@ -85,7 +85,7 @@ class AddedItem(msgspec.Struct):
 
 
 class ResponsesEvent(msgspec.Struct):
-    """One streamed event."""
+    """Streamed event."""
 
     type: str | None = None
     delta: Any = None
@@ -126,7 +126,7 @@ def take_whole_response(completion: Completion, data: bytes, texts: list[str]) -
 
 
 def take_response(completion: Completion, response: ResponseObject) -> None:
-    """What the response object says of itself; the last one counts."""
+    """Take the response object's own account; the last one counts."""
     if response.model is not None:
         completion.model = response.model
     if response.error is not None or response.status == "failed":

@@ -30,13 +30,13 @@ WATCH_S = 0.02
 
 
 class RequestHandler(Protocol):
-    """Whom a connection tells of one request, from within the read itself: nothing here may block.
+    """Receiver of one request, called from within the read: no method may block.
 
     It answers through the connection: ``write`` and then ``finish``, or ``abort``.
     """
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """One read: its bytes as they were on the wire, and the same without chunk framing."""
+        """Take one read: its bytes as on the wire, and without chunk framing."""
 
     def request_end(self) -> None:
         """The request is complete."""
@@ -82,12 +82,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered."""
         return self._open
 
     @property
     def more_to_come(self) -> bool:
-        """Whether what has been read holds more of the request: its handler hears of it before anything else."""
+        """Return whether what has been read holds more of the request: its handler hears of it before anything else."""
         return bool(self._buffer) and not self._body.complete
 
     def idle_s(self) -> float:
@@ -101,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether the connection closes after the response in progress, whatever client and handler want."""
+        """Return whether the connection closes after the response in progress, whatever client and handler want."""
         return self._closing
 
     def check_integrity(self) -> None:

@@ -45,7 +45,7 @@ class EventStream:
 
 
 def is_one_line(data: bytes) -> bool:
-    """Whether ``data``, without CR, is exactly one event of one data line, as nearly every read of a stream is."""
+    """Return whether ``data``, without CR, is exactly one event of one data line, as most reads of a stream are."""
     return data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2
 
 

@@ -1,4 +1,4 @@
-"""What is not timed: vLLM's own endpoints for people and tools, in one FastAPI application."""
+"""Untimed endpoints: vLLM's control pages, in one FastAPI application."""
 
 import time
 from typing import Any

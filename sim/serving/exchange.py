@@ -1,4 +1,4 @@
-"""One request and the response to it, on a connection of ``wire.server``.
+"""HTTP exchanges: a request and its response on a connection of ``wire.server``.
 
 A response is written straight to the transport, a chunk a call, so a token costs one system call.
 """
@@ -39,7 +39,7 @@ class HttpRequest:
 
 
 class Exchange:
-    """One request's response, a ``wire.server.RequestHandler``. Writes after the client has gone are dropped."""
+    """The response to a request, a ``wire.server.RequestHandler``. Writes after the client has gone are dropped."""
 
     __slots__ = (
         *("_chunked", "_connection", "_handle", "_keep_alive", "_parts", "_paused", "_request", "_size"),

@@ -71,7 +71,7 @@ class Exposition:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as it is now."""
+        """Yield all metrics with their present values."""
         yield self._cache_config()
         for name, text, read in _GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))

@@ -1,4 +1,4 @@
-"""One request's answer over HTTP, as it is made: written by the engine's own call when a token has come.
+"""Replies over HTTP: each token is written by the engine's own call at its step's end.
 
 A client that reads slower than its answer grows gets what came meanwhile in one event, as from vLLM, so that what is
 kept for it stays small.
@@ -22,7 +22,7 @@ GARBAGE = b'data: {"id":"garbage","choices":[{"index":0,"delta":{"content":"\xff
 
 
 class Reply:
-    """What one request's client has been told, and what is still to tell."""
+    """State of a request's response: tokens sent and tokens to send."""
 
     def __init__(self, exchange: Exchange, asked: Asked, injection: Injection | None) -> None:
         self._exchange, self._asked, self._injection = exchange, asked, injection
@@ -170,7 +170,7 @@ class Reply:
             self._exchange.write(said)
 
     def _go_wrong(self, said: bytes) -> None:
-        """What was injected happens before the next bytes are said."""
+        """Carry out the injected fault before the next bytes."""
         assert self._injection is not None
         self._trigger = -1
         if self._injection.garbage:

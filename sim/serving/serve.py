@@ -102,7 +102,7 @@ async def _first(*waits: Any) -> None:
 
 
 def _dispatcher(service: Service) -> Handler:
-    """Who answers which path: the generating endpoints themselves, FastAPI the rest."""
+    """Return the handler of all paths: the generating endpoints' own, FastAPI for the rest."""
     pages = AsgiPages(make_app(service))
     endpoints = {
         "/v1/completions": Endpoint(service, Completions()),

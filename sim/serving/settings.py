@@ -19,7 +19,7 @@ MAX_ENGINES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """What the command line says."""
+    """Settings from the command line."""
 
     host: str
     port: int

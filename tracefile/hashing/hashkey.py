@@ -73,7 +73,7 @@ def load_key(path: Path | None = None) -> HashKey:
 
 
 def key_path() -> Path:
-    """Where the key is when no flag says: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key."""
+    """Return the key's default path: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key."""
     named = os.environ.get(KEY_FILE_VARIABLE)
     return Path(named) if named else Path.home() / ".config" / "kvtape" / "key"
 

@@ -23,7 +23,7 @@ Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AiperfLine(msgspec.Struct, kw_only=True):
-    """One line."""
+    """A line as published."""
 
     input_length: Length
     output_length: Length | None = None
@@ -55,7 +55,7 @@ class AiperfMooncakeDecoder:
         self._sessions: dict[str, Before] = {}
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; raises InputError naming ``where`` and the field."""
+        """Return the line's record; raises InputError naming ``where`` and the field."""
         found = _line(parse_object(line, where), where)
         self._count += 1
         before = self._sessions.get(found.session_id or "")

@@ -23,7 +23,7 @@ Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BailianLine(msgspec.Struct, kw_only=True):
-    """One line as published."""
+    """A line as published."""
 
     chat_id: int
     parent_chat_id: int
@@ -46,7 +46,7 @@ class BailianDecoder:
         self._decoder = msgspec.json.Decoder(BailianLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; raises InputError naming ``where`` and the field."""
+        """Return the line's record; raises InputError naming ``where`` and the field."""
         try:
             found = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -15,12 +15,12 @@ def header_of(line: bytes) -> list[str]:
 
 
 def has_columns(line: bytes, columns: Collection[str]) -> bool:
-    """Whether a first line is a header with all of these columns."""
+    """Return whether a first line is a header with all of these columns."""
     return set(columns) <= set(header_of(line))
 
 
 def row_of(header: list[str], line: bytes, where: str) -> Row:
-    """One line by column; raises InputError if it has not as many cells as the header."""
+    """Split a line by column; raises InputError if it has not as many cells as the header."""
     cells = _cells(line)
     if len(cells) != len(header):
         raise InputError(f"{where}: {len(cells)} cells; expected {len(header)}: {', '.join(header)}")

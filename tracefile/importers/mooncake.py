@@ -19,7 +19,7 @@ PARTIAL_BLOCK = "partial_block_hash"
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True):
-    """One line as published."""
+    """A line as published."""
 
     timestamp: float
     """Arrival in ms from the trace's start."""
@@ -38,7 +38,7 @@ class MooncakeDecoder:
         self._decoder = msgspec.json.Decoder(MooncakeLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; raises InputError naming ``where`` on a malformed one."""
+        """Return the line's record; raises InputError naming ``where``."""
         try:
             found = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Which format a file's first line is of: told by a header's columns or a record's keys, never by the file's name."""
+"""Recognition of a trace's format by its first line: a header's columns or a record's keys, never the file's name."""
 
 from collections.abc import Collection
 from typing import Any

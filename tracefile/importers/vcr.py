@@ -20,7 +20,7 @@ class ItlSummary(msgspec.Struct, kw_only=True):
 
 
 class VcrRecord(msgspec.Struct, kw_only=True):
-    """One line of theirs, the fields that ours has a place for; the others are kept in ``extra``."""
+    """A line of theirs: fields that our schema has; all others are kept in ``extra``."""
 
     prompt_tokens: int
     cached_tokens: int | None = None
@@ -74,7 +74,7 @@ class VcrDecoder:
 
     @property
     def warnings(self) -> list[str]:
-        """What was dropped or could not be told, with the number of records."""
+        """Data dropped or not known, with the number of records."""
         warnings = []
         if self._with_content:
             warnings.append(f"output_token_ids of {self._with_content} records dropped: they are the answers' text")
@@ -86,7 +86,7 @@ class VcrDecoder:
         return warnings
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; raises InputError naming ``where`` and the field on a malformed one."""
+        """Return the line's record; raises InputError naming ``where`` and the field."""
         found = parse_object(line, where)
         kept = {key: value for key, value in found.items() if key not in CONTENT_FIELDS}
         self._with_content += len(kept) < len(found)

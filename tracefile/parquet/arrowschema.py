@@ -1,4 +1,4 @@
-"""Which column holds what: the Arrow schema, told from the record's own fields."""
+"""The Arrow schema of a trace in columns, derived from the record's fields."""
 
 from functools import cache
 

@@ -30,7 +30,7 @@ class ColumnBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every row is a record that its columns hold all of, but for unknown fields."""
+        """Return whether every row is a record that its columns hold all of, but for unknown fields."""
         rest = rest_of(self._columns, self._path, self._first_row)
         if rest is not None and not all(other is None or known_fields(Record).isdisjoint(other) for other in rest):
             return False
@@ -39,36 +39,31 @@ class ColumnBatch:
         return "request_id" in checked and not faults_of(checked, self._count)
 
     def results(self) -> Iterator[Record | InputError]:
-        """Every record; a row that is none is given as its InputError."""
+        """Yield all records; a malformed row is given as its InputError."""
         return group_records(self._columns, self._count, self._path, self._first_row)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
-        """See ``Batch``."""
         column = self._columns.get(name)
         if column is None:
             return np.full(self._count, missing, np.int64)
         return np.asarray(column.fill_null(missing).to_numpy(zero_copy_only=False), np.int64)
 
     def times(self, name: str) -> FloatArray:
-        """See ``Batch``."""
         column = self._columns.get(name)
         if column is None:
             return np.full(self._count, np.nan)
         return np.asarray(column.fill_null(np.nan).to_numpy(zero_copy_only=False), np.float64)
 
     def words(self, name: str) -> Sequence[str | None]:
-        """See ``Batch``."""
         return texts_of(self._columns[name]) if name in self._columns else [None] * self._count
 
     def lengths(self, name: str) -> IntArray:
-        """See ``Batch``."""
         column = self._columns.get(name)
         if column is None:
             return np.zeros(self._count, np.int64)
         return np.asarray(np.diff(column.offsets.to_numpy()), np.int64)
 
     def hashes(self) -> Hashes:
-        """See ``Batch``."""
         if self._hashes is None:
             self._hashes = self._decoded_hashes()
             for name in CHAIN_COLUMNS:
@@ -76,12 +71,10 @@ class ColumnBatch:
         return self._hashes
 
     def forget(self, names: Iterable[str]) -> None:
-        """See ``Batch``."""
         for name in names:
             self._columns.pop(REST if name == "extra" else name, None)
 
     def records(self, rows: IntArray | None = None) -> list[Record]:
-        """See ``Batch``."""
         hashes = self.hashes()
         rows = np.arange(self._count) if rows is None else rows
         at = pa.array(rows)

@@ -14,7 +14,7 @@ Chain = list[int]
 
 
 class CodedChain(NamedTuple):
-    """One row's chain."""
+    """Chain of one row."""
 
     prefix_row: int | None
     """The row, of the same group, that the chain begins like. None: it begins anew."""

@@ -67,7 +67,7 @@ def _with_fields(record: Record, rest: dict[str, Any], where: str) -> Record | I
 
 
 def rest_of(columns: dict[str, pa.Array], path: str, first_row: int) -> list[dict[str, Any] | None] | None:
-    """What has no column, decoded as one list; None if there is none at all."""
+    """Decode the fields without a column as one list; None if no row has any."""
     texts = _python_values(columns[REST]) if REST in columns else None
     if texts is None:
         return None
@@ -82,7 +82,7 @@ def rest_of(columns: dict[str, pa.Array], path: str, first_row: int) -> list[dic
 
 
 def faults_of(known: dict[str, Values], count: int) -> dict[int, str]:
-    """By place: what is wrong with a row's words."""
+    """Return the faults of rows, by place."""
     ids = known.get("request_id", [None] * count)
     faults = {place: "request_id: missing; expected in every record" for place, name in enumerate(ids) if name is None}
     for name, words in allowed_words().items():
@@ -135,7 +135,7 @@ def _field_values(column: pa.Array) -> Values | None:
 
 
 def _python_values(column: pa.Array) -> Values | None:
-    """As ``to_pylist``, by way of NumPy, which is several times faster; None if every one is null."""
+    """Return ``to_pylist`` by way of NumPy, several times faster; None if all are null."""
     if column.null_count == len(column):
         return None
     if pa.types.is_string(column.type):

@@ -38,7 +38,7 @@ class Batch(Protocol):
     """Some records of a trace, in its order."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of records."""
         ...
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
@@ -54,19 +54,19 @@ class Batch(Protocol):
         ...
 
     def lengths(self, name: str) -> IntArray:
-        """Of a field that is a list."""
+        """Return the lengths of a list field."""
         ...
 
     def hashes(self) -> Hashes:
-        """Every chain."""
+        """Return the chains of all records."""
         ...
 
     def forget(self, names: Iterable[str]) -> None:
-        """Nobody will ask for these fields again, and records may have them or not."""
+        """Drop fields that are not needed again; records may keep them or not."""
         ...
 
     def records(self, rows: IntArray | None = None) -> list[Record]:
-        """Those of ``rows`` (None: all), which the caller may change and asks for once."""
+        """Return the records of ``rows`` (None: all); the caller may change them and calls once."""
         ...
 
 
@@ -80,24 +80,19 @@ class RecordBatch:
         return len(self._records)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
-        """See ``Batch``."""
         values = map(attrgetter(name), self._records)
         return np.array([missing if value is None else value for value in values], np.int64)
 
     def times(self, name: str) -> FloatArray:
-        """See ``Batch``."""
         return np.array(list(map(attrgetter(name), self._records)), np.float64)
 
     def words(self, name: str) -> Sequence[str | None]:
-        """See ``Batch``."""
         return list(map(attrgetter(name), self._records))
 
     def lengths(self, name: str) -> IntArray:
-        """See ``Batch``."""
         return np.array([len(values) for values in map(attrgetter(name), self._records)], np.int64)
 
     def hashes(self) -> Hashes:
-        """See ``Batch``."""
         prompts, outputs = (
             list(map(attrgetter(name), self._records)) for name in ("block_hashes", "output_block_hashes")
         )
@@ -112,13 +107,11 @@ class RecordBatch:
         return Hashes(found, np.append(0, ends)[:-1], *counts)
 
     def forget(self, names: Iterable[str]) -> None:
-        """See ``Batch``."""
         if "itl_ms" in names and "itl_tokens" in names:  # what takes room
             for record in self._records:
                 record.itl_ms, record.itl_tokens = [], []
 
     def records(self, rows: IntArray | None = None) -> list[Record]:
-        """See ``Batch``."""
         return self._records if rows is None else [self._records[row] for row in rows.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""One line of a trace into one Record, with errors that name the file, the line and the field."""
+"""Decoding of a trace's lines, with errors that name the file, the line and the field."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`
 
 
 class RecordDecoder(Protocol):
-    """How one format's lines become records."""
+    """Decoder of one format's lines."""
 
     @property
     def meta(self) -> Meta:
@@ -26,11 +26,11 @@ class RecordDecoder(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What was lost or assumed on the way; complete once every line was decoded."""
+        """Data lost or assumed; complete after the last line."""
         ...
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; ``where`` is ``file:line`` for the InputError on a bad one."""
+        """Return the line's record; ``where`` is ``file:line`` for the InputError."""
         ...
 
 
@@ -43,7 +43,7 @@ class KvtapeDecoder:
         self._decoder = msgspec.json.Decoder(Record)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """One line's record; raises InputError naming ``where`` and the field."""
+        """Return the line's record; raises InputError naming ``where`` and the field."""
         try:
             record = self._decoder.decode(line)
         except msgspec.ValidationError:
@@ -74,7 +74,7 @@ def not_json(line: bytes, where: str, error: Exception) -> InputError:
 
 
 def is_object(line: bytes) -> bool:
-    """Whether the line is a whole JSON object; the torn beginning of one never is."""
+    """Return whether the line is a whole JSON object; the torn beginning of one never is."""
     try:
         parse_object(line, "")
     except InputError:
@@ -83,7 +83,7 @@ def is_object(line: bytes) -> bool:
 
 
 def is_header(line: bytes) -> bool:
-    """Whether the line is a header, not a record: segments that were concatenated hold several."""
+    """Return whether the line is a header, not a record: segments that were concatenated hold several."""
     if not line.startswith(b'{"meta"'):
         return False
     try:

@@ -29,7 +29,7 @@ TraceFormat = Literal["kvtape", "mooncake", "aiperf-mooncake", "bailian", "burst
 
 
 class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How the trace's block hashes were made; never the key itself."""
+    """Origin of the trace's block hashes; never the key itself."""
 
     algorithm: str
     """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``, ``vllm-vcr``)."""
@@ -40,7 +40,7 @@ class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What could be learnt of the engine, from ``/version``, ``/metrics`` or flags. Null: not learnt."""
+    """Facts of the engine from ``/version``, ``/metrics`` or flags. Null: not learnt."""
 
     name: str | None = None
     version: str | None = None
@@ -58,7 +58,7 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What load a writer that made its own load was making. Null: it did not make any."""
+    """Load of a writer that generates its own. Null: the writer generates none."""
 
     pattern: str | None = None
     """How arrivals were made: a pattern of loadgen's, replay, or replay-sessions."""
@@ -98,7 +98,7 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, forbid
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """One request: its shape, its sharing and its times, never its content."""
+    """A request: its shape, its sharing and its times, never its content."""
 
     request_id: RequestId
     """Unique within the trace; the same request keeps it through capture, replay and prediction."""
@@ -190,7 +190,7 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """Unknown fields as they were read; written back at the record's top level."""
 
     def end_ms(self) -> float | None:
-        """When the request ended on the trace's clock; null if either time is unknown."""
+        """Return the request's end on the trace's clock; null if either time is unknown."""
         if self.arrival_ms is None or self.e2e_ms is None:
             return None
         return self.arrival_ms + self.e2e_ms

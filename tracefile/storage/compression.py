@@ -98,7 +98,7 @@ class CorruptStreamError(Exception):
 
 
 def compression_of(head: bytes) -> Compression:
-    """What a file's first bytes say it is."""
+    """Return a file's compression by its first bytes."""
     if head.startswith(GZIP_MAGIC):
         return "gzip"
     if head.startswith(ZSTD_MAGIC):

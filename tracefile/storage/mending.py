@@ -20,7 +20,7 @@ BEGINNINGS = (b'{"meta"', GZIP_MAGIC, ZSTD_MAGIC)
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What a file holds after it was mended."""
+    """Contents of a mended file."""
 
     meta: Meta | None
     """Its first header. Null: not even that was whole, and the file is empty now."""

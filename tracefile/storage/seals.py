@@ -1,4 +1,4 @@
-"""Where a trace file that was cut short can be closed: the places up to which it is whole, and what ends it there.
+"""Seals: places at which a trace file that was cut short can be closed, and the bytes that end it there.
 
 Nothing is rewritten, so that a file of any size is closed in the time it takes to read it, and on a full disk too.
 A plain file is whole after any line end. A gzip stream can be ended after a flush, a zstd frame after any block: by an
@@ -37,7 +37,7 @@ class Seal(NamedTuple):
 
 
 class Unsealed(NamedTuple):
-    """What the file says after its last seal, as far as it can be decoded; there is no closing it there."""
+    """Content after the last seal, as far as it can be decoded; the file cannot be closed there."""
 
     content: bytes
 
@@ -84,7 +84,7 @@ def _gzip_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
 
 
 class _GzipMember:
-    """One gzip stream being read, with what its trailer would say."""
+    """A gzip stream being read, with the values of its trailer so far."""
 
     def __init__(self) -> None:
         self._inflater = zlib.decompressobj(wbits=31)
@@ -166,7 +166,7 @@ def _zstd_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
 def _zstd_blocks(
     file: IO[bytes], inflater: "zstandard.ZstdDecompressionObj", *, checksum: bool, open_ended: bool
 ) -> Iterator[Seal | Unsealed]:
-    """One frame's blocks; each can be the frame's last, unless the frame said how long it would be."""
+    """Read a frame's blocks; each can be the last, unless the frame's header gives its length."""
     digest = xxhash.xxh64()
     while not inflater.eof:
         head = file.read(3)

@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d{6,})(?P<suffix>(\.jsonl?)?(
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One closed segment, as the manifest lists it."""
+    """A closed segment, as the manifest lists it."""
 
     name: str
     """Of the file, in the manifest's folder."""
@@ -40,7 +40,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What ``NAME.segments.json`` says."""
+    """Content of ``NAME.segments.json``."""
 
     schema: str = MANIFEST_SCHEMA
     epoch_unix_ns: int | None = None
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 def manifest_path(trace: str | os.PathLike[str]) -> Path:
-    """Where the manifest of a trace named ``trace`` is."""
+    """Return the path of a trace's manifest."""
     stem, _ = _split_name(Path(trace))
     return Path(trace).with_name(stem + MANIFEST_SUFFIX)
 
@@ -62,7 +62,7 @@ def segment_path(trace: str | os.PathLike[str], number: int) -> Path:
 
 
 def part_path(segment: Path) -> Path:
-    """Where a segment is while it is written."""
+    """Return the path of a segment while it is written."""
     return segment.with_name(segment.name + PART_SUFFIX)
 
 
@@ -110,7 +110,7 @@ def trace_files(path: str | os.PathLike[str]) -> list[str]:
 
 
 def open_lines(path: str) -> LineReader:
-    """One file of a trace; a segment may have been closed, and so renamed, since it was found unfinished."""
+    """Open one file of a trace; a segment found unfinished may have been closed, and so renamed, since."""
     closed = path.removesuffix(PART_SUFFIX)
     try:
         return LineReader(path)
@@ -159,7 +159,7 @@ def _segments_in(folder: Path) -> list[Path]:
 
 
 def _segments_of(manifest: Path) -> list[Path]:
-    """Those that the manifest lists and that are still there, then those that it does not list yet."""
+    """Return the listed segments that are still there, then segments not listed yet."""
     listed = [manifest.with_name(segment.name) for segment in _listed(manifest)]
     found = _numbered_files(manifest.parent, manifest.name.removesuffix(MANIFEST_SUFFIX), None)
     files = [path for path in listed if path.exists()]

@@ -12,7 +12,7 @@ from tracefile.records.schema import Record, RequestId
 
 
 class Finding(NamedTuple):
-    """One breach."""
+    """A breach of the schema's rules."""
 
     line: int
     """As ``TraceReader.line`` counts them; its ``where`` names the file."""
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (check_signs, check_times, check_gaps, check_tokens, c
 
 
 def check_trace(reader: TraceReader) -> Iterator[Finding]:
-    """Every breach in an opened trace, record by record, then those that only the whole trace shows.
+    """Yield all breaches in an opened trace, record by record, then breaches that only the whole trace shows.
 
     Memory grows with the number of records: ids, parents and lines are kept, to find duplicates and cycles; nothing
     else is. A line that cannot be read is a finding too.
@@ -130,7 +130,7 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
 
 
 def check_parents(lines: dict[RequestId, int], parents: dict[RequestId, RequestId]) -> Iterator[Finding]:
-    """Every parent is in the trace, and none is its own ancestor."""
+    """Yield parents that are not in the trace, and requests that are their own ancestors."""
     settled: set[RequestId] = set()
     for child, parent in parents.items():
         if parent not in lines:

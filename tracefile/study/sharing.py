@@ -1,4 +1,4 @@
-"""Which requests of a trace are one conversation, and how much of each prompt other conversations have as well.
+"""Conversations of a trace, and the leading blocks that each prompt shares with other conversations.
 
 Named sessions are taken as they are. Elsewhere a request continues the conversation whose latest request's chain it
 extends whole, if those blocks are nobody else's: published traces have neither names nor ends, which
@@ -41,7 +41,7 @@ class Conversations:
         self.of_record.append(here)
 
     def shared_blocks(self) -> list[int]:
-        """By record: its leading blocks that another conversation has as well; final once all records were added."""
+        """Leading blocks that another conversation has too, by record; final after the last record."""
         return [bisect_left(chain, True, key=lambda block: block not in self._shared) for chain in self._chains]
 
     def _conversation(self, record: Record, chain: Sequence[int], known: int) -> int:

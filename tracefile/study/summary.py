@@ -111,7 +111,7 @@ def summarise(reader: TraceReader) -> Summary:
 
 
 def summary_object(reader: TraceReader, summary: Summary) -> dict[str, Any]:
-    """What ``info --json`` prints: the counts, the header and the warnings."""
+    """Return the object of ``info --json``: the counts, the header and the warnings."""
     counts = {name.name: getattr(summary, name.name) for name in fields(summary) if not name.name.startswith("_")}
     return {
         "path": reader.path,

@@ -46,7 +46,7 @@ Due = tuple[float, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of what."""
+    """Size and spread of a synthetic trace."""
 
     times: float
     """How many times the source's conversations."""
@@ -62,7 +62,7 @@ class Scale:
 
     @property
     def families(self) -> int:
-        """How many sets of trees there are."""
+        """Number of sets of trees."""
         return 1 + round(self.spread * (math.ceil(self.times) - 1))
 
 
@@ -93,7 +93,7 @@ class Source:
         self.shared = np.array(conversations.shared_blocks(), np.int64)
 
     def starts_ms(self) -> FloatArray:
-        """By conversation: its first request's arrival; never falls."""
+        """Arrival of each conversation's first request; never falls."""
         return np.array([self.arrivals_ms[turns[0]] for turns in self.turns])
 
 
@@ -125,7 +125,7 @@ def synthesize(source: Source, scale: Scale) -> Iterator[Record]:
 
 
 def due_requests(source: Source, scale: Scale) -> Iterator[Due]:
-    """Every request of the scaled trace, by time."""
+    """Yield all requests of the scaled trace, by time."""
     waiting: list[Due] = []
     for start_ms, conversation, number in chain(new_starts(source, scale), [(math.inf, -1, 0)]):
         while waiting and waiting[0][0] <= start_ms:
@@ -147,7 +147,7 @@ def _queue_next(source: Source, waiting: list[Due], due: Due) -> None:
 
 
 def new_starts(source: Source, scale: Scale) -> Iterator[tuple[float, int, int]]:
-    """When which conversation's which copy begins, in order."""
+    """Yield the start of each conversation's copies, in order."""
     random = np.random.default_rng([scale.seed, 1])
     starts_ms, copies = source.starts_ms(), _copies(source, scale)
     size = (
@@ -176,7 +176,7 @@ def _times_like(bounds_ms: FloatArray, count: int, random: np.random.Generator) 
 
 
 def _copies(source: Source, scale: Scale) -> IntArray:
-    """How many copies each conversation gets; of a part of a copy, each is or is not."""
+    """Draw the number of copies of each conversation; a fraction is a copy's probability."""
     whole = math.floor(scale.times)
     draws = np.random.default_rng([scale.seed, 2]).random(len(source.turns))
     return np.asarray(whole + (draws < scale.times - whole), np.int64)
@@ -192,7 +192,7 @@ class CopyMaker:
         self._key = np.uint64(int.from_bytes(seed))
 
     def records(self, batch: list[Due]) -> Iterator[Record]:
-        """One for each that is due, in order."""
+        """Yield one record for each due request, in order."""
         source = self._source
         places = [source.turns[conversation][turn] for _, conversation, turn, _ in batch]
         copies = np.array([number for _, _, _, number in batch], np.int64)

@@ -60,7 +60,7 @@ class Chats:
         )
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ChatVoice":
-        """Who words the response."""
+        """Return the writer of the response."""
         return ChatVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:

@@ -41,7 +41,7 @@ class Completions:
         return Asked(fields=request, prompts=prompts, max_tokens=max_tokens, top_logprobs=top)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "CompletionVoice":
-        """Who words the response."""
+        """Return the writer of the response."""
         return CompletionVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:
@@ -118,7 +118,7 @@ class CompletionVoice:
 
 
 def chunk_head(fields: dict[str, Any]) -> bytes:
-    """What every event of a stream begins with, made once."""
+    """Return the beginning of each event of a stream, made once."""
     return b"data: " + msgspec.json.encode(fields)[:-1] + b","
 
 

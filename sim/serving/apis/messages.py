@@ -42,7 +42,7 @@ class MessagesTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a tool must be called."""
+    """Return whether a tool must be called."""
 
     type: str
     name: str | None = None
@@ -83,7 +83,7 @@ class Messages:
         return Asked(fields=fields, prompts=[prompt], max_tokens=request.max_tokens, tools=offered, tool_choice=choice)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "MessagesVoice":
-        """Who words the response."""
+        """Return the writer of the response."""
         return MessagesVoice(service, asked, response_id)
 
     def error(self, error: ApiError) -> bytes:

@@ -68,7 +68,7 @@ class Responses:
         return Asked(fields=fields, prompts=[prompt], max_tokens=limit, tools=offered, tool_choice=choice)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ResponsesVoice":
-        """Who words the response."""
+        """Return the writer of the response."""
         return ResponsesVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:

@@ -1,4 +1,4 @@
-"""How an API words an answer: what every one of them is given, and what it must be able to say."""
+"""The interface of an API: the request's reader and the response's writer (``Api``, ``Voice``)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one choice gained since its client was last told: tokens ``start`` to ``stop`` of its answer."""
+    """New tokens of a choice since the last event: ``start`` to ``stop`` of its output."""
 
     generation: Generation
     start: int
@@ -61,7 +61,7 @@ class Delta(NamedTuple):
 
     @property
     def names_tool(self) -> bool:
-        """Whether the tool's name is complete with these tokens, and was not before."""
+        """Return whether the tool's name is complete with these tokens, and was not before."""
         call = self.generation.answer.call
         return call is not None and self.start < call.name_tokens <= self.stop
 
@@ -70,22 +70,22 @@ class Voice(Protocol):
     """Words one response. Streamed parts are complete server-sent events; an empty one is not written."""
 
     def opening(self) -> bytes:
-        """What is said before there is a token."""
+        """Return the events before the first token."""
         ...
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """What ``delta`` would say of each of these alone, tokens in the middle of a text, worded ahead and at once.
+        """Return the event of each of these tokens alone, tokens in the middle of a text, made ahead and at once.
 
         Nothing: a response of this kind words each as it comes.
         """
         ...
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
-        """What is said of a choice's new tokens, the latest usage with it where the client wants it all along."""
+        """Return the events for a choice's new tokens, with ``usage`` where the client wants it in every event."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
-        """What is said when every choice has ended."""
+        """Return the events after the end of all choices."""
         ...
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
@@ -94,7 +94,7 @@ class Voice(Protocol):
 
 
 class Api(Protocol):
-    """One generating endpoint's language."""
+    """Requests and responses of a generating endpoint."""
 
     id_prefix: str
 
@@ -103,7 +103,7 @@ class Api(Protocol):
         ...
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
-        """Who words the response to ``asked``."""
+        """Return the writer of the response to ``asked``."""
         ...
 
     def error(self, error: ApiError) -> bytes:

@@ -1,4 +1,4 @@
-"""What ``/metrics`` counts of a real-time engine beside its scheduler's own statistics."""
+"""Counters of a real-time engine for ``/metrics``, beside its scheduler's statistics."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault, how bad, and how often."""
+    """A kind of fault, its size and its rate."""
 
     kind: str
     """A status to refuse with, or a name of ``DEFAULTS``."""
@@ -50,13 +50,13 @@ class Fault:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the request is answered with an error and nothing else."""
+        """Return whether the request is answered with an error and nothing else."""
         return self.kind.isdigit()
 
 
 @dataclass(slots=True)
 class Injection:
-    """What is to go wrong with one request."""
+    """The faults of one request."""
 
     refusal: int | None = None
     retry_after_s: int = 0
@@ -82,7 +82,7 @@ class Faults:
     _requests: int = 0
 
     def draw(self, request_id: str | None, header: str | None) -> Injection | None:
-        """What goes wrong with the next request; None: nothing. Raises InputError for a header that cannot be read."""
+        """Draw the next request's faults; None: none. Raises InputError for a malformed header."""
         key = f"#{self._requests}" if request_id is None else request_id
         self._requests += 1
         rules = self.rules

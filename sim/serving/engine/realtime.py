@@ -117,16 +117,16 @@ class RealTimeEngine:
         return self.time_ms(perf_counter_ns())
 
     def time_ms(self, at_ns: int) -> float:
-        """What the engine's clock showed at a moment of ``perf_counter_ns``; at ``speed`` None, what it shows now."""
+        """Return the engine's time at a moment of ``perf_counter_ns``; at ``speed`` None, its time now."""
         return self.now_ms if self._ns_per_ms is None else (at_ns - self._epoch_ns) / self._ns_per_ms
 
     def moment_ns(self, virtual_ms: float) -> int:
-        """When on the clock of ``perf_counter_ns`` the engine's clock shows ``virtual_ms``; needs a speed."""
+        """Return the moment of ``perf_counter_ns`` at which the engine's clock shows ``virtual_ms``; needs a speed."""
         assert self._ns_per_ms is not None
         return self._epoch_ns + round(virtual_ms * self._ns_per_ms)
 
     def delivery_ms(self, prompt_tokens: int) -> float:
-        """What the front end takes to send a first token, in real time; as fast as it goes, none."""
+        """Return the API server's time to send a first token, in real time; 0 at full speed."""
         real_ms = delivery_ms(self._costs, prompt_tokens)
         return 0.0 if self._ns_per_ms is None else real_ms * self._ns_per_ms / 1e6
 
@@ -147,7 +147,7 @@ class RealTimeEngine:
         return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
 
     def _take_in(self) -> None:
-        """What happened outside by now: requests whose client is gone, then those that the front end is done with."""
+        """Take in aborted requests, then requests that the API server has passed on by now."""
         for generation in self._aborts:
             self._abort(generation)
         self._aborts.clear()

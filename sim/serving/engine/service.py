@@ -1,4 +1,4 @@
-"""What a request is to the engine: its model checked, its answer drawn, its blocks hashed."""
+"""Requests prepared for the engine: model checked, output drawn, blocks hashed."""
 
 import secrets
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tracefile import BlockHasher, HashKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What every endpoint shares."""
+    """State shared by all endpoints."""
 
     fleet: Fleet
     vocabulary: Vocabulary
@@ -63,7 +63,7 @@ class Service:
         return planned
 
     def route(self, asked: Asked, generations: list[Generation], session: str | None) -> int:
-        """Which engine gets a request: one for all its prompts and choices."""
+        """Return the place of the engine for a request, the same for all its prompts and choices."""
         blocks = generations[0].request.hashes[: len(asked.prompts[0]) // self.fleet.block_size]
         return self.fleet.route(session or asked.fields.user, blocks)
 

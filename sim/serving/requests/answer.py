@@ -1,4 +1,4 @@
-"""What the embedded engine answers: noise, but the same noise for the same prompt, seed and choice.
+"""Outputs of the embedded engine: random tokens, the same for the same prompt, seed and choice.
 
 Drawn by counter, all at once: an answer is known when its request arrives, so its blocks' hashes are too.
 """
@@ -26,7 +26,7 @@ _NORMAL = NormalDist()  # SciPy's takes a third of the server's start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How long an answer may or must be, in tokens."""
+    """Limits of an output's length, in tokens."""
 
     max_tokens: int
     min_tokens: int = 0

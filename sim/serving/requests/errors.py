@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be answered."""
+"""Errors in the shapes of the served APIs."""
 
 import msgspec
 

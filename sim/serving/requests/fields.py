@@ -1,4 +1,4 @@
-"""What requests have in common, whichever API they are of: fields, messages, tools; decoded, or refused by name.
+"""Fields, messages and tools shared by all APIs' requests: decoded, or refused by name.
 
 Unknown fields are ignored, as vLLM does.
 """
@@ -19,14 +19,14 @@ MAX_TOP_LOGPROBS = 20
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream tells beside its chunks."""
+    """Stream options of a request."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer depends on, under the names of OpenAI's completions; other APIs' fields are turned into these."""
+    """Fields that an output depends on, named as in OpenAI's completions; other APIs' fields are mapped to them."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -126,7 +126,7 @@ def check_ids(token_ids: Sequence[int], size: int, param: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request asks for, in every API's terms."""
+    """A decoded request, independent of its API."""
 
     fields: GenerationFields
     prompts: list[list[int]]

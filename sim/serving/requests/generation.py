@@ -1,4 +1,4 @@
-"""One answer in the making: the request that the scheduler sees, and what its client may see by now."""
+"""Outputs in progress: the scheduler's request, and the tokens its client may see by now."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Outcome = Literal["finished", "aborted"]
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One answer of a real-time engine; made by whoever serves it, counted on by the engine."""
+    """An output of a real-time engine; made by the service, advanced by the engine."""
 
     request: Request
     answer: Answer

@@ -74,6 +74,6 @@ class TokenizerVocabulary:
         return self.encode(text)
 
     def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
-        """As Hermes and Qwen models write calls; a template that writes them otherwise sees other ids come back."""
+        """Return the ids of a call as Hermes and Qwen models write it; under another template, other ids come back."""
         opening = f'<tool_call>\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": '
         return self.encode(opening), self.encode(arguments), self.encode("}\n</tool_call>")

@@ -11,7 +11,7 @@ from sim.serving.requests.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call."""
+    """A call of one tool."""
 
     call_id: str
     name: str

@@ -32,7 +32,7 @@ _CONSONANTS, _VOWELS = "bcdfghjklmnprstvz", "aeiou"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One chat message, its content parts joined to one text."""
+    """A chat message, its content parts joined to one text."""
 
     role: str
     text: str
@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vocabulary(Protocol):
-    """What the server needs of a vocabulary. Two are real: ``PieceVocabulary`` and
+    """Vocabulary of the server. There are two: ``PieceVocabulary`` and
     ``sim.serving.requests.tokenizer``'s."""
 
     size: int
@@ -140,7 +140,7 @@ class PieceVocabulary:
 
 
 def _pieces() -> Iterator[str]:
-    """Every piece longer than a byte, in the order of its id."""
+    """Yield all pieces longer than a byte, in the order of their ids."""
     tails = ["", *ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))]
     for space in ("", " "):
         for head, tail in product(ascii_letters, tails):
