@@ -9,6 +9,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--beside": "--also",
     "--blocks": "--num-gpu-blocks, which counts the null block too: one more",
     "--burst-every-s": "--burst-every",
+    "--cohort": "--target '[COHORT.]ttft.pNN<=LIMIT'",
     "--drain-s": "--drain",
     "--engine-metrics-s": "--engine-metrics-interval",
     "--f0-ms": "--frontend-base-ms",
@@ -32,6 +33,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--wait-s": "--wait",
     "--window-s": "--window",
     "-o": "--html",
+    "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for every command that has the new one and not the old one.
 
