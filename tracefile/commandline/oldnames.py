@@ -9,7 +9,6 @@ FLAGS: Final[Mapping[str, str]] = {
     "--beside": "--also",
     "--blocks": "--num-gpu-blocks, which counts the null block too: one more",
     "--burst-every-s": "--burst-every",
-    "--cohort": "--target '[COHORT.]ttft.pNN<=LIMIT'",
     "--drain-s": "--drain",
     "--engine-metrics-s": "--engine-metrics-interval",
     "--f0-ms": "--frontend-base-ms",
