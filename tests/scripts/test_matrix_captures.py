@@ -11,7 +11,16 @@ import pytest
 from scripts.fidelity.capturing import capture_missing, missing_by_engine
 from scripts.fidelity.coreclock import CoreClock, clocked, middle_mean
 from scripts.fidelity.loads import LOADS, Capture, EngineSettings, captures
-from scripts.fidelity.manifest import Manifest, definition, index, off_pace, read_manifest, trace_path, write_manifest
+from scripts.fidelity.manifest import (
+    Manifest,
+    definition,
+    index,
+    manifest_path,
+    off_pace,
+    read_manifest,
+    trace_path,
+    write_manifest,
+)
 from scripts.matrix import selected
 from tracefile import load_trace
 
@@ -167,3 +176,12 @@ def test_hiccups_do_not_enter_a_clock() -> None:
     assert middle_mean([2.0, *[1.0] * 36, 1.5, 90.0, 0.1]) == pytest.approx(36.5 / 36, abs=1e-4)
     assert middle_mean([3.0]) == 3.0
     assert middle_mean([]) is None
+
+
+def test_committed_captures_are_of_the_present_definition() -> None:
+    """A rename of a load's flags must rename them in the manifests too, or the captures count as missing."""
+    folder = Path(__file__).parents[2] / "data" / "captures"
+    made = [capture for capture in captures() if manifest_path(folder, capture).exists()]
+    assert made
+    assert [capture for capture in made if read_manifest(folder, capture) is None] == []
+    assert index(folder, made) == (folder / "index.md").read_text()
