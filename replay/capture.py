@@ -149,19 +149,17 @@ class Groups:
         self._parents: list[int] = []
 
     def add(self) -> int:
-        """A new set."""
         self._parents.append(len(self._parents))
         return len(self._parents) - 1
 
     def find(self, item: int) -> int:
-        """The least member of the item's set."""
+        """Return the least member of the item's set."""
         while self._parents[item] != item:
             self._parents[item] = self._parents[self._parents[item]]
             item = self._parents[item]
         return item
 
     def join(self, one: int, other: int) -> None:
-        """Make two sets one."""
         low, high = sorted((self.find(one), self.find(other)))
         self._parents[high] = low
 

@@ -84,7 +84,6 @@ class ReplayConfig:
 
     @property
     def selection(self) -> Selection:
-        """Part of the trace that is sent."""
         return Selection(self.start_s, self.end_s, self.limit)
 
     def _check_numbers(self) -> None:

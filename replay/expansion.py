@@ -35,17 +35,16 @@ class Expansion:
         return expand_tokens(keys, self.block_size, self.vocabulary)
 
     def tail(self, count: int, request_id: RequestId) -> TokenIds:
-        """``count`` tokens that no other request has: what follows the last full block is known to nobody."""
+        """Return ``count`` tokens of this request alone, for the unknown part behind the last full block."""
         return tokens_of(mix64(self.request_key(request_id) ^ TAIL), count, self.vocabulary)
 
     def request_key(self, request_id: RequestId) -> int:
-        """64 bits for one request of one run."""
         return text_key(f"{self.nonce}\0{request_id}")
 
     def rekeyed(self, block_hash: BlockHash, request_id: RequestId) -> BlockHash:
-        """A hash that only this request has, for a block whose tokens only it has."""
+        """Return a hash of this request alone, for a block whose tokens no other request has."""
         return BlockHash(mix64(block_hash ^ self.request_key(request_id)))
 
     def renamed(self, block_hash: BlockHash) -> BlockHash:
-        """A hash that only this nonce has, for a block that is shared under it and nowhere else."""
+        """Return a hash of this nonce alone, for a block that is shared within the nonce."""
         return BlockHash(mix64(block_hash ^ text_key(self.nonce)))

@@ -52,7 +52,7 @@ class Fidelity(msgspec.Struct):
             self.cached_exact += record.cached_tokens == captured.cached_tokens
 
     def leave(self, count: int, failure: str) -> None:
-        """So many requests will not be sent because of a failure before them."""
+        """Count requests that are not sent because of a failure before them."""
         if count:
             self.not_sent[failure] = self.not_sent.get(failure, 0) + count
 

@@ -28,7 +28,7 @@ class ReplayJob:
     """What is known of the target's text; null: token ids are sent."""
 
     def open(self, shard: Shard) -> "OpenReplay":
-        """The shard's sessions, read from the trace. Raises InputError."""
+        """Read the shard's sessions from the trace. Raises InputError."""
         config = self.config
         requests = load_requests(
             self.survey,
@@ -60,7 +60,6 @@ class OpenReplay:
     """Requests to be sent once some are known to be over; null: all."""
 
     def plan(self) -> Plan:
-        """The shard's sends."""
         return plan_sends(self.replay)
 
     def planned(self) -> int:
@@ -71,7 +70,7 @@ class OpenReplay:
         return self.replay.digest_share()
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave out what is over: roots with all that follows from them, as far as no failure stands before it."""
+        """Leave out roots that have ended with all their followers, up to the first failure."""
         replay = self.replay
         kept: set[RequestId] = set()
         gone = 0

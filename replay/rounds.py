@@ -67,7 +67,7 @@ class Replay:
     """Those begun."""
 
     def round(self, number: int) -> "Round":
-        """Round ``number`` from 0, begun when first asked for."""
+        """Return round ``number`` from 0, begun on its first use."""
         if number not in self.rounds:
             nonce, cold = round_nonce(self.config.nonce, number), self.config.cold_prompts
             expansion = Expansion(self.block_size, nonce, self.config.vocabulary, cold)
@@ -77,16 +77,15 @@ class Replay:
         return self.rounds[number]
 
     def link(self, captured: Captured) -> Link:
-        """A request's place."""
         return self.links.get(captured.request_id, ROOT)
 
     def think_ms(self, captured: Captured) -> float:
-        """The pause before a request that waited for another one's end."""
+        """Return the pause before a request that waits for another one's end."""
         think_ms = self.link(captured).think_ms / self.config.speedup
         return think_ms if self.config.max_think_s is None else min(think_ms, self.config.max_think_s * 1000)
 
     def behind(self, captured: Captured) -> Iterator[Captured]:
-        """All that comes after a request in its session."""
+        """Yield all requests after this one in its session."""
         waiting = list(self.followers.get(captured.request_id, ()))
         while waiting:
             following = waiting.pop()
@@ -142,17 +141,16 @@ class Round:
     """When each request ended, by its captured id."""
 
     def request_id(self, captured_id: RequestId) -> RequestId:
-        """A request's id in this round: as captured in the first, so that the two can be joined."""
+        """Return a request's id in this round; the first round keeps the captured id."""
         return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
 
     def session_id(self, captured_id: SessionId | None) -> SessionId | None:
-        """A session's id in this round."""
         if captured_id is None or self.number == 0:
             return captured_id
         return SessionId(f"{captured_id}~{self.number + 1}")
 
     def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
-        """The tokens of a prompt's full blocks, or the words in their places."""
+        """Return the tokens of a prompt's full blocks, or the words in their places."""
         words = self.words_for(captured)
         source = words or (self.expansion if self.run.config.cold_prompts else self.substitution)
         return source.blocks(captured.hashes, captured.request_id)
@@ -163,7 +161,7 @@ class Round:
         return None if text is None or text.form_of(captured) is None else self.words
 
     def hashes(self, captured: Captured) -> list[BlockHash] | None:
-        """The prompt's hashes as they are true of this round; null: the capture has none."""
+        """Return the prompt's hashes in this round; null: the capture has none."""
         if not captured.has_hashes:
             return None
         if self.run.config.cold_prompts:
@@ -171,7 +169,7 @@ class Round:
         return self.own(captured.hashes)
 
     def own(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Hashes as this round shares them: the capture's in the first, in others such as no other round has."""
+        """Return hashes as this round shares them: the capture's in the first round, new ones in others."""
         return list(hashes) if self.number == 0 else [self.expansion.renamed(block_hash) for block_hash in hashes]
 
 

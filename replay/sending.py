@@ -61,11 +61,11 @@ class Replayed:
         return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
 
     def send(self, due_ms: float | None) -> Send:
-        """The request as the sender takes it; ``due_ms`` null: as soon as there is room for it."""
+        """Return the request for the sender; ``due_ms`` null: as soon as there is room for it."""
         return Send(due_ms, self.build, self.follow_ups, self.describe)
 
     def build(self) -> PlannedRequest:
-        """The request with its tokens, real ones where they are known by now."""
+        """Return the request with its tokens, real output tokens where they are known."""
         captured, run = self.captured, self.round.run
         blocks = self.round.blocks(captured).ravel()
         expansion = self.round.words_for(captured) or self.round.expansion
@@ -108,7 +108,7 @@ class Replayed:
         return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
 
     def describe(self, response: Response) -> Record:
-        """The record under the capture's ids and hashes, as far as they are true of what was sent."""
+        """Return the record with the capture's ids and hashes, as far as they match the request."""
         captured = self.captured
         self.prompt = self.chat = None
         self._count(response)
@@ -126,7 +126,7 @@ class Replayed:
         )
 
     def _model(self) -> dict[str, object]:
-        """The fields that name the model, with its adapter if the capture had one."""
+        """Return the fields that name the model, with the captured adapter."""
         run, lora = self.round.run, self.captured.lora
         adapter = "" if lora is None else run.config.loras.get(lora, lora)
         return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
@@ -141,7 +141,7 @@ class Replayed:
         return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
 
     def _exchange(self, response: Response) -> Exchange | None:
-        """For the prompts that go on from this one's real answer; null: none may."""
+        """Return the exchange for prompts that continue this output; null: none may."""
         config = self.round.run.config
         if self.chat is None:
             return None
@@ -150,7 +150,7 @@ class Replayed:
         return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
 
     def _substitute(self, response: Response) -> None:
-        """Let later prompts have the real tokens; the output hashes become those that are true here."""
+        """Use the real output tokens in later prompts; set the output hashes that are true in this run."""
         captured, recorded = self.captured, self.captured.output_hashes
         if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return

@@ -37,7 +37,7 @@ class OutputSubstitution:
         """Prompt blocks sent with made-up tokens where the capture had generated ones."""
 
     def blocks(self, hashes: Sequence[BlockHash], request_id: RequestId) -> npt.NDArray[np.uint32]:
-        """The tokens of a prompt's full blocks, shape (len(hashes), block_size); fixes what they stand for."""
+        """Return the tokens of a prompt's full blocks, shape (len(hashes), block_size); fixes their meaning."""
         blocks = self._expansion.blocks(hashes, request_id)
         for index, block_hash in enumerate(hashes):
             if block_hash not in self._reused:
@@ -76,7 +76,7 @@ class OutputSubstitution:
         return true
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a hash means two things, or something is remembered that nobody needs."""
+        """Raise AssertionError if a hash has two meanings, or an unneeded one is stored."""
         assert not self._made_up & self._real.keys()
         assert self._made_up <= self._reused
         assert self._real.keys() <= self._reused

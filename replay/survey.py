@@ -85,12 +85,11 @@ class Survey:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a hashed block; 1 where the trace has no hashes and no block to speak of."""
+        """Tokens in a hashed block; 1 for a trace without hashes."""
         return self.meta.block_size or 1
 
     @property
     def span_ms(self) -> float:
-        """From the first arrival to the last end."""
         return self.last_ms - self.first_ms
 
 
@@ -150,7 +149,7 @@ class _Seen:
             self._beyond_limit += 1
 
     def check_parents(self, reader: TraceReader) -> None:
-        """Raise InputError for a chain of parents that comes back to itself; warn of parents that are not there."""
+        """Raise InputError for a cycle of parents; warn of missing parents."""
         in_cycle = find_cycle(self._parents)
         if in_cycle is not None:
             where = reader.where(self._lines[in_cycle])

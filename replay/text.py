@@ -66,7 +66,6 @@ class TextCounts:
     """Prompts that could not, though the capture did: the blocks that the answer filled are words there."""
 
     def findings(self) -> dict[str, int]:
-        """The counts under their names among a shard's findings."""
         return {FINDINGS + name: count for name, count in asdict(self).items()}
 
 
@@ -110,7 +109,6 @@ class TextReplay:
 
     @property
     def name(self) -> str:
-        """Names what is sent for the same hashes."""
         return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
@@ -122,7 +120,7 @@ class TextReplay:
         return self.counts.findings() | self.text_maker.truth.findings()
 
     def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
-        """A request body; of the captured shape what the API knows."""
+        """Return a request body, with the fields of the captured shape that the API has."""
         api = prompt.form.api
         known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]}
         return conversation_body(
@@ -130,11 +128,10 @@ class TextReplay:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Words by number, for an expansion to draw from."""
         return Vocabulary(0, len(self.text_maker.target.words.texts))
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
-        """A captured prompt, ``numbers`` the words in its tokens' places; ``before``: what it waited for, answered."""
+        """Return a captured prompt in words; ``before``: the exchange that it waited for."""
         form = self.form_of(captured)
         assert form is not None  # it is sent in words
         if before is not None:
@@ -151,7 +148,7 @@ class TextReplay:
         return ChatPrompt(form, [self._user(fitted.numbers)])
 
     def _going_on(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
-        """Behind a real answer; null: the capture did not go on from it, or its length is not known."""
+        """Continue a real output; null: the capture did not, or its length is unknown."""
         if not goes_on(captured, before.captured):
             return None
         spoken = before.prompt.answered(before.response, 0)

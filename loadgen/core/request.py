@@ -58,7 +58,6 @@ class RequestWriter:
         self._starts: dict[str, bytes] = {}
 
     def write(self, request: PlannedRequest) -> bytes:
-        """All bytes of the request, head and body."""
         start = self._starts.get(request.path)
         if start is None:
             line = b"POST %b HTTP/1.1" % self._origin.target(request.path)

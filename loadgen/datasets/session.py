@@ -16,21 +16,21 @@ class TextLengths(Protocol):
     """Counts and cuts texts."""
 
     def count(self, text: str) -> int:
-        """Count the tokens of a text."""
+        """Return the number of tokens."""
 
     def cut(self, text: str, tokens: int) -> str:
-        """The beginning of a text, of at most so many tokens."""
+        """Return the beginning of a text, of at most ``tokens`` tokens."""
 
 
 class EstimatedLengths:
     """Four bytes of UTF-8 a token: for want of a tokenizer."""
 
     def count(self, text: str) -> int:
-        """Never 0 for a text."""
+        """Return the number of tokens, at least 1 for a text."""
         return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
 
     def cut(self, text: str, tokens: int) -> str:
-        """A character that the cut would divide is left out."""
+        """Return the beginning of a text, without a character that the cut divides."""
         return text.encode("utf-8", "replace")[: tokens * BYTES_A_TOKEN].decode("utf-8", "ignore")
 
 
@@ -41,11 +41,10 @@ class TokenizerLengths:
         self._tokenizer = tokenizer
 
     def count(self, text: str) -> int:
-        """The ids that the tokenizer makes of it."""
         return len(self._tokenizer.encode(text))
 
     def cut(self, text: str, tokens: int) -> str:
-        """Return the text of the first ``tokens`` ids; drop a character that the cut divides."""
+        """Return the beginning of a text, without a character that the cut divides."""
         token_ids = self._tokenizer.encode(text)
         return text if len(token_ids) <= tokens else self._tokenizer.decode(token_ids[:tokens]).rstrip("\ufffd")
 

@@ -52,7 +52,7 @@ class Conversations:
                 return
 
     def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
-        """A session's first turn in the plan; ``queue`` holds the sessions that wait for others to end."""
+        """Return a session's first turn; ``queue`` holds the sessions that wait for others to end."""
         first = Turn(self, session, 0, None, partial(self.next_session, queue))
         if session.due_ms is not None:
             return first.open(session.due_ms)
@@ -64,11 +64,11 @@ class Conversations:
         return f"{self.load_id}-{index}"
 
     def request_id(self, session: int, turn: int) -> RequestId:
-        """A turn's id as a tap with the same key file would record it."""
+        """Return a turn's id as a tap with the same key file records it."""
         return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
 
     def next_session(self, queue: Iterator[SessionShape], response: Response) -> Sequence[Send]:
-        """The session that begins because one has ended: at its own time, or late, if that is over by now."""
+        """Return the session that starts because another has ended, at its own time or late."""
         if self.ends_ms is not None and response.end_ms >= self.ends_ms:
             if self.open_loop:
                 self.not_started += sum(1 for _ in queue)
@@ -103,7 +103,7 @@ class Turn:
     prompt: Prompt | None = None
 
     def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
-        """The session's first turn; ``arrived``: it follows another session's response, yet has a time of its own."""
+        """Return the session's first turn; ``arrived``: it follows another session but has its own due time."""
         return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms, arrived=arrived)
 
     def send(
@@ -114,7 +114,7 @@ class Turn:
         until_ms: float | None = None,
         arrived: bool = False,
     ) -> Send:
-        """The turn as the sender takes it; ``prompt`` is called shortly before it is due."""
+        """Return the turn for the sender; ``prompt`` is called shortly before it is due."""
 
         def build() -> PlannedRequest:
             self.prompt = prompt()
@@ -123,7 +123,6 @@ class Turn:
         return Send(due_ms, build, self.follow_ups, self.describe, until_ms, arrived)
 
     def request(self, prompt: Prompt) -> PlannedRequest:
-        """The request that says ``prompt``."""
         shape = self.session.turns[self.index]
         session_name = self.load.session_name(self.session.index)
         name = f"{session_name}-{self.index + 1}"
@@ -142,13 +141,12 @@ class Turn:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """The next turn; after the last one, or a failed one, what follows the session."""
+        """Return the next turn; after the last or a failed turn, the follow-ups of the session."""
         if response.ok and self.index + 1 < len(self.session.turns):
             return [self.next_turn(response)]
         return self.over(response)
 
     def next_turn(self, response: Response) -> Send:
-        """The turn that goes on from this one's response."""
         shape = self.session.turns[self.index + 1]
         before = self.prompt
         assert before is not None  # this turn has been answered
@@ -156,7 +154,6 @@ class Turn:
         return following.send(shape.think_ms, lambda: before.after(response, shape.messages(), shape.stand_in_key))
 
     def describe(self, response: Response) -> Record:
-        """The record with its block hashes."""
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
         record = response.record
@@ -188,11 +185,10 @@ class StagedPlan:
     """Of each session that was answered with nothing beside it: its first prompt's tokens, and how long it took."""
 
     def plan(self) -> Sequence[Send]:
-        """The first wave."""
         return self._begin(0.0)
 
     def _begin(self, now_ms: float) -> Sequence[Send]:
-        """The next wave's first turns, by when they are due from now; none where the run is over."""
+        """Return the next wave's first turns with due times from now; empty at the end of the run."""
         ends_ms = self.load.ends_ms
         self._wave = None if ends_ms is not None and now_ms >= ends_ms else next(self.waves, None)
         if self._wave is None:
@@ -204,7 +200,7 @@ class StagedPlan:
         ]
 
     def _over(self, response: Response) -> Sequence[Send]:
-        """A session is over; its wave too, if it was the last one of it."""
+        """Count the end of a session, and begin the next wave after the last one."""
         assert self._wave is not None  # some session of it was open
         if self._wave.stage == "alone" and response.ok:
             first = self._wave.sessions[0].turns[0]

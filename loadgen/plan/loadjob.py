@@ -89,11 +89,10 @@ class LoadJob:
     target: TargetText = NO_TARGET
 
     def open(self, shard: Shard) -> "OpenLoad":
-        """The load cut to a shard. Raises InputError."""
+        """Return the load of one shard. Raises InputError."""
         return OpenLoad(self, shard)
 
     def hasher(self) -> BlockHasher:
-        """Makes the trace's hashes."""
         return BlockHasher(self.key, block_size=self.block_size, model=self.model)
 
     def encodes(self) -> bool:
@@ -105,7 +104,7 @@ class LoadJob:
         return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_fields("", 1, stream=True)
 
     def text(self) -> str:
-        """Names what words are in what is sent; empty: token ids are sent as drawn."""
+        """Return the fingerprint of the words in the requests; empty: token ids are sent as drawn."""
         if self.config.api == "completions" and not self.config.chat_template:
             return ""
         return self.target.fingerprint(rendered=self.config.chat_template)
@@ -147,11 +146,9 @@ class OpenLoad:
 
     @cached_property
     def survey(self) -> Survey:
-        """The sessions looked through once."""
         return self.load.workload.survey()
 
     def plan(self) -> Plan:
-        """The shard's sends, roots in order of time."""
         return self._ahead()
 
     def planned(self) -> int | None:
@@ -160,22 +157,20 @@ class OpenLoad:
         return None if planned is None else planned - self._over
 
     def _ahead(self) -> Iterator[Send]:
-        """The plan with its first send made, while nothing is due: a dataset may have to be read to its end for it."""
+        """Return the plan with its first send already made: a dataset may have to be read to its end for it."""
         if self._sends is None:
             sends = self._staged() if self.load.workload.config.pattern == "calibration" else self.load.plan()
             self._sends = chain(list(islice(sends, 1)), sends)
         return self._sends
 
     def _staged(self) -> Iterator[Send]:
-        """The first of the load's waves."""
         return iter(StagedPlan(self.load, waves(self.load.workload.config)).plan())
 
     def digest_share(self) -> int:
-        """The sum of its sessions' digests."""
         return self.survey.digest_share
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave out sessions that are over; returns their requests."""
+        """Leave out sessions that have ended; return their requests."""
         over: dict[int, list[RequestId]] = {}
         for session, requests in self._begun(ended):
             whole = len(requests) == len(session.turns)
@@ -187,7 +182,7 @@ class OpenLoad:
         return [request for requests in over.values() for request in requests]
 
     def _begun(self, ended: Mapping[RequestId, bool]) -> Iterator[tuple[SessionShape, list[RequestId]]]:
-        """Sessions of which some requests are known, with these; they were begun in order of their numbers."""
+        """Yield sessions that have known requests, with these requests; sessions began in order of their numbers."""
         unknown = 0
         for session in self.load.workload:
             ids = (self.load.request_id(session.index, turn) for turn in range(len(session.turns)))

@@ -28,7 +28,6 @@ class TokenOpening:
     _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
 
     def __call__(self, session: SessionShape) -> Prompt:
-        """The first turn's prompt."""
         new = self.form.ids(session.turns[0].messages())
         if session.prefix is None:
             return TokenPrompt(np.concatenate(new), self.form, [])
@@ -48,7 +47,6 @@ class ChatOpening:
     _prefixes: dict[int, SentMessage] = field(default_factory=dict)
 
     def __call__(self, session: SessionShape) -> ChatPrompt:
-        """The first turn's prompt."""
         text_maker = self.form.text_maker
         conversation = [text_maker.say(said) for said in session.turns[0].messages()]
         if session.prefix is None:

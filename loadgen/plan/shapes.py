@@ -28,12 +28,12 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
 
     def messages(self) -> Sequence[PlannedMessage]:
-        """The turn's messages before the response."""
+        """Return the turn's messages before the output."""
         return self.said or drawn_user(self.prompt_key, self.prompt_tokens)
 
     @property
     def stand_in_key(self) -> int:
-        """Key of the tokens that stand for an answer whose ids are unknown."""
+        """Key of the tokens that replace an output of unknown ids."""
         return mix64(self.prompt_key + Stream.STAND_IN_TOKENS)
 
 

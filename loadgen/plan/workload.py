@@ -94,7 +94,7 @@ class Workload:
             start += len(due_us)
 
     def survey(self) -> Survey:
-        """The shard's sessions looked through, as many as name the run."""
+        """Go through the sessions that name the run."""
         config = self.config
         bounded = config.open_loop or config.number is not None or config.once
         most = DIGESTED_SESSIONS if bounded else ENDLESS_SESSIONS

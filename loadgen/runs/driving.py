@@ -129,7 +129,7 @@ class Run:
         self._stopped: str | None = None
 
     async def shown(self, json_file: TextIO | None) -> list[Done | Failed]:
-        """Run it to its end, shown to whoever watches; gives each shard's last words."""
+        """Run to the end with progress output; return each shard's last message."""
         config = self._config
         async with Shards(self._count, self._host) as shards:
             with interrupted(shards):
@@ -171,7 +171,7 @@ class Run:
         return outcome
 
     def tell_of_parts(self) -> None:
-        """Say where what was recorded is, now that nobody makes a whole of it."""
+        """Print the paths of recorded parts that are not merged."""
         left = [str(part) for part in self._parts if part.exists()]
         if left and self._where:  # nothing is recorded before they are all ready
             print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
@@ -194,7 +194,7 @@ class Run:
         ]
 
     def _header(self, ready: Sequence[Ready]) -> Header:
-        """The trace's header, now that the shards have drawn the load. Raises InputError if that is empty."""
+        """Return the trace's header, after the shards have drawn the load. Raises InputError for an empty load."""
         if planned_by(ready) == 0:
             raise InputError(
                 self._config.empty
@@ -207,7 +207,7 @@ class Run:
         return partial(zeroed, self._meta, self._digest)
 
     def _make_room(self) -> None:
-        """Remove what is to be overwritten, so that nobody takes it for a part of this run later."""
+        """Remove files that are to be overwritten, so that none is later read as a part of this run."""
         if self._config.overwrite and self._in_parts:
             for path in [*parts_of(self._config.trace), self._config.trace]:
                 path.unlink(missing_ok=True)

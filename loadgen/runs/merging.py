@@ -84,7 +84,6 @@ class InFlight:
 
     @classmethod
     def of(cls, parts: Iterable[Path]) -> "InFlight":
-        """Read the times of all parts."""
         arrivals_ms, ends_ms = array("d"), array("d")
         for part in parts:
             for times in map(_times.decode, record_lines(part)):
@@ -94,7 +93,7 @@ class InFlight:
         return cls(arrivals_ms, ends_ms)
 
     def at_arrival(self, times: Times) -> int | None:
-        """Requests in flight when this one arrived, itself included; null: nobody knows when it did."""
+        """Return the requests in flight at this one's arrival, itself included; null: arrival unknown."""
         if times.arrival_ms is None or times.e2e_ms is None:
             return None
         gone = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)

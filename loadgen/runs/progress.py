@@ -82,7 +82,6 @@ class RecentWindow:
         self.forget(at_s)
 
     def forget(self, now_s: float) -> None:
-        """Drop what is too old."""
         while self._parts and self._parts[0][0] < now_s - WINDOW_S:
             self.whole.take_out(self._parts.popleft()[1])
 
@@ -94,13 +93,13 @@ class RateWindow:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def add(self, at_s: float, count: int) -> None:
-        """The count at a time, later than the one before; one point from before the window stays."""
+        """Fold samples that came just before ``at_s`` into the window."""
         self._points.append((at_s, count))
         while len(self._points) > 2 and self._points[1][0] <= at_s - WINDOW_S:
             self._points.popleft()
 
     def per_s(self) -> float:
-        """Per second; 0 as long as there is no time between."""
+        """Return the rate per second; 0 before two points in time."""
         (from_s, before), (to_s, after) = self._points[0], self._points[-1]
         return (after - before) / (to_s - from_s) if to_s > from_s else 0.0
 
@@ -118,7 +117,7 @@ class RunProgress:
         target_rate: TargetRate | None = None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``stopping`` says why the run is being stopped; null: it is not."""
+        """``stopping`` returns the reason for stopping; null: the run goes on."""
         self._stopping = stopping
         self._zero = zero
         self._where = where
@@ -143,11 +142,9 @@ class RunProgress:
             self._recent.add(now_s, message.tally.take_recent())
 
     def elapsed_s(self) -> float:
-        """Since t = 0; 0 before it."""
         return max(0.0, (time.perf_counter_ns() - self._zero.at_ns) / 1e9)
 
     def status(self) -> Status:
-        """The run now."""
         now_s = self.elapsed_s()
         counts = self._total()
         self._sent.add(now_s, counts.started)
@@ -181,7 +178,6 @@ class RunProgress:
         )
 
     def only_refusals(self) -> bool:
-        """True if every shard has had nothing but refusals."""
         return all(counts.only_refusals for counts in self._counts)
 
     def _total(self) -> Counts:

@@ -80,7 +80,7 @@ class RayShard:
 
     @classmethod
     async def start(cls, actor_of: Callable[[], Any], hear: Hear) -> "RayShard":
-        """Start an actor and its shard. Raises InputError if the cluster does not, or has another version of this."""
+        """Start an actor and its shard. Raises InputError if the cluster cannot, or has another kvtape version."""
         actor = actor_of()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -98,22 +98,19 @@ class RayShard:
         return cls(actor, where, clock, hear)
 
     def send(self, message: FromParent) -> None:
-        """Send a message; to one that is gone it is lost."""
         self._actor.send.remote(message)
 
     async def fetch_part(self, part: Path) -> None:
-        """Copy its part here, as far as it is still to be had, and look at its clock again."""
+        """Copy its part here, as far as it is available, and measure its clock again."""
         with part.open("wb") as file, contextlib.suppress(ray_error()):
             while piece := await self._actor.read.remote(file.tell(), CHUNK_BYTES):
                 file.write(piece)
             self.clock = await measured_offset(self._actor.clock.remote)
 
     def kill(self) -> None:
-        """End it at once."""
         self._actor.kill.remote()
 
     async def close(self) -> None:
-        """Let it go."""
         self._hearing.cancel()
         with contextlib.suppress(ray_error()):
             await self._actor.close.remote()
@@ -160,7 +157,7 @@ class ShardActor:
         self._shard: ShardProcess | None = None
 
     async def start(self) -> tuple[str, str]:
-        """Start the process; returns where it runs, and the version of this program there."""
+        """Start the process; return its place and its kvtape version."""
         self._shard = await ShardProcess.start(self._said.put_nowait)
         return f"{platform.node()}, {self._shard.where}", version()
 
@@ -169,7 +166,7 @@ class ShardActor:
         return time.time_ns()
 
     async def send(self, message: FromParent) -> None:
-        """Pass a message on to the shard; what it writes, it writes here."""
+        """Pass a message to the shard, which writes its part on this machine."""
         assert self._shard is not None  # started first
         if isinstance(message, Setup):
             message = replace(message, trace=self._part(), overwrite=True)
@@ -183,19 +180,17 @@ class ShardActor:
         return messages
 
     async def read(self, offset: int, size: int) -> bytes:
-        """A piece of the part; empty behind its end, or if there is no part."""
+        """Return a piece of the part; empty behind its end, or without a part."""
         if not self._part().exists():
             return b""
         with self._part().open("rb") as file:
             return os.pread(file.fileno(), size, offset)
 
     async def kill(self) -> None:
-        """End the shard at once."""
         if self._shard is not None:
             self._shard.kill()
 
     async def close(self) -> None:
-        """Let the shard go, and forget its part."""
         if self._shard is not None:
             await self._shard.close()
         self._folder.cleanup()

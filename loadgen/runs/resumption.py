@@ -114,7 +114,6 @@ class Found:
 
     @classmethod
     def of(cls, trace: Path) -> "Found":
-        """Read it once."""
         ended: dict[RequestId, bool] = {}
         aborted: set[RequestId] = set()
         lines, until_ms = 0, 0.0

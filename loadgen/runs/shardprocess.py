@@ -32,14 +32,12 @@ class ShardProcess:
 
     @classmethod
     async def start(cls, hear: Hear, module: str = MODULE) -> "ShardProcess":
-        """Start it; it waits for its setup."""
         process, ours = start_child(module)
         shard = cls(process, hear)
         shard._socket = await FrameSocket.over(ours, shard._take, shard._end)
         return shard
 
     def send(self, message: FromParent) -> None:
-        """Send a message; to one that is gone it is lost."""
         if self._socket is not None:
             self._socket.send(encode(message))
 
@@ -47,11 +45,9 @@ class ShardProcess:
         """Nothing to do: it wrote its part where it is wanted."""
 
     def kill(self) -> None:
-        """End it at once; what it had recorded until then is in its trace."""
         self._process.kill()
 
     async def close(self) -> None:
-        """Close its socket and wait until it has left; one that does not is killed."""
         self._closing = True
         if self._socket is not None:
             self._socket.close()
@@ -65,7 +61,6 @@ class ShardProcess:
         self._hear(message)
 
     def _end(self) -> None:
-        """The socket is closed: by us, or because the process is gone."""
         if not self._closing:
             self._reporting = asyncio.get_running_loop().create_task(self._report())
 

@@ -108,7 +108,7 @@ class Shards:
         await self._close()
 
     async def ready(self, setups: Sequence[Setup]) -> list[Ready]:
-        """Set all up and wait until they are ready. Raises InputError if one cannot be."""
+        """Set up all shards and wait until they are ready. Raises InputError if one cannot be."""
         for link, setup in zip(self.links, setups, strict=True):
             link.send(setup)
         found: dict[int, Ready] = {}
@@ -121,7 +121,7 @@ class Shards:
         return [found[index] for index in range(self._count)]
 
     def go(self, header: Header, from_ms: float = 0.0) -> Zero:
-        """Send all off at one t = 0, or at ``from_ms`` of a plan that an earlier run began."""
+        """Start all shards at one t = 0, or at ``from_ms`` of the plan of an earlier run."""
         head_start_ns = int(HEAD_START_S * 1e9) - round(from_ms * 1e6)
         zero = Zero(time.perf_counter_ns() + head_start_ns, time.time_ns() + head_start_ns)
         meta = header(zero.unix_ns)
@@ -133,7 +133,7 @@ class Shards:
         return zero
 
     async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
-        """Wait until all have ended; when one ends too early the others are stopped. ``hear`` has what they say."""
+        """Wait for all last messages; stop the others when a shard ends too early. ``hear`` gets every message."""
         last_words: dict[int, Done | Failed] = {}
         while len(last_words) < self._count:
             index, message = await self._inbox.get()
@@ -147,7 +147,7 @@ class Shards:
         return [last_words[index] for index in range(self._count)]
 
     async def fetch(self, parts: Sequence[Path]) -> Meta:
-        """Have every shard's part on this machine; returns the header, with what became of other machines' clocks."""
+        """Copy every shard's part to this machine; return the header with the drift of other machines' clocks."""
         await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
         apart = [_clock_told(link, before) for link, before in zip(self.links, self.clocks, strict=True) if before]
         return (
@@ -155,14 +155,13 @@ class Shards:
         )
 
     def stop(self, reason: str) -> None:
-        """Have them send nothing more and record what is in flight."""
+        """Stop sending and record the requests in flight."""
         if self.stopping is None:
             self.stopping = reason
             for link in self.links:
                 link.send(Stop(reason))
 
     def kill(self) -> None:
-        """End all at once."""
         for link in self.links:
             link.kill()
 

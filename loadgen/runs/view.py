@@ -39,7 +39,6 @@ class View:
         self._status = status
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The panel's lines."""
         status, width = self._status, options.max_width
         yield _headline(status)
         if status.planned:

@@ -152,7 +152,7 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Requests a second that reached the server while the run was steady."""
+        """Requests a second that reached the server in the steady part of the run."""
         return steady_rate(received_ns(self.served))
 
 
@@ -173,7 +173,6 @@ class Runner:
         )
 
     def at_rate(self, server: TruthProcess, rate: float) -> RateTruth:
-        """So many a second, twice as long."""
         seconds = 2 * self.seconds
         self.tell(f"{rate:g} requests/s, for {seconds:g} s")
         flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}s"]
@@ -191,7 +190,7 @@ class Runner:
         )
 
     def _run(self, server: TruthProcess, name: str, output: int, prompt: int, flags: Sequence[str]) -> Run:
-        """Raises InputError with loadgen's words if it fails."""
+        """Run loadgen; raises InputError with its stderr if it fails."""
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
         trace = folder / "trace.jsonl"

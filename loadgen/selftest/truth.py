@@ -76,7 +76,6 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ttft_ns(self) -> int | None:
-        """The true time to first token."""
         return None if self.first_write_ns is None else self.first_write_ns - self.received_ns
 
     @property

@@ -126,18 +126,17 @@ class TruthServer:
         self._started_ns = perf_counter_ns()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port."""
+        """Accept connections; return the port."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(lambda: _Connection(self), host, port, backlog=BACKLOG)
         return int(next(iter(listener.sockets)).getsockname()[1])
 
     def truth(self) -> Truth:
-        """All that was served up to now."""
         served = [stream.told() for stream in self._streams]
         return Truth(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
-        """A whole request has come."""
+        """Start the response to a complete request."""
         found = _REQUEST_ID.search(head)
         request_id = found[1].decode("ascii") if found else f"#{len(self._streams)}"
         wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
@@ -163,7 +162,7 @@ class TruthServer:
         self._alarm.set(self._due[0][0] if self._due else None)
 
     def _go_on(self, stream: _Stream) -> None:
-        """Write the piece whose turn it is, or all that are left; plan the next."""
+        """Write the next piece, or all that are left; plan the following piece."""
         pieces, number, connection = stream.pieces, stream.next_piece, stream.connection
         last = len(pieces) if self._gap_ns == 0 else number + 1
         while number < last:
@@ -192,7 +191,6 @@ class _Connection(asyncio.Protocol):
         self._lacking = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and its socket's number."""
         self._transport = cast(asyncio.Transport, transport)
         self._fd = self._transport.get_extra_info("socket").fileno()
 
@@ -217,11 +215,10 @@ class _Connection(asyncio.Protocol):
             self._answer(head, body, at_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the transport."""
         self._transport = None
 
     def write(self, data: bytes) -> bool:
-        """Write now; False if nobody reads any more. What the kernel has no room for waits in the transport."""
+        """Write now; return False without a reader. The transport keeps bytes that the kernel does not take."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False

@@ -15,14 +15,13 @@ class Connections:
     """Gives requests connections; those that find none wait in order for whichever is free or open first."""
 
     def __init__(self, pool: ConnectionPool, limit: int | None) -> None:
-        """``limit``: most connections, as many as there can be requests in flight; null: no limit."""
+        """``limit``: most connections, equal to the limit of requests in flight; null: no limit."""
         self._pool = pool
         self._limit = limit
         self._waiting: deque[RequestRun] = deque()
         self._opening: set[asyncio.Task[None]] = set()
 
     def start(self, request: RequestRun) -> None:
-        """Begin a request now, or as soon as there is a connection."""
         connection = self._pool.take_idle()
         if connection is None:
             self._waiting.append(request)
@@ -33,11 +32,11 @@ class Connections:
             self._open()
 
     def start_anew(self, request: RequestRun) -> None:
-        """Begin a request on a connection that nobody has used."""
+        """Begin a request on a new connection."""
         self._open(request)
 
     def serve(self) -> None:
-        """A connection may have fallen idle: begin who waits."""
+        """Give idle connections to waiting requests."""
         while self._waiting:
             if self._waiting[0].end_ns:
                 self._waiting.popleft()
@@ -48,7 +47,6 @@ class Connections:
             self._waiting.popleft().begin(connection)
 
     def close(self) -> None:
-        """Drop every connection."""
         for task in self._opening:
             task.cancel()
         self._pool.close()
@@ -62,7 +60,7 @@ class Connections:
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, request: RequestRun | None) -> None:
-        """Open a connection for a request, or for whoever waits when it is open."""
+        """Open a connection for a request, or for the first waiting request."""
         try:
             connection = await self._pool.connect()
         except ConnectError as error:

@@ -25,11 +25,9 @@ class Clocks:
     """The trace's zero: the same, unless the run goes on where an earlier one was cut."""
 
     def plan_ms(self, at_ns: int) -> float:
-        """A moment in the plan's time."""
         return (at_ns - self.t0_ns) / NS_PER_MS
 
     def trace_ms(self, at_ns: int) -> float:
-        """A moment in the trace's time."""
         return (at_ns - self.zero_ns) / NS_PER_MS
 
 
@@ -50,7 +48,7 @@ class Lookahead:
     """A plan's sends by time. ``pop`` gives what is to be built now; ``wake_ns`` says when to ask again."""
 
     def __init__(self, plan: Plan, t0_ns: int, not_before_ns: int) -> None:
-        """``not_before_ns``: what was due before is due then: the run goes on where an earlier one was cut."""
+        """``not_before_ns``: earliest due time, where the run continues an earlier one."""
         self._roots = iter(plan)
         self._t0_ns, self._not_before_ns = t0_ns, not_before_ns
         self._numbered = 0
@@ -64,11 +62,11 @@ class Lookahead:
         return bool(self._upcoming)
 
     def follow(self, send: Send, end_ns: int, parent_end_ms: float) -> None:
-        """Plan a follow-up of a request that ended then."""
+        """Plan a follow-up of a request that ended at ``end_ns``."""
         self._add(send, self._t0_ns if send.from_start else end_ns, parent_end_ms, end_ns)
 
     def pop(self, now_ns: int) -> Planned | None:
-        """The next to be built, if it is time for it and there is room."""
+        """Return the next request to build; null: too early, or no room."""
         wake_ns = self.wake_ns()
         if wake_ns is None or wake_ns > now_ns:
             return None
@@ -84,23 +82,22 @@ class Lookahead:
         return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)
 
     def gave(self, size: int) -> None:
-        """A request of so many bytes was built and handed on."""
+        """Count a request of ``size`` bytes that was built and handed on."""
         self._given += 1
         self._waiting.append(size)
         self._waiting_bytes += size
 
     def started(self, count: int) -> None:
-        """So many of all that were handed on are no longer waiting; they start in the order of their times, nearly."""
+        """Note that ``count`` of all requests handed on have started, in nearly the order of their times."""
         while self._waiting and self._given - len(self._waiting) < count:
             self._waiting_bytes -= self._waiting.popleft()
 
     def clear(self) -> None:
-        """Plan nothing more."""
         self._roots = iter(())
         self._upcoming.clear()
 
     def no_more_roots(self) -> None:
-        """Take no further roots from the plan: it was too late for one that had no time of its own."""
+        """Take no further roots from the plan: a root without a time of its own was too late."""
         self._roots = iter(())
 
     def _next_root(self) -> None:

@@ -71,7 +71,7 @@ class PlanRun:
         alone: bool = True,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``not_before_ns``: see ``Lookahead``. ``alone``: no other shard has requests that may be taken."""
+        """``not_before_ns``: see ``Lookahead``. ``alone``: true if no other shard sends."""
         self._alone = alone
         self._link, self._write, self._tally = link, write, tally
         self._writer, self._clocks, self._clock = RequestWriter(origin), clocks, clock
@@ -91,22 +91,19 @@ class PlanRun:
         self.loop_delay_ms = array("d")
 
     def start(self) -> None:
-        """Begin to build."""
         self._turn()
 
     def stop(self, reason: str) -> None:
-        """Send nothing more; what is in flight is aborted and recorded."""
+        """Send nothing more; abort and record the requests in flight."""
         if self.stopped is None:
             self.stopped = reason
             self._lookahead.clear()
             self._halt()
 
     def close(self) -> None:
-        """Ring no more."""
         self._alarm.close()
 
     def hear(self, message: FromSender) -> None:
-        """Take what the sender says."""
         try:
             self._hear(message)
         except Exception as error:  # as in _turn
@@ -127,13 +124,13 @@ class PlanRun:
             self._feel(message)
 
     def _forget(self, expired: Sequence[int]) -> None:
-        """Let go of requests that it was too late for; of a root without a time of its own, all that come behind it."""
+        """Drop expired requests; after an expired root without a time of its own, drop all later roots."""
         for number in expired:
             if self._given.pop(number).planned.send.due_ms is None:
                 self._lookahead.no_more_roots()
 
     def sender_lost(self) -> None:
-        """The sender has died: what it had begun is recorded as far as is known, and the run ends with an error."""
+        """Record the requests that a dead sender had begun, and end the run with an error."""
         if self.over.done():
             return
         self.stopped = "failed"
@@ -151,7 +148,7 @@ class PlanRun:
         assert self._tally.in_flight <= len(self._given)
 
     def _turn(self) -> None:
-        """Hand over what is to be built by now, settle some of what has ended, and come again while there is more."""
+        """Hand over due requests, settle some that ended, and continue while there is more."""
         try:
             built = self._build()
             self._settle(max(built, SETTLED_PER_TURN))
@@ -175,7 +172,7 @@ class PlanRun:
             self._turn()
 
     def _build(self) -> int:
-        """Build what is to be built by now, and hand it over; returns how many."""
+        """Build and hand over the requests that are due for it; return their number."""
         orders: list[Order] = []
         now_ns = self._clock()
         while len(orders) < BUILDS_PER_TURN and (planned := self._lookahead.pop(now_ns)) is not None:
@@ -229,7 +226,7 @@ class PlanRun:
         self._tally.recent.itl_ms.extend(gap_ns / 1e6 for gap_ns in pulse.gaps_ns)
 
     def _fail(self, error: Exception) -> None:
-        """End the run with an error that is no request's."""
+        """End the run with an error that belongs to no request."""
         self.stopped = self.stopped or "failed"
         if not self.over.done():
             self.over.set_exception(error)
@@ -245,7 +242,7 @@ class PlanRun:
             self._halt()
 
     def _halt(self) -> None:
-        """Bring the sender to its end; it answers when it has told everything."""
+        """Stop the sender; it answers after its last message."""
         if not self._halting:
             self._halting = True
             self._link.halt()

@@ -63,19 +63,18 @@ class RequestRun:
         self._retried = False
 
     def begin(self, connection: ServerConnection) -> None:
-        """Write the request. Of a second try the first one stays the send: the server saw to it that it took longer."""
+        """Write the request. A second try keeps the first send time, because the server caused the delay."""
         self._connection = connection
         self.sent_ns = self.sent_ns or perf_counter_ns()
         connection.start(self._request, self)
 
     def give_up(self, outcome: Outcome, kind: LossKind | None) -> None:
-        """End it now; its connection, if it has one, is dropped."""
+        """End the request now and drop its connection."""
         if self._connection is not None:
             self._connection.abort()
         self._end(outcome, kind)
 
     def summary(self) -> Ended:
-        """Return the result for the shard."""
         return Ended(
             self.number,
             self.scheduled_ns,
@@ -93,23 +92,20 @@ class RequestRun:
     # What the connection calls.
 
     def response_head(self, head: ResponseHead) -> None:
-        """Keep the final head's status."""
         if not head.informational:
             self.status = head.status
             self._request = b""  # it will not be sent again
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """Keep a read; one that held framing alone says nothing."""
+        """Keep a read, unless it held only framing."""
         del raw
         if data:
             self.reads.append((at_ns, data))
 
     def response_end(self) -> None:
-        """The response is whole."""
         self._end("ok", None)
 
     def response_lost(self, kind: LossKind) -> None:
-        """The connection ended first."""
         assert self._connection is not None
         if kind == "upstream_closed" and self._connection.stale and not self._retried:
             self._retried = True

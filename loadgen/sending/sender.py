@@ -62,7 +62,7 @@ class Sender:
         timeout_ns: int | None = None,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``start`` begins a request, ``start_anew`` one that met a stale connection; ``on_free``: one may be free."""
+        """``start`` begins a request, ``start_anew`` retries after a stale connection; ``on_free``: one may be free."""
         self._start_request, self._start_anew, self._on_free = start, start_anew, on_free
         self._deliver = deliver
         self._parallel = parallel
@@ -83,13 +83,12 @@ class Sender:
         self._cpu_before_ns = time.process_time_ns()
 
     def take(self, orders: Sequence[Order]) -> None:
-        """Hold these until they are due; what is due already starts now."""
+        """Hold orders until they are due; start the due ones now."""
         for order in orders:
             heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
         self._advance()
 
     def halt(self) -> None:
-        """Start nothing more and abort what is in flight."""
         self._upcoming.clear()
         self._held.clear()
         for request in list(self._in_flight.values()):
@@ -99,7 +98,6 @@ class Sender:
         self._deliver(Halted())
 
     def close(self) -> None:
-        """Ring no more."""
         self._alarm.close()
         self._beat.close()
 
@@ -110,7 +108,7 @@ class Sender:
         assert not any(request.end_ns for request in self._in_flight.values())
 
     def _advance(self) -> None:
-        """Start what is due, and have the alarm ring for what is next."""
+        """Start due requests, and set the alarm for the next."""
         upcoming, now_ns = self._upcoming, self._clock()
         for _ in range(STARTS_PER_TURN):
             if not upcoming or upcoming[0][0] > now_ns:
@@ -139,7 +137,7 @@ class Sender:
         self._start_request(request)
 
     def ended(self, request: RequestRun) -> None:
-        """A request is over: its slot goes to who was held, its connection to who waits for one."""
+        """Give the slot of an ended request to a held order, and its connection to a waiting request."""
         del self._in_flight[request.number]
         self._will_hand_over()
         self._ended.append(request.summary())
@@ -148,7 +146,6 @@ class Sender:
         self._on_free()
 
     def stale(self, request: RequestRun) -> None:
-        """A request met a connection that the server had closed."""
         self._start_anew(request)
 
     def _expire(self, order: Order) -> None:
@@ -213,7 +210,7 @@ class SenderProcess:
         self._connections: Connections | None = None
 
     async def serve(self, sock: socket.socket) -> None:
-        """Until the shard has closed its end. Raises what a callback raised: its request would never end."""
+        """Serve until the shard closes its end. Raises the error of a callback, because its request would never end."""
         asyncio.get_running_loop().set_exception_handler(self._on_failure)
         self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
         await self._over

@@ -37,7 +37,7 @@ class SenderProcess:
 
     @classmethod
     async def start(cls, setup: SenderSetup) -> "SenderProcess":
-        """Start it and wait until its connections are open. Raises InputError if they cannot be."""
+        """Start it and wait until its connections are open. Raises InputError if they cannot be opened."""
         process, sock = start_child("loadgen.sending.sender")
         sender = cls(process, setup.url)
         sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
@@ -50,15 +50,12 @@ class SenderProcess:
         return sender
 
     def give(self, orders: list[Order]) -> None:
-        """Have these sent at their times."""
         self._say(Orders(orders))
 
     def halt(self) -> None:
-        """Have it send nothing more and abort what is in flight."""
         self._say(Halt())
 
     async def close(self) -> None:
-        """Let it go; one that does not leave is killed."""
         self._closing = True
         if self._socket is not None:
             self._socket.close()

@@ -47,18 +47,15 @@ class EngineTokenizer:
                 raise TokenizerError("the engine's /tokenize finds no tokens in a text")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, nothing added around it."""
         return self._encode(text, special=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
         text = self._ask(DETOKENIZE, {"model": self._model, "tokens": list(token_ids)}, DetokenizedText).known
         if text is None:
             raise TokenizerError("the engine's /detokenize answers with no text")
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation as the engine sees it, up to where the assistant speaks."""
         question = chat_question({"model": self._model, "messages": list(messages)})
         if not self._takes_content:
             return self._ask(TOKENIZE, question, TokenIds).tokens

@@ -48,7 +48,7 @@ class PrefixTruth:
     """How much of that the engine had cached."""
 
     def check_prompt(self, planned: int | None, record: Record, *, after_output: bool) -> int:
-        """Compare a prompt's length with its plan; returns by how many tokens it was longer."""
+        """Compare a prompt's length with its plan; return the excess in tokens."""
         if record.status != "ok" or record.tokens_source != "usage" or record.prompt_tokens is None:
             return 0
         if planned is None:
@@ -62,7 +62,7 @@ class PrefixTruth:
         return longer
 
     def check_ids(self, planned: TokenIds | None, told: TokenIds, *, after_output: bool) -> bool:
-        """Compare a prompt's tokens with those planned; whether they are known to differ."""
+        """Compare a prompt's tokens with the planned ones; return whether they are known to differ."""
         if planned is None:
             return False
         exact = np.array_equal(planned, told)
@@ -73,19 +73,18 @@ class PrefixTruth:
         return not exact
 
     def check_output(self, *, changed: bool) -> None:
-        """An answer that a prompt carried as text."""
+        """Count an output that a prompt carried as text."""
         self.outputs += 1
         self.outputs_changed += changed
 
     def check_cached(self, shared: int, block_size: int, record: Record) -> None:
-        """Compare what a prompt repeats with what the engine had of it."""
+        """Compare the repeated part of a prompt with the engine's cached tokens."""
         if record.status == "ok" and record.cached_tokens is not None:
             whole = shared // block_size * block_size
             self.shared_tokens += whole
             self.shared_cached += min(whole, record.cached_tokens)
 
     def findings(self) -> dict[str, int]:
-        """The counts under their names among a shard's findings."""
         return {FINDINGS + name: count for name, count in asdict(self).items()}
 
 

@@ -34,7 +34,7 @@ class Chain:
     """Who said what the prompt's ids are: the engine, or a tokenizer of ours."""
 
     def whole(self) -> list[BlockHash]:
-        """Prompt and output blocks, the start of any continuation's chain."""
+        """Return prompt and output blocks: the start of a continuation's chain."""
         return [*self.prompt, *(self.output or ())]
 
 
@@ -73,7 +73,7 @@ class Prompt(Protocol):
         """The prompt's length; null: only the engine's tokenizer knows."""
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """The block hashes of the request that this prompt was; null: its ids are unknown."""
+        """Hash from the end of the known chain, and extend what is known."""
 
     def after(self, response: Response, said: Sequence[PlannedMessage], stand_in: int) -> "Prompt":
         """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
@@ -101,7 +101,7 @@ class TokenForm:
     truth: PrefixTruth = field(default_factory=PrefixTruth)
 
     def ids(self, said: Sequence[PlannedMessage]) -> list[TokenIds]:
-        """The ids of messages, one after another; a tool's call comes before its result. Raises InputError."""
+        """Return the ids of messages; a tool's call comes before its result. Raises InputError."""
         found: list[TokenIds] = []
         for message in said:
             if isinstance(message, SyntheticMessage):
@@ -114,7 +114,6 @@ class TokenForm:
         return found
 
     def draw(self, piece: Piece) -> TokenIds:
-        """The ids of a piece."""
         return tokens_of(piece.key, piece.tokens, self.vocabulary)
 
 
@@ -131,19 +130,16 @@ class TokenPrompt:
 
     @property
     def path(self) -> str:
-        """Completions take ids."""
         return self.form.dialect.path
 
     def body(self, model: str, max_tokens: int) -> bytes:
-        """A body with the ids as they are."""
         return completions_body(model, self.token_ids, max_tokens, dialect=self.form.dialect)
 
     def planned_tokens(self) -> int | None:
-        """Exact: ids are not tokenized again."""
         return len(self.token_ids)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hashed from where the chain is known; what this adds is known to the next turn."""
+        """Hash the ids that the engine returned, else those of its tokenizer and template."""
         self.form.truth.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
             self.form.truth.check_cached(self.repeated, self.form.block_size, response.record)
@@ -195,11 +191,9 @@ class ChatPrompt:
 
     @property
     def path(self) -> str:
-        """The API's endpoint; a rendered chat is a completion."""
         return self.form.dialect.path if self.form.rendered else PATHS[self.form.api]
 
     def body(self, model: str, max_tokens: int) -> bytes:
-        """A body with the conversation so far."""
         if not self.form.rendered:
             return conversation_body(self.form.api, model, self.conversation, max_tokens, dialect=self.form.dialect)
         token_ids = self.form.text_maker.ids(self.conversation)
@@ -208,11 +202,10 @@ class ChatPrompt:
         return completions_body(model, token_ids, max_tokens, dialect=self.form.dialect)
 
     def planned_tokens(self) -> int | None:
-        """The template's tokens and the words'; null: the template or an answer's length is unknown."""
         return self.form.text_maker.length(self.conversation)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hashed over the ids that the engine says it saw, else over those of its tokenizer and template."""
+        """Hash the ids that the engine returned, else those of its tokenizer and template."""
         self.settle(response)
         if self._ids is None:
             return None
@@ -249,7 +242,7 @@ class ChatPrompt:
         return prompt + output - 1 if head == prompt else None
 
     def answered(self, response: Response, stand_in: int, calls: tuple[Call, ...] = ()) -> SentMessage:
-        """The answer as a message: its ids as generated, else as its text has them, else its length alone."""
+        """Return the output as a message: generated ids, else the ids of its text, else its length alone."""
         self.settle(response)
         text_maker = self.form.text_maker
         length = generated_length(response)
@@ -264,7 +257,7 @@ class ChatPrompt:
         return SentMessage("assistant", response.text, numbers, ids, length, calls)
 
     def settle(self, response: Response) -> None:
-        """Compare what was planned with what the engine says of this prompt; once."""
+        """Compare the plan with the engine's report on this prompt; once."""
         if self._settled:
             return
         self._settled = True
@@ -290,7 +283,7 @@ class ChatPrompt:
             truth.check_cached(self.repeated, self.form.block_size, record)
 
     def _take_other_output(self, told: TokenIds | None, longer: int) -> None:
-        """The last answer came back as other tokens: go on from these, so that it is counted once."""
+        """Replace the last output by the tokens that came back, so that it is counted once."""
         places = [place for place, message in enumerate(self.conversation) if message.role == "assistant"]
         if not places:
             return

@@ -64,7 +64,6 @@ class Call:
 
     @property
     def arguments_json(self) -> str:
-        """Arguments as OpenAI's APIs carry them."""
         return msgspec.json.encode(self.arguments).decode()
 
 

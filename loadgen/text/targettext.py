@@ -45,7 +45,7 @@ class TargetText:
     unknown: str | None = None
 
     def fingerprint(self, *, rendered: bool) -> str:
-        """Names what is sent for the same draws: the words, and with ``rendered`` their ids and the template's."""
+        """Return a digest of the words; with ``rendered`` also of their ids and the template's."""
         said: object = (self.words, *self.gaps.items()) if rendered else self.words.texts
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
@@ -90,7 +90,7 @@ class TextMaker:
         return SentMessage(said.role, self.target.words.text(numbers), numbers, length=len(numbers))
 
     def call(self, said: PlannedMessage) -> Call | None:
-        """The call that a tool's message answers; null: it is no such message."""
+        """Return the call that a tool's message answers; null: no tool message."""
         if said.role != "tool":
             return None
         piece = said.call if isinstance(said, SyntheticMessage) else None
@@ -98,18 +98,17 @@ class TextMaker:
         return Call(self.target.words.text(numbers), numbers)
 
     def numbers(self, pieces: Sequence[Piece]) -> TokenIds:
-        """The words of pieces, one after another."""
         return np.concatenate([self.target.words.numbers(piece.key, piece.tokens) for piece in pieces])
 
     def ids(self, conversation: Sequence[SentMessage]) -> TokenIds | None:
-        """The conversation in tokens, as the target will see it; null: not known."""
+        """Return the conversation's tokens as the target sees them; null: unknown."""
         if any(message.quoted is not None for message in conversation):
             return self._encoded(conversation)
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose(self.target.words, gaps, conversation)
 
     def head(self, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
-        """The tokens before what message number ``message`` says; null: not known."""
+        """Return the tokens before message number ``message``; null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
 
@@ -133,7 +132,7 @@ class TextMaker:
         return self._gaps[order]
 
     def encode(self, text: str) -> TokenIds | None:
-        """A text's tokens; null: there is nobody to ask."""
+        """Return a text's tokens; null: no tokenizer."""
         return None if self.tokenizer is None else np.asarray(self.tokenizer.encode(text), dtype=np.uint32)
 
     def _learn(self, order: Order) -> Gaps | None:

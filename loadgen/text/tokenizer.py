@@ -23,13 +23,13 @@ class Tokenizer(Protocol):
     """For the trace's header."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, nothing added around it."""
+        """Return the ids of a text, without special tokens."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation as the target sees it, up to where the assistant speaks."""
+        """Return the ids of a conversation, up to the start of the assistant's output."""
 
 
 class LocalTokenizer:
@@ -40,19 +40,16 @@ class LocalTokenizer:
         self._model = model if model is not None else load_tokenizer(tokenizer_folder(path, others=" or `engine`"))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, nothing added around it."""
         token_ids: list[int] = self._model.encode(text, add_special_tokens=False)
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids; unknown ids are nothing."""
         text: str = self._model.decode(
             [token_id for token_id in token_ids if token_id < len(self._model)], clean_up_tokenization_spaces=False
         )
         return text
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation under the model's chat template."""
         if not self._model.chat_template:
             raise TokenizerError("its tokenizer has no chat template")
         try:

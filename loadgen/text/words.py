@@ -50,12 +50,11 @@ class Words:
         return tokens_of(key, count, Vocabulary(0, len(self.texts)))
 
     def text(self, numbers: TokenIds) -> str:
-        """The words, joined by spaces."""
         texts = self.texts
         return " ".join([texts[number] for number in numbers.tolist()])
 
     def ids(self, numbers: TokenIds, *, spaced: bool = False) -> TokenIds:
-        """The ids of the words' text; ``spaced``: its first word too is as behind a space."""
+        """Return the ids of the words' text; ``spaced``: also the first word is behind a space."""
         found = np.asarray(self.follows, dtype=np.uint32)[numbers]
         if len(found) and not spaced:
             found[0] = self.starts[int(numbers[0])]
