@@ -25,7 +25,7 @@ from tracefile import Workload as WorkloadMeta
 
 HASHED_BLOCK_SIZE = 16
 ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
-"""Of the flags that made a load, those that its header has even where nobody gave them."""
+"""Flags that the trace's header has even where they were not given."""
 
 OWN_FIELDS = frozenset({"pattern", "seed"})
 """Those that stand in the header by themselves."""

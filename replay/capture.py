@@ -198,7 +198,7 @@ def _names(record: Record) -> list[str]:
 
 
 def _bind_carrier(groups: Groups, item: int, record: Record, makers: Mapping[BlockHash, int]) -> None:
-    """Join a request with whoever generated a block of its prompt."""
+    """Join a request with the requests that generated blocks of its prompt."""
     for block in record.block_hashes or ():
         maker = makers.get(block)
         if maker is not None:

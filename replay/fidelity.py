@@ -131,7 +131,7 @@ def account_of(
 ) -> Account:
     """The account of a run that is over. ``stopped``: why it was cut short; null: it was not.
 
-    Raises InputError if requests are missing of which nobody knows why.
+    Raises InputError if requests are missing for an unknown reason.
     """
     not_sent = {f"after {failure}": count for failure, count in fidelity.not_sent.items()}
     missing = survey.kept * rounds - sent - earlier - sum(not_sent.values())

@@ -200,7 +200,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
     engine = facts.engine
     if engine.name is None and found.certain:
         engine = msgspec.structs.replace(engine, name=found.dialect.name)
-    # A cold run's hashes are its own: they are equal to nobody's, whatever the capture's key was.
+    # A cold run's hashes equal no other run's, whatever the capture's key was.
     hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
     return Meta(
         source="replay",

@@ -155,7 +155,7 @@ class Replayed:
         if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return
         if self.chat is not None:
-            # Only those that waited for this answer go on from it; whoever else carries its hashes has words there.
+            # Only requests that waited for this output continue it; others that carry its hashes have words there.
             waiting = self.round.run.followers.get(captured.request_id, ())
             if not captured.as_long(response.record):
                 return

@@ -76,7 +76,7 @@ class Survey:
     has_hashes: bool
     """Whether the trace knows anything of sharing."""
     links_known: bool
-    """Whether the trace itself says who continued whom."""
+    """True if the trace itself has parents."""
     loras: frozenset[str]
     endpoints: frozenset[str]
     """Of what is sent."""

@@ -79,7 +79,7 @@ def text_lines(counts: TextCounts) -> list[str]:
     """For a terminal."""
     if not counts.continued and not counts.made_up:
         return []
-    return [f"answers in place    {counts.continued} prompts went on from a real response, {counts.made_up} could not"]
+    return [f"real outputs        {counts.continued} prompts continued a real output, {counts.made_up} could not"]
 
 
 def text_notes(counts: TextCounts) -> list[str]:
@@ -142,7 +142,7 @@ class TextReplay:
                 return prompt
         fitted = self._fit(captured, numbers, [UNSAID])
         if fitted is None:
-            # Nobody knows the template: as many words as there were tokens, and nothing is promised.
+            # Unknown template: as many words as there were tokens, without a promise of exact lengths.
             return ChatPrompt(form, [self._user(numbers)])
         self.counts.template_blocks += min(fitted.start // self.block_size, len(captured.hashes))
         return ChatPrompt(form, [self._user(fitted.numbers)])

@@ -57,7 +57,7 @@ class Send(msgspec.Struct, frozen=True):
     """From t = 0: not sent any more after this, and without a record. Null: sent however late."""
     from_start: bool = False
     """Of a follow-up: ``due_ms`` counts from t = 0. It is a session that arrived then; if that was before the parent's
-    end, it was held back."""
+    end, it was queued."""
 
 
 Plan = Iterable[Send]

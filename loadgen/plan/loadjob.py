@@ -27,9 +27,9 @@ ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_js
 """Of a config, what says nothing of the load itself."""
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
-"""The finding that counts sessions for which there was no room in time."""
+"""Finding that counts sessions without room in time."""
 ESTIMATED_LENGTHS = "estimated_lengths"
-"""The finding that counts shards in which nobody could say how long a dataset's texts are."""
+"""Finding that counts shards without exact lengths of a dataset's texts."""
 FAR_ENOUGH = 10_000
 """So many sessions in a row of which an earlier part of the run knows nothing: it had not begun any later one."""
 

@@ -7,7 +7,7 @@ is over, so that each meets an idle engine however fast that is:
 - ``short``: 2, 4, 8, … short prompts nearly at once: what one more output costs a step;
 - ``long``: as many, of prompts that together are twice the longest: what the tokens behind an output cost it;
 - ``beside``: long prompts that come while others are being answered;
-- ``mix``: all of it at random times, as often as the engine can bear: how requests meet when nobody arranges it, and
+- ``mix``: all of it at random times, as often as the engine can serve: how requests meet by chance, and
   above all how warm turns join those that are being answered, which is most of what real sessions do.
 
 Nothing here measures the client: that is ``loadgen selftest``.

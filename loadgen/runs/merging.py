@@ -124,7 +124,7 @@ def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: In
 
 
 def _timed_lines(part: Path) -> Iterator[tuple[float, Times, bytes]]:
-    """A part's lines with the time that each ended; one that nobody knows it of stays where it is."""
+    """A part's lines with the time that each ended; a line of unknown end stays in its place."""
     ended_ms = 0.0
     for line in record_lines(part):
         times = _times.decode(line)

@@ -93,7 +93,7 @@ def outcome_of(
 def recorded(part: Path) -> tuple[Tally, float]:
     """Count the records of a shard that died; also return the end of the last one in seconds.
 
-    Who was held back it did not record, so they tell no lag.
+    The records do not tell which requests the concurrency limit queued, so they give no lag.
     """
     tally, decoder, seconds = Tally(), KvtapeDecoder(Meta()), 0.0
     for line in record_lines(part):

@@ -37,7 +37,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
     """Since t = 0."""
     remaining_s: float | None
-    """Until its end at the present rate, or until nothing new is started; null: nobody knows."""
+    """Until its end at the present rate, or until nothing new is started; null: unknown."""
     stopping: str | None
     """Why what is in flight is being given up; null: it is not."""
     planned: int | None

@@ -56,7 +56,7 @@ def ray_host(address: str) -> Iterator[Host]:
 
 
 def require_reachable(address: str) -> None:
-    """Raise InputError if nobody listens at a ``HOST:PORT``: Ray itself would go on trying for minutes."""
+    """Raise InputError if no server listens at a ``HOST:PORT``: Ray itself would retry for minutes."""
     found = re.fullmatch(r"(\S+):(\d+)", address)
     if found is None or "://" in address:
         return

@@ -137,7 +137,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
 
 
 async def _heed(receive: Receive, running: PlanRun) -> None:
-    """Stop when told to, or when there is nobody left to tell."""
+    """Stop on the parent's order, or when the parent is gone."""
     while True:
         message = await receive()
         if isinstance(message, Stop):

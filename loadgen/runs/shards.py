@@ -1,4 +1,4 @@
-"""A run's shards as their parent drives them: all ready, off at one t = 0, ended together, whoever dies on the way."""
+"""Shards of a run, driven by their parent: all ready, one common t = 0, all ended, also after the death of a shard."""
 
 import asyncio
 import time

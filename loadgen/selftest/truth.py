@@ -19,7 +19,7 @@ from tracefile import InputError
 
 NS_PER_MS = 1_000_000
 STEADY = (0.2, 0.95)
-"""The part of a run, from the first request to the last, that rates are taken over: it has begun, nobody has left."""
+"""Part of a run, from first to last request, for rates: all clients have started and none has ended."""
 
 Times = npt.NDArray[np.int64]
 Sample = npt.NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 It is light so that it is never what a measurement finds: requests are found by three searches, not parsed; the answer's
 pieces go to the kernel by ``write(2)`` itself, because an event loop's own write may wait for the end of its turn, and
-then nobody knows when the first token left.
+then the time of the first token is unknown.
 """
 
 import argparse
@@ -260,7 +260,7 @@ async def _serve(pace: Pace, port: int) -> None:
 
 
 async def _until_input_ends() -> None:
-    """Wait for the end of standard input: whoever started the server has let it go, or is gone."""
+    """Wait for the end of standard input: the parent has closed it or has died."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 

@@ -2,7 +2,7 @@
 
 Between a due time and its first byte lie one heap pop and one write: requests come here as bytes, ahead of need
 (``loadgen/runs/shard.py`` builds them); what came back leaves as bytes with times, once a turn of the loop. Nothing
-here parses a response, and nothing waits for whoever does.
+here parses a response or waits for the parser.
 """
 
 import asyncio

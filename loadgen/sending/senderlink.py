@@ -33,7 +33,7 @@ class SenderProcess:
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._closing = False
         self.hear: Callable[[FromSender], None] = _unexpected
-        self.lost: Callable[[], None] = _nobody
+        self.lost: Callable[[], None] = _ignore_end
 
     @classmethod
     async def start(cls, setup: SenderSetup) -> "SenderProcess":
@@ -93,8 +93,8 @@ def _unexpected(message: FromSender) -> None:
     """Before the run it may tell how it is doing, and nothing else."""
     if isinstance(message, Pulse):
         return
-    raise AssertionError(f"nobody asked: {message}")
+    raise AssertionError(f"unexpected message: {message}")
 
 
-def _nobody() -> None:
+def _ignore_end() -> None:
     """Nothing is sent yet."""

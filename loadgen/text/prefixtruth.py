@@ -15,7 +15,7 @@ from loadgen.core.draws import TokenIds
 from tracefile import Record
 
 IDS = "ids"
-"""The tokenizer of prompts that are token ids: nobody has to be asked."""
+"""Tokenizer name of token-id prompts; no tokenizer is asked."""
 GIVEN = "a dataset's texts: what they share is theirs"
 """Why nothing is to be proved of a dataset's texts."""
 FINDINGS = "prefix_truth."
@@ -29,7 +29,7 @@ class PrefixTruth:
     planned: int = 0
     """Whose length was planned to the token."""
     unplanned: int = 0
-    """Whose length nobody could plan."""
+    """Prompts of unplanned length."""
     exact: int = 0
     """Of the planned, those that were as long as planned."""
     off_tokens: int = 0
@@ -171,7 +171,7 @@ def truth_lines(report: TruthReport) -> list[str]:
         lines.append(f"shared prefix       {before.shared_measured} tokens of two sampled prompts, {planned} planned")
     if counts.outputs:
         survived = counts.outputs - counts.outputs_changed
-        lines.append(f"answers as text     {survived} of {counts.outputs} came back as the tokens that were generated")
+        lines.append(f"outputs as text     {survived} of {counts.outputs} came back as the tokens that were generated")
     if counts.shared_tokens:
         share = counts.shared_cached / counts.shared_tokens
         lines.append(f"context             {share:.1%} of the {counts.shared_tokens} tokens of turns before was cached")

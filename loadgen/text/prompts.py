@@ -222,7 +222,7 @@ class ChatPrompt:
     ) -> "ChatPrompt":
         """Return the prompt after this one: the model's output with its calls, then ``said``.
 
-        ``stand_in``: what an answer whose ids nobody told is drawn from, where ids must be sent.
+        ``stand_in``: key of tokens that replace an output of unknown ids, where ids must be sent.
         """
         spoken = self.answered(response, stand_in, calls)
         before = None

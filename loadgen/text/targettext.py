@@ -39,7 +39,7 @@ class TargetText:
     words: Words
     gaps: Mapping[Order, Gaps]
     tokenizer: str | None = None
-    """Whose tokens: a directory's name, or ``engine``; null: nobody could be asked."""
+    """Tokenizer's directory name, or ``engine``; null: none could be asked."""
     path: Path | None = None
     """Where a shard finds the tokenizer; null: nowhere, the engine was asked."""
     unknown: str | None = None

@@ -37,7 +37,7 @@ sense plan college interest death
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words by number. Without a tokenizer nobody knows their ids, and these are empty."""
+    """Words by number; without a tokenizer their ids are unknown and empty."""
 
     texts: tuple[str, ...]
     starts: tuple[int, ...] = ()
