@@ -109,7 +109,7 @@ def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> 
     others = [name_of(line) for line in rows if line in shared]
     if others:
         flags = ", ".join(f"`{flag}`" for flag in others)
-        lines += [f"[Shared flags](#shared-flags): {flags}.", ""]
+        lines += [f"[Shared](#shared-flags): {flags}.", ""]
     return "\n".join(lines)
 
 
