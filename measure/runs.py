@@ -1,7 +1,8 @@
 """A trace as columns: an array for each field that a metric reads, in file order."""
 
 from array import array
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ class Run:
         return len(self.request_ids)
 
     def select(self, rows: IntArray) -> "Run":
-        """Only the requests at ``rows``, in that order."""
+        """Return the requests at ``rows``, in that order."""
         place = np.full(len(self), UNKNOWN)
         place[rows] = np.arange(len(rows))
         gaps = place[self.itl_owner] != UNKNOWN
@@ -75,77 +76,6 @@ class Run:
         )
 
 
-@dataclass(slots=True)
-class _Columns:
-    """Columns under construction, so that records need not be kept."""
-
-    request_ids: list[str] = field(default_factory=list)
-    sessions: list[str | None] = field(default_factory=list)
-    turn: "array[int]" = field(default_factory=lambda: array("q"))
-    arrival_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    scheduled_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    ttft_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    e2e_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    status: "array[int]" = field(default_factory=lambda: array("b"))
-    streamed: "array[int]" = field(default_factory=lambda: array("b"))
-    prompt_tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    cached_tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    concurrency: "array[int]" = field(default_factory=lambda: array("q"))
-    itl_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    itl_reads: "array[int]" = field(default_factory=lambda: array("q"))
-    tpot_ms: "array[float]" = field(default_factory=lambda: array("d"))
-
-    def append(self, record: Record) -> None:
-        self.request_ids.append(record.request_id)
-        self.sessions.append(record.session_id)
-        self.turn.append(_count(record.turn))
-        self.arrival_ms.append(_time(record.arrival_ms))
-        self.scheduled_ms.append(_time(record.scheduled_ms))
-        self.ttft_ms.append(_time(record.ttft_ms))
-        self.e2e_ms.append(_time(record.e2e_ms))
-        self.status.append(STATUSES.index(record.status))
-        self.streamed.append(record.stream is not False)
-        self.prompt_tokens.append(_count(record.prompt_tokens))
-        self.cached_tokens.append(_count(record.cached_tokens))
-        self.concurrency.append(_count(record.concurrency))
-        self.itl_ms.extend(record.itl_ms)
-        self.itl_reads.append(len(record.itl_ms))
-        self.tpot_ms.append(_tpot_ms(record))
-
-
-def load_run(label: str, path: Path) -> Run:
-    """Read a trace into columns; InputError if it is missing, malformed or empty."""
-    columns = _Columns()
-    with open_trace(path) as reader:
-        for record in reader:
-            columns.append(record)
-        meta, warnings = reader.meta, tuple(reader.warnings)
-    if not columns.request_ids:
-        raise InputError(f"{path}: no records; expected at least one request to compare")
-    return Run(
-        label=label,
-        file=path.name,
-        digest=trace_digest(path),
-        meta=meta,
-        request_ids=columns.request_ids,
-        sessions=columns.sessions,
-        turn=np.array(columns.turn, dtype=np.int64),
-        arrival_ms=np.array(columns.arrival_ms),
-        scheduled_ms=np.array(columns.scheduled_ms),
-        ttft_ms=np.array(columns.ttft_ms),
-        e2e_ms=np.array(columns.e2e_ms),
-        status=np.array(columns.status, dtype=np.int8),
-        streamed=np.array(columns.streamed, dtype=np.bool_),
-        prompt_tokens=np.array(columns.prompt_tokens, dtype=np.int64),
-        cached_tokens=np.array(columns.cached_tokens, dtype=np.int64),
-        concurrency=np.array(columns.concurrency, dtype=np.int64),
-        itl_ms=np.array(columns.itl_ms),
-        itl_owner=np.repeat(np.arange(len(columns.itl_reads)), np.array(columns.itl_reads, dtype=np.int64)),
-        tpot_ms=np.array(columns.tpot_ms),
-        warnings=warnings,
-    )
-
-
 def _count(value: int | None) -> int:
     return UNKNOWN if value is None else value
 
@@ -159,3 +89,54 @@ def _tpot_ms(record: Record) -> float:
     if not record.itl_ms or later_tokens < 1:
         return float("nan")
     return sum(record.itl_ms) / later_tokens
+
+
+_Read = Callable[[Record], float]
+_COLUMNS: Final[dict[str, tuple[str, _Read]]] = {
+    "turn": ("q", lambda record: _count(record.turn)),
+    "arrival_ms": ("d", lambda record: _time(record.arrival_ms)),
+    "scheduled_ms": ("d", lambda record: _time(record.scheduled_ms)),
+    "ttft_ms": ("d", lambda record: _time(record.ttft_ms)),
+    "e2e_ms": ("d", lambda record: _time(record.e2e_ms)),
+    "status": ("b", lambda record: STATUSES.index(record.status)),
+    "streamed": ("b", lambda record: record.stream is not False),
+    "prompt_tokens": ("q", lambda record: _count(record.prompt_tokens)),
+    "cached_tokens": ("q", lambda record: _count(record.cached_tokens)),
+    "concurrency": ("q", lambda record: _count(record.concurrency)),
+    "tpot_ms": ("d", _tpot_ms),
+}
+"""Type code of each column with a value a record, and its reader."""
+
+
+def load_run(label: str, path: Path) -> Run:
+    """Read a trace into columns; InputError if it is missing, malformed or empty."""
+    columns: dict[str, array[Any]] = {name: array(code) for name, (code, _) in _COLUMNS.items()}
+    readers = [(columns[name].append, read) for name, (_, read) in _COLUMNS.items()]
+    request_ids: list[str] = []
+    sessions: list[str | None] = []
+    itl_ms, itl_reads = array("d"), array("q")
+    with open_trace(path) as reader:
+        for record in reader:
+            request_ids.append(record.request_id)
+            sessions.append(record.session_id)
+            for append, read in readers:
+                append(read(record))
+            itl_ms.extend(record.itl_ms)
+            itl_reads.append(len(record.itl_ms))
+        meta, warnings = reader.meta, tuple(reader.warnings)
+    if not request_ids:
+        raise InputError(f"{path}: no records; expected at least one request to compare")
+    found: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
+    found["streamed"] = found["streamed"].astype(np.bool_)
+    return Run(
+        label=label,
+        file=path.name,
+        digest=trace_digest(path),
+        meta=meta,
+        request_ids=request_ids,
+        sessions=sessions,
+        itl_ms=np.array(itl_ms),
+        itl_owner=np.repeat(np.arange(len(itl_reads)), np.array(itl_reads, dtype=np.int64)),
+        warnings=warnings,
+        **found,
+    )

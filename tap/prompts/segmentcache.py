@@ -4,13 +4,13 @@ A tokenizer first cuts a text at its added tokens (``<|im_end|>`` and the like),
 each piece by itself. So a text's ids are its pieces' ids and the added tokens' between them, and a piece seen before
 need not be encoded again. That holds exactly where nothing reaches across the cut, which is read off the tokenizer:
 
-- an added token that takes the white space beside it (``lstrip``, ``rstrip``) or asks what stands there
+- an added token that takes the white space beside it (``lstrip``, ``rstrip``) or depends on it
   (``single_word``) reaches across, as does a pre-tokenizer that treats the text's first piece as another
   (``prepend_scheme: first``), and any kind that is not known here: such a tokenizer encodes every text whole;
 - tokens that are matched in the normalised text (``normalized``) are cut at only where the normaliser changes nothing;
   elsewhere they stay within a piece, where the encoder finds them.
 
-Kept are digests of pieces and their ids, in memory only, up to a bound; what was not used for long goes first.
+Digests of pieces and their ids are kept in memory, up to a bound; the least recently used go first.
 """
 
 import re

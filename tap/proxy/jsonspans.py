@@ -1,7 +1,6 @@
 """Places of the parts of a JSON text, so that bytes change in place and all others stay unchanged.
 
-msgspec walks over the values, in C; what is left for Python are the keys. A prompt of megabytes costs what it takes to
-skip it.
+msgspec walks over the values, in C, and Python over the keys only. So a prompt of megabytes costs only its skipping.
 """
 
 import re

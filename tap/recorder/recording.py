@@ -58,7 +58,7 @@ def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) 
         cached_tokens=beginning.cached_tokens if end.cached_tokens is None else end.cached_tokens,
         finish_reason=end.finish_reason,
         prompt_token_ids=beginning.prompt_token_ids,
-        # A last event that repeats the whole answer may begin before what was kept.
+        # A last event that repeats the whole output may begin before the kept reads.
         done=end.done or exchange.endpoint == "/v1/responses",
     )
 

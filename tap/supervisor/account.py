@@ -48,7 +48,7 @@ class Account:
         if self.unhashed:
             line += f" (not: {_by_reason(self.unhashed)})"
         matched, checked = self.prompt_counts_matched, self.prompt_counts_checked
-        return f"{line}; prompt ids number what the engine reports in {_share(matched, checked)} of {checked}"
+        return f"{line}; prompt token counts equal the engine's in {_share(matched, checked)} of {checked}"
 
     @property
     def other_tokens(self) -> bool:

@@ -43,10 +43,10 @@ async def watch_engines(
     changed: Callable[[Engine], None],
     every_s: float = POLL_S,
 ) -> None:
-    """Ask now and then, for ever. ``changed`` hears what the header's engine has become.
+    """Ask all engines every ``every_s``, for ever; ``changed`` gets the new engine of the header.
 
-    The header names one engine, so of several upstreams the first that answers speaks for all. One that differs from it
-    is said on stderr, once.
+    The header names one engine, so the first upstream that answers stands for all. An upstream that differs from it is
+    reported on stderr, once.
     """
     others: dict[Origin, Engine] = {}
     while True:

@@ -230,7 +230,7 @@ async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[Recor
         yield recorder
     finally:
         if not await recorder.child.finish(FLUSH_TIMEOUT_S):
-            say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; what it had left is lost")
+            say(f"the recorder did not finish within {FLUSH_TIMEOUT_S:.0f} s; its last exchanges are lost")
         _close_account(setup.trace, ledger.account(ended=True))
 
 

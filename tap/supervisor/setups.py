@@ -120,7 +120,7 @@ def check_injection(config: TapConfig, facts: EngineFacts) -> None:
     spoken = config.dialect or facts.dialect
     if config.inject and spoken is None:
         raise InputError(
-            "--inject: the upstream does not tell which engine it is, and some refuse what they do not know; "
+            "--inject: the upstream does not tell its engine, and some engines refuse unknown fields; "
             "expected --dialect"
         )
     checked_injection(sorted(config.inject), spoken)

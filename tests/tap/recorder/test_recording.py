@@ -369,7 +369,7 @@ def test_text_is_tokenized_as_the_engine_would(lab: Any, vocabulary: Path, capsy
     assert mismatch.output_block_hashes is None
     assert (lab.counts.prompt_counts_matched, lab.counts.prompt_counts_checked) == (2, 3)
     printed = capsys.readouterr()
-    assert "prompt ids number what the engine reports in 66.7% of 3" in printed.out
+    assert "prompt token counts equal the engine's in 66.7% of 3" in printed.out
     assert "is this its tokenizer" in printed.err
 
 
