@@ -22,6 +22,8 @@ from tracefile.records.arrays import IntArray, UInt64Array
 
 FIRST_STEPS = 1 << 18
 """Steps in a timeline at first; it doubles when it is full."""
+_COPIED = sorted({*(layout.REQUEST.names or ())} & {*Arrivals.__dataclass_fields__} - {"arrival_ms"})
+"""Columns of the arrivals that the scheduler's requests have as they are."""
 MOST_SLOTS = 1 << 16
 """Slots at most of the table that finds segments; a slot may lead to several."""
 
@@ -131,11 +133,11 @@ def _pool(config: EngineConfig, settings: Records, keys: UInt64Array, most_holds
 def _requests(arrivals: Arrivals, config: EngineConfig, settings: Records) -> tuple[Records, IntArray]:
     """Lay out the scheduler's requests, one more at the end, and count their blocks; 0: a request cannot be served."""
     requests = np.zeros(len(arrivals) + 1, layout.REQUEST)
-    requests["prompt_tokens"][:-1] = arrivals.prompt_tokens
+    for name in _COPIED:
+        requests[name][:-1] = getattr(arrivals, name)
     requests["last_token"][:-1] = arrivals.prompt_tokens + arrivals.output_tokens
     requests["num_tokens"] = requests["prompt_tokens"]
     requests["cached_tokens"] = -1
-    requests["priority"][:-1] = arrivals.priority
     requests["serial"][:-1] = arrivals.numbers
     requests["state"] = layout.ABSENT
     requests["next_waiting"] = requests["previous_waiting"] = len(arrivals)

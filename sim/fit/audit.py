@@ -17,7 +17,8 @@ from statistics import mode
 from typing import Any
 
 from measure.table import table_lines
-from sim.fit.capturedschedule import Admitted, CapturedSchedule, Reconstruction, reconstruct
+from sim.fit.capturedschedule import CapturedSchedule, reconstruct
+from sim.fit.schedule import Admitted, Reconstruction
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from sim.vllm.settings import settle

@@ -12,14 +12,13 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from sim.fit.schedule import Admitted, CapturedStep, Reconstruction
 from sim.fit.seentimes import UNSEEN_MS, SeenTimes
-from sim.latency.terms import StepRow, step_row
+from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
-from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler, Step
 from sim.vllm.stepahead import StepAhead
 from sim.workload.arrivals import Arrival
@@ -27,59 +26,6 @@ from sim.workload.arrivals import Arrival
 MOST_ROUNDS = 8
 PATIENCE = 2
 """Rounds in a row that make nothing better before it is left as it is."""
-
-
-@dataclass(slots=True)
-class Admitted:
-    """Result of the rules for a captured request."""
-
-    arrival: Arrival
-    request: Request | None = None
-    """None: the engine never got it, or could not serve it."""
-    admitted_ms: float | None = None
-    """When the step was composed that first served it. None: none did."""
-    cached_tokens: int | None = None
-    preemptions: int = 0
-    steps_off: int = 0
-    """How many steps after the one that samples its first token here that token was seen; negative: before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    """A step of the schedule. Times on the trace's clock, ms; approximate where no token was seen."""
-
-    start_ms: float
-    end_ms: float
-    row: StepRow
-    """Its count of every term (``sim.latency.terms``)."""
-    sampling: list[tuple[int, int]]
-    """Places of those it samples, and which of their tokens."""
-    largest: int
-    """Place of the request that has most tokens in it."""
-    opener: int | None
-    """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
-    on another step."""
-    continues: bool
-    """Some of its requests had been served before. If not, they may still have been in the API server's hands when it
-    could have begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reconstruction:
-    """A schedule that was run; outcomes are in the order of arrivals."""
-
-    outcomes: list[Admitted]
-    steps: int
-    preemptions: int
-    evicted_blocks: int
-    shifted: dict[int, int]
-    """Who was admitted how many steps later than its first token says, by place."""
-    timeline: list[CapturedStep]
-    """The steps, in order."""
-
-    @property
-    def misfits(self) -> int:
-        return sum(1 for outcome in self.outcomes if outcome.steps_off)
 
 
 class CapturedSchedule:

@@ -9,13 +9,12 @@ from typing import Any, TextIO, get_args
 
 import numpy as np
 
-from sim.fit.capturedschedule import Reconstruction
-from sim.fit.coverage import Coverage, coverage_of
 from sim.fit.fitreport import describe_fit, describe_misfit
-from sim.fit.identification import Unidentified, find_unidentified, next_capture, require_enough
+from sim.fit.identification import Coverage, Unidentified, coverage_of, find_unidentified, next_capture, require_enough
 from sim.fit.noisefit import estimate_drift, estimate_noise
 from sim.fit.regression import bootstrap
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors
+from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
     CachedSource,
     Capture,

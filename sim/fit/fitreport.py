@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from measure.table import table_lines
 from measure.wording import NOTHING
-from sim.fit.coverage import Coverage
-from sim.fit.identification import Unidentified
+from sim.fit.identification import Coverage, Unidentified
 from sim.fit.residuals import Requests, locate_misfit
 from sim.latency.modelfile import Model
 

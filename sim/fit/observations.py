@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from sim.fit.capturedschedule import CapturedStep, Reconstruction
+from sim.fit.schedule import CapturedStep, Reconstruction
 from sim.fit.seentimes import seen_tokens
 from sim.latency.terms import (
     NUM_STEP_TERMS,

@@ -16,11 +16,12 @@ from typing import Literal
 import numpy as np
 
 from sim.engine.simstate import build_state
-from sim.fit.capturedschedule import Reconstruction, reconstruct
+from sim.fit.capturedschedule import reconstruct
 from sim.fit.factual import factual_pool, with_factual_hits
 from sim.fit.observations import Observations, observe
 from sim.fit.regression import Solution, solve
 from sim.fit.residuals import Requests, requests_of
+from sim.fit.schedule import Reconstruction
 from sim.kernels.loop import run_state
 from sim.latency.modelfile import make_model
 from sim.latency.terms import DEFAULT_TERMS, EXTRA_TERMS, TERMS, FrontendPlacement

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.fit.capturedschedule import CapturedStep
 from sim.fit.observations import Reception
+from sim.fit.schedule import CapturedStep
 from sim.latency.terms import RECEIVED, RECEIVED_TOKENS, TERMS
 from sim.workload.arrivals import Arrival
 from tracefile import Record, RequestId
