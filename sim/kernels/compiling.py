@@ -11,6 +11,7 @@ at every call took more than half of a run.
 import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -44,7 +45,18 @@ def entry(function: Kernel) -> Kernel:
     """Compile ``function`` when Python first calls it; later processes read the machine code from the cache. It runs
     without Python's lock, so that threads run on cores of their own."""
     _spare_imports()
-    return cast(Kernel, numba.njit(_nrt=False, cache=True, nogil=True)(function))
+    compiled = numba.njit(_nrt=False, cache=True, nogil=True)(function)
+    _forget_unreadable(compiled)
+    return cast(Kernel, compiled)
+
+
+def _forget_unreadable(compiled: Any) -> None:
+    """Delete an index of machine code that names classes of an earlier version: numba fails on it at the first call."""
+    cache = compiled._cache._cache_file
+    try:
+        cache._load_index()
+    except (AttributeError, ImportError):
+        Path(cache._index_path).unlink(missing_ok=True)
 
 
 def _spare_imports() -> None:
