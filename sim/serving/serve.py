@@ -15,16 +15,14 @@ from sim.serving.apis.chats import Chats
 from sim.serving.apis.completions import Completions
 from sim.serving.apis.messages import Messages
 from sim.serving.apis.responses import Responses
-from sim.serving.asgi import AsgiPages
-from sim.serving.controlapp import make_app
+from sim.serving.controlapp import AsgiPages, make_app
 from sim.serving.endpoint import Endpoint
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.fleet import Fleet
 from sim.serving.engine.service import Service
 from sim.serving.exchange import Exchange, Handler, HttpRequest
-from sim.serving.requests.spelling import Spelling
 from sim.serving.requests.tokenizer import TokenizerVocabulary
-from sim.serving.requests.vocabulary import PieceVocabulary, Vocabulary
+from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, Vocabulary
 from sim.serving.settings import ServeConfig, add_arguments, read_config
 from tracefile import HashKey
 from tracefile.records.errors import InputError

@@ -13,7 +13,7 @@ from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields, check_top_logprobs, decode_body, decode_prompts
 from sim.serving.requests.logprobs import completion_logprobs
-from sim.serving.requests.spelling import Spelling
+from sim.serving.requests.vocabulary import Spelling
 
 DEFAULT_TOKENS = 16
 DONE = b"data: [DONE]\n\n"

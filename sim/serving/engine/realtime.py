@@ -7,7 +7,7 @@ with the loop's turn in between, so that they are on the wire and arrivals are s
 
 As fast as it goes (``speed`` None) the order of everything is that of virtual time, and no time is waited for. The
 clock shows the end of the last step; a request arrives at the time it shows when the request has been read, and while
-there is nothing to compute it stands still, or goes to the next request that the front end is busy with.
+there is nothing to compute it stands still, or goes to the next request that the API server is busy with.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class RealTimeEngine:
     def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
         """Let a request arrive, now or at an earlier ``arrival_ms`` of the engine's clock.
 
-        It reaches the scheduler after the front end's time and ``extra_ms``, counted from its arrival: what the server
+        It reaches the scheduler after the API server's time and ``extra_ms``, counted from its arrival: what the server
         really took to read it is part of that time, not added to it.
         """
         request = generation.request

@@ -13,9 +13,8 @@ from sim.serving.requests.answer import AnswerLimits, draw_answer
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields
 from sim.serving.requests.generation import Generation
-from sim.serving.requests.spelling import Spelling
 from sim.serving.requests.tools import Tool
-from sim.serving.requests.vocabulary import Vocabulary
+from sim.serving.requests.vocabulary import Spelling, Vocabulary
 from sim.vllm.request import Request
 from tracefile import BlockHasher, HashKey
 

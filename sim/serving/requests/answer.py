@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from sim.serving.requests.toolcall import ToolCall, draw_call
-from sim.serving.requests.tools import Tool
+from sim.serving.requests.tools import Tool, ToolCall, draw_call
 from sim.serving.requests.vocabulary import Vocabulary
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
 from tracefile.records.arrays import UInt64Array

@@ -160,3 +160,15 @@ def _called(call: Any) -> tuple[str, str]:
 
 def _json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+class Spelling(dict[int, bytes]):
+    """Token id to its text as a JSON string."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self[token_id] = msgspec.json.encode(self._vocabulary.decode([token_id]))
+        return text

@@ -17,8 +17,7 @@ from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.engine.service import Service
 from sim.serving.requests.answer import Answer
 from sim.serving.requests.generation import Generation
-from sim.serving.requests.spelling import Spelling
-from sim.serving.requests.vocabulary import PieceVocabulary
+from sim.serving.requests.vocabulary import PieceVocabulary, Spelling
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
 from tracefile import HashKey

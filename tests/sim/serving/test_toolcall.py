@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from sim.serving.requests.answer import AnswerLimits, draw_answer
 from sim.serving.requests.tokenizer import TokenizerVocabulary
-from sim.serving.requests.toolcall import draw_call
-from sim.serving.requests.tools import Tool, draw_arguments
+from sim.serving.requests.tools import Tool, draw_arguments, draw_call
 from sim.serving.requests.vocabulary import PieceVocabulary, Vocabulary
 
 SCHEMA = {
