@@ -1,1 +1,1 @@
-"""One command for all the others: ``kvtape COMMAND …``."""
+"""``kvtape COMMAND …``: a command for all the others."""

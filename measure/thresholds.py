@@ -38,10 +38,10 @@ _REST: Final = re.compile(r"(?:\.p(?P<percentile>\d{1,2}(?:\.\d+)?))?(?:\.(?P<ke
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One limit on one value."""
+    """Limit on a value."""
 
     text: str
-    """As it was written, without the spaces around it."""
+    """The threshold as written, without the spaces around it."""
     label: str | None
     """None: every label that is judged."""
     cohort: str | None
@@ -57,7 +57,7 @@ class Threshold:
     unit: Unit
 
     def holds(self, value: float) -> bool:
-        """Whether a value, in the unit of the limit, keeps the threshold."""
+        """Return whether a value, in the unit of the limit, keeps the threshold."""
         return _OPERATORS[self.op](value, self.limit)
 
 

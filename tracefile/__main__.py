@@ -29,12 +29,12 @@ OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One call of the command."""
+    """Settings of one call of the command."""
 
     action: Literal["info", "check", "convert", "join", "synthesize"]
     trace: str = ""
     traces: tuple[str, ...] = ()
-    """Of ``join``, in order."""
+    """Traces of ``join``, in order."""
     as_json: bool = False
     output: str | None = None
     overwrite: bool = False
@@ -91,7 +91,7 @@ def parse_config(argv: Sequence[str]) -> Config:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 1 if ``check`` found a breach."""
+    """Run the command; 1 if ``check`` found a broken rule."""
     config = parse_config(argv)
     if config.action == "join":
         return join_traces(config)
@@ -115,7 +115,7 @@ def show_info(config: Config, reader: TraceReader) -> int:
 
 
 def show_check(config: Config, reader: TraceReader) -> int:
-    """Print every breach with its line, the first hundred in full."""
+    """Print the lines that break a rule, the first hundred in full; 1 if there are any."""
     count = 0
     for finding in check_trace(reader):
         count += 1
@@ -170,7 +170,7 @@ def join_traces(config: Config) -> int:
 
 
 def counts_table(reader: TraceReader, summary: Summary) -> Table:
-    """The summary for a person."""
+    """Table of the summary."""
     table = Table(title=f"{reader.path} ({reader.format})", show_header=False, title_justify="left")
     rows = {
         "records": f"{summary.records:,}",
@@ -183,7 +183,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
         f"{summary.distinct_blocks:,} distinct blocks",
         "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
-        f"({summary.hit_tokens:,}; a cache that never forgets)",
+        f"({summary.hit_tokens:,}; unlimited cache)",
         "sessions": f"{summary.named_sessions:,} named, {summary.inferred_sessions:,} inferred; "
         f"{summary.later_turns:,} later turns",
     }
@@ -193,7 +193,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
 
 
 def meta_table(reader: TraceReader) -> Table:
-    """The header for a person."""
+    """Table of the header."""
     table = Table(title="meta", show_header=False, title_justify="left")
     for name, value in meta_object(reader.meta).items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
@@ -217,7 +217,7 @@ def _span(summary: Summary) -> str:
 
 
 def _prompt_ids(summary: Summary) -> str:
-    """How often the ids that were hashed number what the engine counted; by endpoint where that says more."""
+    """Share of records whose hashed ids are as many as the engine counted; by endpoint if it is not all."""
     checked, wrong = summary.prompt_counts, summary.prompt_mismatches
     said = f"as many as the engine counted in {_percent(checked.total() - wrong.total(), checked.total())} of "
     shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))

@@ -1,4 +1,4 @@
-"""How every command ends: 0 done, 1 a gate failed, 2 bad input in one line, 130 interrupted."""
+"""Exit codes of every command: 0 done, 1 a gate failed, 2 bad input in one line, 130 interrupted."""
 
 import os
 import sys

@@ -114,7 +114,7 @@ _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")
 
 
 def _is_flag(word: str) -> bool:
-    """Whether argparse takes the word for a flag."""
+    """Return whether argparse takes the word for a flag."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.fullmatch(word)
 
 
