@@ -16,7 +16,7 @@ PAGES = [
 ROOMS = ("tracefile", "measure", "wire", "engines", "tap", "loadgen", "replay", "sim", "report", "kvtape")
 MOST_WORDS = 30_000
 MOST_WORDS_IN_A_SENTENCE = 25
-MOST_BAD_OPENINGS = 680
+MOST_BAD_OPENINGS = 28
 """Docstrings that begin with one of FORBIDDEN_OPENINGS. The number may only fall."""
 FORBIDDEN_OPENINGS = {
     *("what", "which", "whether", "who", "whom", "whose", "how", "when", "where", "why", "of", "as", "by"),
