@@ -1,13 +1,13 @@
-"""Real answers in place of recorded ones, so that decode-filled blocks hit in the next turn as they did.
+"""Output substitution: real output tokens in place of recorded ones, so that decode-filled blocks hit again.
 
-In the capture, a block that held generated tokens had a hash, and the next turn's prompt carries that hash. Here the
-engine generates other tokens, and holds its decode-filled blocks under those; the next turn hits them only if its
-prompt has those very tokens. So once a request has answered, each of its recorded output hashes stands for the real
-tokens at that place: the end of its prompt that filled no block, then what was generated.
+In the capture, a block of generated tokens had a hash, and the next turn's prompt carries that hash. The replayed
+engine generates other tokens and caches those; the next turn hits them only if its prompt has the same tokens. So after
+each response, the recorded output hashes stand for the real tokens: the end of the prompt that filled no block, then
+the output.
 
-A hash means one thing for a whole run. If a prompt was sent with made-up tokens before the real ones came (open loop,
-a parent slower than in the capture), it keeps those, and the trace gives the real block a hash of its own: nothing in
-this run shares it. The same goes for a second answer that had the same hash but came out differently.
+A hash has one meaning in a run. If a prompt with made-up tokens was sent before the real ones came (open loop, a parent
+slower than in the capture), the hash keeps the made-up tokens, and the trace gives the real block a new hash. The same
+holds for a second output with the same hash but other tokens.
 """
 
 from collections.abc import Collection, Sequence

@@ -40,10 +40,9 @@ class OpenJob(Protocol):
         """
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave out of the plan every session that is over; called before ``plan``, if at all.
+        """Leave ended sessions out of the plan; call it before ``plan``. Return the requests of these sessions.
 
-        ``ended``: the requests that an earlier part of the run recorded, and whether each ended well. Returns those
-        of them whose sessions are over: the others' sessions will be sent again whole.
+        ``ended``: recorded requests of the earlier run, True if the request ended well. Other sessions are sent again.
         """
 
     def findings(self) -> dict[str, int]:

@@ -45,8 +45,8 @@ class Send(msgspec.Struct, frozen=True):
     """Request with its time."""
 
     due_ms: float | None
-    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the cap on requests in flight has
-    room for it, in the order of the plan; it is then scheduled for the moment when there was room."""
+    """From t = 0 in a plan; from the parent's end in a follow-up. Null: as soon as the limit on requests in flight has
+    room, in the order of the plan; that moment is its scheduled time."""
     build: Callable[[], PlannedRequest]
     """Makes the request; called once, shortly before it is due."""
     then: Callable[[Response], Sequence["Send"]] = nothing_more

@@ -17,8 +17,7 @@ from loadgen.text.prompts import Prompt
 from tracefile import BlockHasher, HashKey, Record, RequestId, SessionId, keyed_id
 
 BUSY = 0.6
-"""Of the time, by what its sessions take alone, the engine works on the mix: enough for requests to meet, too little
-for them to queue up."""
+"""Engine load of stage ``mix``, by the time that its sessions take alone: requests meet but do not queue up."""
 NEARLY_AT_ONCE = 0.02
 """Of what a session takes alone, between two of another wave: all are answered together, and no two arrive so."""
 SETTLE_MS = 100.0

@@ -24,8 +24,8 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     think_ms: float
     """From the turn before's end; 0 for a first turn."""
     said: Sequence[PlannedMessage] = ()
-    """What is said before the response is asked for (a tool's results, a dataset's text, a system message in a first
-    turn); ``prompt_tokens`` is then their length as far as it is known. Empty: one user message from ``prompt_key``."""
+    """Messages before the output (tool results, a dataset's text, a system message in a first turn). Empty: one user
+    message from ``prompt_key``. ``prompt_tokens`` is their length as far as it is known."""
 
     def messages(self) -> Sequence[PlannedMessage]:
         """Return the turn's messages before the output."""
@@ -50,10 +50,10 @@ class SessionShape(msgspec.Struct, frozen=True, gc=False):
 
 
 def session_digest(header: bytes, session: SessionShape) -> int:
-    """SHA-256 of everything that is drawn or given of a session, and of what all sessions have in common.
+    """Return the SHA-256 of everything drawn or given in a session, and of the data common to all sessions.
 
-    Token ids and words are fixed functions of their keys (``draws.expand_tokens``, pinned by a test), so equal digests
-    mean equal bodies, save the model's name and answers, without making every token.
+    Token ids are fixed functions of their keys, so equal digests mean equal bodies, except for the model's name and
+    its outputs.
     """
     due_ms = -1.0 if session.due_ms is None else session.due_ms
     prefix_key = 0 if session.prefix is None else session.prefix_key

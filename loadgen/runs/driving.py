@@ -52,10 +52,9 @@ class RunConfig:
 
 
 def run_job(config: RunConfig) -> RunOutcome:
-    """Run it; returns when all has ended, or was cut short by a signal, with the trace complete.
+    """Run the job until all has ended or a signal stops it; the trace is then complete.
 
-    Raises InputError if the target, the trace or the job cannot be used, KeyboardInterrupt if a signal came before
-    t = 0 or a second one after it.
+    Raises InputError for an unusable target, trace or job, KeyboardInterrupt for a signal before t = 0 or a second one.
     """
     with host_of(config.run) as host, opened(config.run.json_progress) as json_file:
         run = Run(config, host, find_earlier(config))

@@ -48,11 +48,10 @@ def parts_of(trace: Path) -> list[Path]:
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
-    """Make the parts into ``trace`` and remove them; returns how many records it has.
+    """Merge the parts into ``trace`` and remove them; return the number of records.
 
-    ``trace`` itself may be among the parts (what an earlier run had left), and is replaced. A part that a killed
-    shard left torn gives what is whole of it. Raises InputError if something cannot be read or written; then every
-    part is still there.
+    ``trace`` itself may be a part (of an earlier run), and is replaced. A torn part gives its complete lines. Raises
+    InputError if something cannot be read or written; then every part still exists.
     """
     in_flight = InFlight.of(parts)
     aside = trace.with_name(f".{trace.name}.merging")

@@ -59,10 +59,10 @@ class Resumed:
 
 
 def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Resumed | None:
-    """Make of what a killed run left the trace that its resumption adds to; null: it left nothing.
+    """Prepare the trace of a killed run for its resumption; null: nothing was left.
 
-    ``parts``: its shards' traces, where it had several. ``meta``: the header of a fresh run of the same job, all but
-    its clock. Raises InputError if the trace is another workload's, or cannot be read and written.
+    ``parts``: traces of its shards. ``meta``: the header of a fresh run of the job, without its clock. Raises
+    InputError for another workload's trace, or one that cannot be read and written.
     """
     left = [path for path in (trace, *parts) if path.exists() and path.stat().st_size]
     headers = {path: last_header(path) for path in left if mend(path).meta is not None}

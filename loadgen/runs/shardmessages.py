@@ -52,8 +52,7 @@ class Go:
     meta: Meta
     """The trace's header."""
     from_ms: float = 0.0
-    """Where in the plan's time it goes on if the run was resumed: t0 is as long before now, and what was due before
-    then is due then."""
+    """Time in the plan at which a resumed run continues: t0 lies that long before now; earlier requests are due now."""
 
 
 @dataclass(frozen=True, slots=True)
