@@ -1,7 +1,7 @@
-"""``sim reuse``: after how long a trace's blocks are asked for again, and how many it touches in a while.
+"""``sim reuse``: reuse times and distances of a trace's blocks, and its working set.
 
-Requests are taken by arrival. What is counted are the accesses of curves: full prompt blocks; one whose hash is not
-known is never seen again.
+Requests are taken by arrival. Accesses are those of curves: full prompt blocks. A block without a known hash
+never comes again.
 """
 
 import argparse
@@ -10,16 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from measure.quantiles import quantile_place
 from measure.stackdepth import access_depths
 from sim.cache.pool import parse_block_size
 from sim.workload.accesses import Accesses, read_accesses
 from tracefile.commandline.durations import duration
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 from tracefile.records.errors import InputError
 
-FloatArray = npt.NDArray[np.float64]
 LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
 SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
@@ -28,7 +27,7 @@ WINDOWS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How far apart two accesses of one block are, over all accesses but first ones."""
+    """Distances between two accesses of one block, over all accesses but first ones."""
 
     unit: str
     count: int
@@ -38,13 +37,13 @@ class Distribution:
     """At ``LEVELS``: the smallest value with at least that share of all at or below it. Empty: there are none."""
 
     def at(self, level: float) -> float:
-        """One of the quantiles."""
+        """Return the quantile at a level of ``LEVELS``."""
         return self.quantiles[round(level * len(LEVELS)) - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Blocks touched in one stretch of time."""
+    """Blocks touched in one interval of time."""
 
     start_ms: float
     requests: int
@@ -54,12 +53,12 @@ class Window:
     new_blocks: int
     """Of these, never touched before."""
     seen_blocks: int
-    """Different blocks touched from the trace's beginning to the window's end: what an endless cache holds."""
+    """Different blocks touched from the trace's beginning to the window's end: the content of an unlimited cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """What ``sim reuse`` finds."""
+    """Result of ``sim reuse``."""
 
     block_size: int
     requests: int
@@ -117,12 +116,11 @@ def distribution(unit: str, values: IntArray | FloatArray) -> Distribution:
     """Quantiles of ``values``."""
     if not len(values):
         return Distribution(unit=unit, count=0, mean=None, quantiles=[])
-    ranks = np.ceil(np.array(LEVELS) * len(values) - 1e-9).astype(np.int64) - 1
-    quantiles = np.sort(values)[ranks].tolist()
+    quantiles = np.sort(values)[[quantile_place(level, len(values)) for level in LEVELS]].tolist()
     return Distribution(unit=unit, count=len(values), mean=float(values.mean()), quantiles=quantiles)
 
 
-def working_set(accesses: Accesses, first: npt.NDArray[np.bool_], window_ms: float) -> list[Window]:
+def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[Window]:
     """Windows of ``window_ms`` from the first arrival on; ``first``: which accesses are of blocks not seen before."""
     if not len(accesses.arrival_ms):
         return []
@@ -152,7 +150,7 @@ def working_set(accesses: Accesses, first: npt.NDArray[np.bool_], window_ms: flo
 
 
 def reuse_as_json(found: Reuse, trace: str) -> dict[str, object]:
-    """What ``--json`` prints, and ``report curve`` draws."""
+    """Return the object that ``--json`` prints and ``report curve`` draws."""
     return {"kind": "reuse", "trace": trace, **asdict(found)}
 
 

@@ -39,7 +39,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What is sampled."""
+    """Settings of a sample."""
 
     rate: float
     """Of all blocks."""
@@ -72,7 +72,7 @@ class SampledCurve:
 
 @dataclass(slots=True)
 class Counts:
-    """What the pass over the trace leaves."""
+    """Counts of a pass over the trace."""
 
     exact: IntArray
     """Hits by depth, up to ``exact_blocks``."""
@@ -84,7 +84,7 @@ class Counts:
 
 
 class Orders(NamedTuple):
-    """What a pass works on."""
+    """Arguments of a pass."""
 
     exact: RecencyStack
     sample: RecencyStack
@@ -98,7 +98,7 @@ class Orders(NamedTuple):
 def sample_curve(
     records: Iterable[Record], chains: Chains, sampling: Sampling, also: Sequence[int] = ()
 ) -> SampledCurve:
-    """One pass; memory follows ``exact_blocks`` and the sample. ``also``: sizes to give beside those of the curve."""
+    """Return the curve from one pass. Memory follows ``exact_blocks`` and the sample; ``also``: sizes to add."""
     counts = count_sampled(records, chains, sampling)
     deepest = max(int(counts.sampled_blocks / sampling.rate), sampling.exact_blocks, 1)
     sizes = np.unique([*np.geomspace(1, deepest, SIZES).astype(np.int64), *also])

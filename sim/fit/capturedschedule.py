@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from sim.fit.schedule import Admitted, CapturedStep, Reconstruction
+from sim.fit.schedule import Admitted, CapturedStep, Reconstruction, StepAhead
 from sim.fit.seentimes import UNSEEN_MS, SeenTimes
 from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
 from sim.vllm.scheduler import Scheduler, Step
-from sim.vllm.stepahead import StepAhead
 from sim.workload.arrivals import Arrival
 
 MOST_ROUNDS = 8

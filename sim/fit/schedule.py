@@ -1,6 +1,7 @@
 """Schedule of a capture: its engine's steps, and each request's way through the scheduler."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from sim.latency.terms import StepRow
 from sim.vllm.request import Request
@@ -58,3 +59,26 @@ class Reconstruction:
     @property
     def misfits(self) -> int:
         return sum(1 for outcome in self.outcomes if outcome.steps_off)
+
+
+@dataclass(slots=True)
+class StepAhead:
+    """State of a step after the requests that are surely in it."""
+
+    budget: int
+    """Tokens that it has left."""
+    most_per_request: int
+    block_size: int
+    sampling: list[tuple[int, int]] = field(default_factory=list)
+    """Places of the sampled requests, and the number of the token of each."""
+    filled: set[int] = field(default_factory=set)
+    """Keys of blocks that get full in it: requests later in the step hit them."""
+
+    def add(self, place: int, token: int, hashes: Sequence[int], depth: int, tokens: int) -> None:
+        """Serve a request that has ``depth`` tokens and lacks ``tokens``, as far as the budget goes."""
+        share = min(tokens, self.most_per_request, self.budget)
+        self.budget -= share
+        if share == tokens > 0:
+            self.sampling.append((place, token))
+        if share > 1:
+            self.filled.update(hashes[depth // self.block_size : (depth + share) // self.block_size])

@@ -187,7 +187,7 @@ def release(pool: Pool, request: Any) -> None:
 
 @kernel
 def _segment_at(pool: Pool, request: Any, depth: int) -> int:
-    """The segment that begins with the request's block ``depth``; NONE: that block is not cached."""
+    """Return the segment that begins with the request's block ``depth``; NONE: that block is not cached."""
     kind, key = PRIVATE, _private_key(request.serial, depth)
     if depth < request.known_keys:
         kind, key = KNOWN, pool.keys[request.first_key + depth]

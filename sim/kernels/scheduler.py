@@ -19,7 +19,7 @@ _blocks_needed = kernel(rules.blocks_needed)
 
 @kernel
 def accepts(scheduler: Scheduler, place: int) -> bool:
-    """Whether the request could ever finish: its tokens fit the model's length and, alone, the pool."""
+    """Return whether the request could ever finish: its tokens fit the model's length and, alone, the pool."""
     settings, last_token = scheduler.settings[0], scheduler.requests[place].last_token
     blocks = _blocks_for(last_token - 1, settings.block_size)
     return bool(last_token <= settings.max_tokens and blocks <= settings.usable_blocks)
@@ -128,7 +128,7 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
             preempted = step.preempted
             if not _make_room(scheduler, place, end, slot):
                 break
-            if step.preempted > preempted:  # who gave way may have stood before it, and have had a share of this step
+            if step.preempted > preempted:  # the preempted request may have stood before it, with a share of this step
                 position = _position_of(scheduler, place) + 1
                 budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
         _launch(request, step, scheduler.shares[slot, step.count], place, tokens)
@@ -276,7 +276,7 @@ def _publish(scheduler: Scheduler, place: int, end: int) -> None:
     request = scheduler.requests[place]
     full = end // scheduler.settings[0].block_size
     publish(scheduler.pool, request, request.num_hashed, full)
-    if request.num_hashed < request.known_keys:  # nobody waits for what nobody else can hit
+    if request.num_hashed < request.known_keys:  # no other request can hit private blocks
         scheduler.state[0].is_quiet = 0
     count_hashed(scheduler, place, full)
 

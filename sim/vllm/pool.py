@@ -1,4 +1,4 @@
-"""vLLM's block pool: which blocks are free, in what order they are reused, and which hold a known prefix.
+"""vLLM's block pool: the free queue, in the order of reuse, and the prefix cache.
 
 Everything about a block is at its id in parallel arrays, so that a block costs no object and any of them leaves the
 free queue in constant time. Block 0, vLLM's null block, never holds tokens; here it is also the sentinel that closes
@@ -73,7 +73,7 @@ class BlockPool:
         return hits
 
     def count_idle(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks`` nobody holds: a hit on them takes them out of the free queue."""
+        """Return how many of ``blocks`` have no holder: a hit on them takes them out of the free queue."""
         references = self._references
         return sum(1 for block in blocks if references[block] == 0)
 
@@ -119,7 +119,7 @@ class BlockPool:
                 self._join_twins(block, first)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of one request's ``blocks``, given root to leaf; those that nobody holds any more become free."""
+        """Release one request's ``blocks``, given root to leaf; blocks without another holder become free."""
         references, keys = self._references, self._key
         to_head: list[int] = []
         to_tail: list[int] = []
@@ -164,7 +164,7 @@ class BlockPool:
         return line
 
     def references(self, block: int) -> int:
-        """How many hold ``block``."""
+        """Number of holders of ``block``."""
         return self._references[block]
 
     def _link_after(self, before: int, blocks: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler: what it asks for, and how far it has come."""
+"""A request in the scheduler: its tokens, and its progress."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ State = Literal["waiting", "running", "finished"]
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request; compared by identity, because a scheduler holds each once.
+    """Request in the scheduler; compared by identity, because a scheduler holds each once.
 
     ``hashes`` is the chain over prompt and output at the engine's block size, long enough for every block that gets
     full: ``(prompt_tokens + output_tokens - 1) // block_size`` keys. A block whose content is unknown or private has a
@@ -22,7 +22,7 @@ class Request:
     hashes: list[int]
     arrival_ms: float = 0.0
     index: int = 0
-    """Place in the workload, for whoever keeps records."""
+    """Place in the workload, for the caller's records."""
     priority: int = 0
     """Under a priority policy: the smaller, the sooner."""
     max_tokens: int = 0

@@ -26,12 +26,12 @@ class Scheduled(NamedTuple):
     depth: int
     """Tokens whose KV was there before, in tokens."""
     samples: bool
-    """Whether the step samples a token for it: not while prompt tokens remain."""
+    """True if the step samples a token for it: not while prompt tokens remain."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One composed step: who computes how much, and who had to give way."""
+    """Composed step: the tokens of each request, and the preempted requests."""
 
     scheduled: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -84,11 +84,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
+        """True if any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def accepts(self, request: Request) -> bool:
-        """Whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
+        """Return whether ``request`` could ever finish: its tokens fit the model's length and, alone, the pool."""
         blocks = blocks_for(request.last_token - 1, self.config.block_size)
         return request.last_token <= self._max_tokens and blocks <= self.config.usable_blocks
 
@@ -112,7 +112,7 @@ class Scheduler:
 
     def schedule_at_rest(self) -> Step:
         """Compose a step while none runs: again at once as long as every share of one went to make room for others, for
-        there is nothing to wait for. Those who gave way, in ``preempted``, are all of them."""
+        there is nothing to wait for. ``preempted`` has the requests of all these attempts."""
         preempted: list[Request] = []
         while True:
             step = self.schedule()
@@ -180,7 +180,7 @@ class Scheduler:
                 if not self._make_room(request, end, step):
                     break
                 if self._by_priority and len(step.preempted) > preempted:
-                    # Whoever gave way may have stood before it, and have had a share of this step.
+                    # The preempted request may have stood before it, and have had a share of this step.
                     position = running.index(request) + 1
                     budget = self.config.max_num_batched_tokens - step.total_tokens
             self._launch(request, tokens, step)

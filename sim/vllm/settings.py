@@ -1,4 +1,4 @@
-"""An engine's settings out of traces' headers and flags: learnt, given or assumed, and which of these."""
+"""An engine's settings from traces' headers and flags: recorded, given or assumed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _ASSUMED = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What could be settled."""
+    """Engine settings, and their origin."""
 
     config: EngineConfig
     assumed: dict[str, Any]
     """Settings that neither a trace nor a flag tells, with the values taken."""
     scheduling_known: bool
-    """Whether it is known if the engine composes a step ahead."""
+    """True if it is known whether the engine composes a step ahead."""
 
 
 def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:

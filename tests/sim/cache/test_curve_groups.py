@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.usage import cache_use
+from sim.cache.curve import cache_use
 from sim.workload.accesses import Accesses
 from sim.workload.groups import Grouping, Groups, namer_of
 from tracefile import TraceWriter
@@ -158,5 +158,5 @@ def test_the_command_prints_who_uses_the_cache(capsys: pytest.CaptureFixture[str
     assert main(["curve", SIX, "--by", "prefix", "--cache-tokens", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["62%", "5", "32.79%", "2", "8"]
-    assert lines[4] == "2 blocks (8 tokens)"
+    assert lines[4] == "2 usable blocks (8 tokens)"
     assert lines[6].split()[:4] == ["1", "4", "34.78%", "80.00%"]
