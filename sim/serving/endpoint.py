@@ -14,9 +14,9 @@ from sim.serving.engine.faults import Injection
 from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.engine.service import Service
 from sim.serving.exchange import JSON_TYPE, Exchange, HttpRequest
+from sim.serving.requests.answer import Generation
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked
-from sim.serving.requests.generation import Generation
 from tracefile.records.errors import InputError
 from wire.head import Header
 

@@ -6,9 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from measure.histogram import HistogramCounts, cumulative
-from sim.serving.engine.enginecounters import LATENESS_S, SECONDS
 from sim.serving.engine.faults import Faults
-from sim.serving.engine.realtime import RealTimeEngine
+from sim.serving.engine.realtime import LATENESS_S, SECONDS, RealTimeEngine
 
 _LABELS = ("model_name", "engine")
 _Read = Callable[[RealTimeEngine], float]

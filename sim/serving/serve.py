@@ -18,8 +18,7 @@ from sim.serving.apis.responses import Responses
 from sim.serving.controlapp import AsgiPages, make_app
 from sim.serving.endpoint import Endpoint
 from sim.serving.engine.faults import Faults
-from sim.serving.engine.fleet import Fleet
-from sim.serving.engine.service import Service
+from sim.serving.engine.service import Fleet, Service
 from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.requests.tokenizer import TokenizerVocabulary
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, Vocabulary

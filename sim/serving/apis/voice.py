@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from sim.serving.engine.service import Service
-from sim.serving.requests.answer import FinishReason
+from sim.serving.requests.answer import FinishReason, Generation
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked
-from sim.serving.requests.generation import Generation
 from sim.serving.requests.vocabulary import Vocabulary
 
 

@@ -1,22 +1,69 @@
 """Requests prepared for the engine: model checked, output drawn, blocks hashed."""
 
+import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
+from engines.routing import RULES, SEES_CACHE, Query, Standing
+from sim.latency.modelfile import Model
 from sim.serving.engine.faults import Faults
-from sim.serving.engine.fleet import Fleet
-from sim.serving.requests.answer import AnswerLimits, draw_answer
+from sim.serving.engine.realtime import RealTimeEngine
+from sim.serving.requests.answer import AnswerLimits, Generation, draw_answer
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields
-from sim.serving.requests.generation import Generation
 from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Spelling, Vocabulary
 from sim.vllm.request import Request
 from tracefile import BlockHasher, HashKey
+
+
+class Fleet:
+    """``rule`` is a name of ``engines.routing.RULES``; each engine draws noise of its own from ``noise_seed``."""
+
+    def __init__(self, model: Model, count: int, rule: str, *, speed: float | None, noise_seed: int | None) -> None:
+        seeds = [None if noise_seed is None else noise_seed + place for place in range(count)]
+        self.engines = [RealTimeEngine(model, speed=speed, noise_seed=seed) for seed in seeds]
+        self.model = model
+        self._rule, self._sees_cache = RULES[rule], rule in SEES_CACHE
+        self._requests = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.model.engine.block_size
+
+    async def run(self) -> None:
+        """Step for ever; cancel it to stop. Ends only by a fault."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self.engines:
+                group.create_task(engine.run())
+
+    def route(self, session: str | None, blocks: Sequence[int]) -> int:
+        """Place of the engine that gets the next request."""
+        query = Query(self._requests, session, blocks)
+        self._requests += 1
+        if len(self.engines) == 1:
+            return 0
+        return self._rule(query, [self._standing(engine, blocks) for engine in self.engines])
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty every prefix cache; False if one could not be, because a request holds blocks."""
+        done = [engine.reset_prefix_cache() for engine in self.engines]
+        return all(done)
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for engine in self.engines:
+            engine.abort_all()
+
+    def _standing(self, engine: RealTimeEngine, blocks: Sequence[int]) -> Standing:
+        engine.settle()
+        cached = len(engine.scheduler.pool.lookup(list(blocks), len(blocks))) if self._sees_cache else 0
+        return Standing(engine.num_running + engine.num_waiting, engine.kv_usage, cached)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

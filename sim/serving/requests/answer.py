@@ -4,7 +4,8 @@ Drawn by counter, all at once: an answer is known when its request arrives, so i
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
@@ -13,6 +14,7 @@ import xxhash
 
 from sim.serving.requests.tools import Tool, ToolCall, draw_call
 from sim.serving.requests.vocabulary import Vocabulary
+from sim.vllm.request import Request
 from tracefile.hashing.splitmix64 import GOLDEN, MASK64, mix64_array
 from tracefile.records.arrays import UInt64Array
 
@@ -89,3 +91,27 @@ def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
 def random_u64(stream: np.uint64, first: int, count: int) -> UInt64Array:
     """Numbers ``first`` and on of a stream: splitmix64 of the counter; shape (count,)."""
     return mix64_array(stream + np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+
+
+Outcome = Literal["finished", "aborted"]
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """An output of a real-time engine; made by the service, advanced by the engine."""
+
+    request: Request
+    answer: Answer
+    on_progress: Callable[["Generation"], None]
+    """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
+    place: int = 0
+    """Which of its response's choices it is."""
+    delivered: int = 0
+    """Tokens of the answer that exist by now."""
+    outcome: Outcome | None = None
+    """None: not ended."""
+    arrival_ms: float = 0.0
+    entered: bool = False
+    """Whether the scheduler has it."""
+    token_ms: list[float] = field(default_factory=list)
+    """When the first and the latest token appeared, on the engine's clock."""

@@ -12,11 +12,9 @@ from sim.latency.modelfile import Model, make_model
 from sim.latency.noise import Noise
 from sim.serving.apis.completions import Completions
 from sim.serving.engine.faults import Faults
-from sim.serving.engine.fleet import Fleet
 from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.engine.service import Service
-from sim.serving.requests.answer import Answer
-from sim.serving.requests.generation import Generation
+from sim.serving.engine.service import Fleet, Service
+from sim.serving.requests.answer import Answer, Generation
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
