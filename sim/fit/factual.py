@@ -15,7 +15,7 @@ from sim.vllm.pool import BlockPool
 from sim.workload.arrivals import Arrival, Arrivals
 from tracefile.records.arrays import IntArray
 
-_LONG_BEFORE_MS = 1e12
+_LONG_BEFORE_MS = 1e8
 
 
 class FactualPool(BlockPool):

@@ -10,7 +10,7 @@ from sim.kernels.layout import PARALLEL, SimState
 from sim.latency import terms
 from tracefile.records.arrays import FloatArray
 
-DONE_MS = 1e-9  # rounding may leave so much of a job
+DONE_MS = 1e-9  # rounding may leave so much of a job; far from t = 0, as much as does not move the clock any more
 _count_reception = kernel(terms.count_reception)
 _reception_ms = kernel(terms.reception_ms)
 
@@ -80,7 +80,7 @@ def _work(state: SimState, span_ms: float, now_ms: float, row: FloatArray) -> No
     place = state.jobs[clock.first_job]
     run, whole_ms = state.runs[place], work_ms(state, place)
     run.left_ms -= span_ms
-    if run.left_ms <= DONE_MS:
+    if run.left_ms <= DONE_MS or now_ms + run.left_ms == now_ms:
         clock.first_job += 1
         state.done[clock.num_done].time_ms = now_ms
         state.done[clock.num_done].code = place

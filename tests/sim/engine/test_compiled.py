@@ -262,3 +262,21 @@ def test_known_answers(usable: int, rule: FreeRule, hit_blocks: int) -> None:
     model = make_model({**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.01}, config)
     simulation = simulate(plan_arrivals(meta, apart, 512).objects(), config, model)
     assert simulation.prefix.hit_tokens == 512 * hit_blocks
+
+
+def test_a_shared_core_ends_its_work_far_from_the_start() -> None:
+    """Days after t = 0 a rest of rounding no longer moves the clock: it must end, not be worked on for ever."""
+    day_ms = 100 * 24 * 3.6e6
+    records = [
+        Record(request_id=RequestId(f"r{number}"), arrival_ms=day_ms, prompt_tokens=3 + number, output_tokens=2)
+        for number in range(40)
+    ]
+    config = EngineConfig(block_size=4, num_gpu_blocks=400, max_num_seqs=8, max_num_batched_tokens=64)
+    model = make_model(
+        {**STEP, "frontend_base_ms": 1.7, "frontend_ms_per_prompt_token": 0.013}, config, placement="shared_core"
+    )
+    arrivals = plan_arrivals(Meta(block_size=4), records, config.block_size)
+    runs = run_state(build_state(arrivals, config, model)).runs
+    assert np.isfinite(runs["ttft_ms"]).all()
+    objects = arrivals.objects()
+    assert outcome(simulate(objects, config, model)) == outcome(Engine(objects, config, model).run())

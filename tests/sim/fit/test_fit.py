@@ -276,7 +276,7 @@ def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsy
     assert "baseline constant ttft" in seen.out
     assert "uncached tokens" in seen.out
     assert "max_num_seqs = 256" in seen.err
-    assert json.loads((tmp_path / "m.json").read_bytes())["schema"] == "kvtape-model/1"
+    assert json.loads((tmp_path / "m.json").read_bytes())["schema"] == "kvtape-model/2"
 
 
 def observations(counts: list[list[float]], seen: list[float], prefill: list[bool]) -> Observations:

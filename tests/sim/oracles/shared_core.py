@@ -73,7 +73,7 @@ class SharedCore:
         """Do ``span_ms`` of the current job, which ends at ``now_ms`` if that is all of it."""
         job = self._jobs[0]
         job.left_ms -= span_ms
-        if job.left_ms <= _DONE_MS:
+        if job.left_ms <= _DONE_MS or now_ms + job.left_ms == now_ms:
             self._jobs.popleft()
             self._done.append((now_ms, job.place))
         share = span_ms / job.work_ms if job.work_ms > 0.0 else 1.0
