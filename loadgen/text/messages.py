@@ -1,6 +1,6 @@
 """Messages before the engine's tokens are known: drawn by key and length, or given word by word.
 
-A dataset or a pattern says what each turn says; ``loadgen/plan/prompts.py`` makes token ids of it, or an API's
+A dataset or a pattern says what each turn says; ``loadgen/text/prompts.py`` makes token ids of it, or an API's
 messages.
 Equal pieces in equal places are equal tokens, so sharing is said by drawing from the same key.
 """
