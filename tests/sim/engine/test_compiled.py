@@ -268,7 +268,13 @@ def test_a_shared_core_ends_its_work_far_from_the_start() -> None:
     """Days after t = 0 a rest of rounding no longer moves the clock: it must end, not be worked on for ever."""
     day_ms = 100 * 24 * 3.6e6
     records = [
-        Record(request_id=RequestId(f"r{number}"), arrival_ms=day_ms, prompt_tokens=3 + number, output_tokens=2)
+        Record(
+            request_id=RequestId(f"r{number}"),
+            arrival_ms=day_ms,
+            prompt_tokens=4 + number,
+            output_tokens=2,
+            block_hashes=[BlockHash(1 + 100 * number + block) for block in range(1 + number // 4)],
+        )
         for number in range(40)
     ]
     config = EngineConfig(block_size=4, num_gpu_blocks=400, max_num_seqs=8, max_num_batched_tokens=64)
