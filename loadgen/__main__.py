@@ -1,22 +1,61 @@
 """``loadgen``: synthetic load against an OpenAI-compatible engine, with a trace of what it saw."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import get_args, overload
 
+import msgspec
+import numpy as np
+
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.facts import EngineFacts
+from engines.recognition import find_dialect, recognition_notes
 from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
+from loadgen.core.request import origin_of
 from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
-from loadgen.running import run_load
-from loadgen.text.spoken import Api
-from tracefile import InputError
+from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
+from loadgen.plan.opening import opening_of, orders_of
+from loadgen.plan.shapes import SessionShape
+from loadgen.plan.workload import Workload, rate_profile
+from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.outcome import RunOutcome, exit_code, refusal
+from loadgen.runs.progress import TargetRate
+from loadgen.runs.summary import print_summary, summarize, summary_lines
+from loadgen.text.enginetokenizer import find_tokenizer, path_of
+from loadgen.text.messages import Piece, SyntheticMessage, VerbatimMessage
+from loadgen.text.prefixtruth import GIVEN, IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.spoken import Api, SentMessage
+from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, examine_conversations, learn_target
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from loadgen.text.words import UNPROVEN
+from tracefile import InputError, Meta, load_key
+from tracefile import Workload as WorkloadMeta
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+
+HASHED_BLOCK_SIZE = 16
+ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
+"""Flags that the trace's header has even where they were not given."""
+
+OWN_FIELDS = frozenset({"pattern", "seed"})
+"""Those that stand in the header by themselves."""
+
+EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
+SAMPLED = 4
+"""Sessions whose prompts are proved; more of the same shape would prove no more."""
+SOUGHT = 200
+"""Sessions among which two of one prefix are looked for."""
+MADE_UP_TOKENS = 24
+"""Length of the answer that stands in a sampled second turn."""
 
 EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
@@ -213,6 +252,204 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
     add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
     add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat (user)")
+
+
+def run_load(config: LoadConfig) -> int:
+    """Send the load, write its trace, print its summary; 0, or 1 if nothing ended well, or 130 if cut short."""
+    with ControlClient(str(origin_of(config.url))) as control:
+        model = control.resolve_model(config.model)
+        before = control.facts()
+        text = prepare_load_text(config, control, model)
+        found = find_dialect(control, config.dialect)
+        job = load_job(config, found.dialect, model, before, text.target)
+        outcome = run_job(
+            RunConfig(
+                job=job,
+                url=config.url,
+                trace=config.trace,
+                meta=_meta(job, before),
+                run=config.run,
+                sessions=most_shards(config),
+                parallel=config.requests_at_once,
+                timeout_s=config.timeout_s,
+                overwrite=config.overwrite,
+                duration_s=config.ends_s,
+                target_rate=target_rate(config),
+                empty=EMPTY,
+            )
+        )
+        if outcome.stopped == "refused":
+            raise InputError(refusal(control, model, config.vocabulary))
+        truth = report_truth(text.before, truth_of(outcome.findings))
+        notes = [*recognition_notes(found), *_notes(outcome, config), *truth_notes(truth)]
+        summary = summarize(outcome, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
+    summary = msgspec.structs.replace(summary, prefix_truth=truth)
+    print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
+    return exit_code(outcome)
+
+
+def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
+    """The load, for an engine."""
+    return LoadJob(
+        config=config,
+        model=model,
+        load_id=load_name(config),
+        key=load_key(),
+        block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
+        engine_block_size=facts.engine.block_size or HASHED_BLOCK_SIZE,
+        target=target,
+        dialect=dialect,
+    )
+
+
+def most_shards(config: LoadConfig) -> int | None:
+    """Into how many shards the load can be cut so that each has sessions, now and then all at once; null: any."""
+    if config.pattern == "calibration":
+        return 1
+    bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
+    return min(bounds, default=None)
+
+
+def target_rate(config: LoadConfig) -> TargetRate | None:
+    """Requests a second as planned; null: bursts, or answers and pauses say when the next is sent."""
+    if not config.open_loop or not config.single_turns or config.pattern == "burst":
+        return None
+    rates = rate_profile(config)
+
+    def at(second: float) -> float:
+        piece = int(np.searchsorted(rates.starts_s, second, side="right")) - 1
+        return float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
+
+    return at
+
+
+def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
+    """The trace's header, its clock and digest apart."""
+    config = job.config
+    counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
+    return Meta(
+        source="client",
+        model=job.model,
+        tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
+        block_size=job.block_size,
+        hash=job.hasher().info,
+        engine=facts.engine,
+        workload=WorkloadMeta(pattern=config.pattern, seed=config.seed, extra=_shape(config)),
+        extra=counters,
+    )
+
+
+def _shape(config: LoadConfig) -> dict[str, object]:
+    """The flags that made the load, to be read by people; those that were left as they are by default are not there."""
+    given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
+    defaults = {each.name: each.default for each in fields(config)}
+    told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}
+    return {
+        name: value if isinstance(value, float | int | None) else str(value)
+        for name, value in told.items()
+        if name not in OWN_FIELDS
+    }
+
+
+def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
+    """Return the notes on deviations of the load from its plan."""
+    notes = []
+    if late := outcome.findings.get(NOT_STARTED):
+        notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
+    if outcome.findings.get(ESTIMATED_LENGTHS):
+        notes.append(
+            "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
+            "exact, --output-tokens says them"
+        )
+    unknown = outcome.tally.without_output_hashes
+    if config.api == "completions" and not config.single_turns and unknown:
+        notes.append(
+            f"the engine returned no token ids for {unknown} answers: the turns after them went on from stand-ins, "
+            "whose blocks cannot be in its cache"
+        )
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedText:
+    """Text data for the shards, and the findings on the way."""
+
+    target: TargetText
+    before: Examination
+
+
+def prepare_text(
+    source: str, control: ControlClient, model: str, sessions: Iterable[SessionShape], prefix_tokens: int
+) -> PreparedText:
+    """Ask the tokenizer that ``--tokenizer`` names. Raises InputError if one that was named cannot be had."""
+    first = list(islice(sessions, SOUGHT))
+    try:
+        tokenizer = find_tokenizer(source, control, model)
+    except TokenizerError as error:
+        return PreparedText(NO_TARGET, Examination(unknown=str(error)))
+    target = learn_target(tokenizer, orders_of(first, prefix_tokens), path_of(source))
+    return PreparedText(target, examine_sessions(tokenizer, target, first, prefix_tokens))
+
+
+def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
+    """Learn the target's text for a load; a load of token ids asks no tokenizer."""
+    if config.api == "completions" and not config.chat_template:
+        return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
+    prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
+    unknown = prepared.before.unknown
+    if config.chat_template and unknown == GIVEN and prepared.target.path is None:
+        raise InputError("--chat-template: of a dataset's texts; expected the model's tokenizer, --tokenizer PATH")
+    if config.chat_template and unknown not in (None, GIVEN):
+        raise InputError(f"--chat-template: {unknown}; expected --tokenizer with a chat template")
+    return prepared
+
+
+def _has_texts(sessions: Iterable[SessionShape]) -> bool:
+    """Return whether any message is given word by word."""
+    return any(
+        isinstance(said, VerbatimMessage) for session in sessions for turn in session.turns for said in turn.said
+    )
+
+
+def examine_sessions(
+    tokenizer: Tokenizer, target: TargetText, sessions: Sequence[SessionShape], prefix_tokens: int
+) -> Examination:
+    """Prove the first prompts of a few sessions, and a later turn of each behind a made-up response."""
+    if target.unknown is not None:
+        return Examination(tokenizer=target.tokenizer, unknown=target.unknown)
+    if _has_texts(sessions):
+        return Examination(tokenizer=target.tokenizer, unknown=GIVEN)
+    text_maker = TextMaker(target, tokenizer=tokenizer)
+    sample, pair = _sample(sessions)
+    conversations = [[text_maker.say(said) for said in opening_of(session, prefix_tokens)] for session in sample]
+    later = [
+        _continued(text_maker, conversation, session)
+        for session, conversation in zip(sample, conversations, strict=True)
+        if len(session.turns) > 1
+    ]
+    return examine_conversations(tokenizer, text_maker, [*conversations, *later], pair)
+
+
+def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple[int, int] | None]:
+    """A few sessions, two of one prefix first if there are such; the places of these two."""
+    of_prefix: dict[int, SessionShape] = {}
+    for session in sessions:
+        if session.prefix is None:
+            continue
+        other = of_prefix.setdefault(session.prefix, session)
+        if other is not session:
+            rest = [each for each in sessions if each is not other and each is not session]
+            return [other, session, *rest[: SAMPLED - 2]], (0, 1)
+    return list(sessions[:SAMPLED]), None
+
+
+def _continued(text_maker: TextMaker, conversation: Sequence[SentMessage], session: SessionShape) -> list[SentMessage]:
+    """The second turn's prompt behind an answer of words."""
+    said = session.turns[1].messages()
+    response = text_maker.say(SyntheticMessage("assistant", (Piece(session.turns[1].prompt_key + 1, MADE_UP_TOKENS),)))
+    calls = tuple(call for message in said if (call := text_maker.call(message)) is not None)
+    behind = SentMessage("assistant", response.text, response.numbers, length=response.length, calls=calls)
+    return [*conversation, behind, *(text_maker.say(message) for message in said)]
 
 
 def command() -> None:

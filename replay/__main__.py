@@ -2,19 +2,49 @@
 
 import argparse
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
-from loadgen.core.draws import Vocabulary
-from loadgen.core.request import SESSION_HEADER
+import msgspec
+
+from engines.cachereset import reset_prefix_cache
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.facts import EngineFacts
+from engines.recognition import Recognised, find_dialect, recognition_notes
+from engines.vllm import VLLM
+from loadgen.core.bodies import completions_body
+from loadgen.core.draws import Vocabulary, text_key, tokens_of
+from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.core.runflags import add_target_arguments, run_flags
+from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.outcome import RunOutcome, exit_code, refusal
+from loadgen.runs.resumption import HISTORY, last_header
+from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
+from loadgen.text.enginetokenizer import find_tokenizer, path_of
+from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from replay.capture import captured_of, read_kept
 from replay.config import ReplayApi, ReplayConfig, parse_loras
-from replay.running import run_replay
-from tracefile import open_trace
+from replay.expansion import Expansion
+from replay.fidelity import Account, Fidelity, account_lines, account_of, fidelity_lines, fidelity_notes, fidelity_of
+from replay.job import FOLLOWERS, ReplayJob
+from replay.survey import Survey, survey_trace
+from replay.text import TextTarget, open_text, orders, text_api_of, text_counts, text_lines, text_notes, words_for
+from tracefile import HashInfo, InputError, Meta, Workload, open_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+
+DEFAULT_PROBE_BLOCK = 256
+"""Block size of the cache probe where the engine does not tell its own: more than any engine's."""
+SAMPLED = 4
+MOST_TURNS = 32
+"""Of a session, for which the template is learnt before the run; a tokenizer on a disk learns more as they come."""
 
 EPILOG = """\
 Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
@@ -149,6 +179,242 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         metavar="A=B",
         help="send requests of the trace's adapter A to the engine's adapter B (empty: none); may be repeated",
     )
+
+
+class ReplaySummary(msgspec.Struct, frozen=True):
+    """Content of ``--json``: the run, the account of the trace's requests, and the fidelity to the capture."""
+
+    run: Summary
+    dialect: str
+    account: Account
+    fidelity: Fidelity
+
+
+def run_replay(config: ReplayConfig) -> int:
+    """Send the capture again, write its trace, print its summary; exit codes as loadgen's."""
+    survey = survey_trace(config.source, config.selection)
+    require_hashes(survey, config)
+    with ControlClient(str(origin_of(config.url))) as control:
+        model = control.resolve_model(config.model)
+        found = find_dialect(control, config.dialect)
+        require_adapters(survey, found, config)
+        facts = control.facts()
+        notes = advance_notes(survey, found, config)
+        if config.reset_cache:
+            note = reset_prefix_cache(
+                control, found.dialect, cache_probe(found.dialect, model, config.vocabulary, facts.engine.block_size)
+            )
+            notes += [note] if note else []
+            facts = control.facts()
+        text = prepare_replay_text(config, control, model, survey)
+        outcome = run_job(
+            RunConfig(
+                job=ReplayJob(config, survey, model, found.dialect.name, text.target),
+                url=config.url,
+                trace=config.trace,
+                meta=msgspec.structs.replace(
+                    replay_meta(config, survey, model, facts, found), tokenizer=text.before.tokenizer
+                ),
+                run=config.run,
+                sessions=survey.kept,
+                parallel=config.parallel,
+                timeout_s=config.timeout_s,
+                overwrite=config.overwrite,
+            )
+        )
+        if outcome.stopped == "refused":
+            raise InputError(refusal(control, model, config.vocabulary))
+        after = control.facts()
+    dialect = found.dialect.name
+    return report(config, survey, outcome, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
+
+
+def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
+    """Return the body of a request for a new prompt of two blocks."""
+    # Random, so that no earlier probe's blocks are this probe's.
+    tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
+    token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
+    return completions_body(model, token_ids, 1, stream=False, dialect=dialect)
+
+
+def report(
+    config: ReplayConfig,
+    survey: Survey,
+    outcome: RunOutcome,
+    *,
+    dialect: str,
+    facts: tuple[EngineFacts, EngineFacts],
+    notes: list[str],
+    before: Examination,
+) -> int:
+    """Say what came of it; gives the exit code."""
+    fidelity = fidelity_of(outcome.findings)
+    account = account_of(
+        survey,
+        fidelity,
+        rounds=config.repeat,
+        sent=outcome.tally.started,
+        stopped=outcome.stopped or ("a process died" if outcome.failures else None),
+        earlier=sent_earlier(config),
+    )
+    notes = [*notes, *session_notes(outcome.findings, config)]
+    notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
+    in_words = before.tokenizer != IDS
+    truth, counts = report_truth(before, truth_of(outcome.findings)), text_counts(outcome.findings)
+    notes += [*truth_notes(truth), *text_notes(counts)]
+    summary = msgspec.structs.replace(
+        summarize(outcome, pattern=pattern_of(config), facts=facts, notes=notes),
+        prefix_truth=truth if in_words else None,
+    )
+    told = [*account_lines(account), *fidelity_lines(fidelity)]
+    if in_words:
+        told += [*truth_lines(truth), *text_lines(counts)]
+    print_summary(
+        ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), as_json=config.as_json
+    )
+    return exit_code(outcome)
+
+
+def sent_earlier(config: ReplayConfig) -> int:
+    """Requests that the run which this one goes on from has sent to their end."""
+    if not config.run.resume:
+        return 0
+    history = (last_header(config.trace).workload or Workload()).extra.get(HISTORY, [])
+    return int(history[-1]["kept"]) if history else 0
+
+
+def require_hashes(survey: Survey, config: ReplayConfig) -> None:
+    """Raise InputError if the trace says nothing of what was shared and the run depends on it."""
+    if survey.has_hashes:
+        return
+    if config.replay_sessions:
+        raise InputError(f"{survey.path}: block_hashes: none; expected a trace with hashes for --replay-sessions")
+    if not config.cold_prompts:
+        raise InputError(
+            f"{survey.path}: block_hashes: none; expected a trace with hashes, or --cold-prompts to share nothing"
+        )
+
+
+def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
+    """Raise InputError for an adapter of the trace that the engine cannot be told by its captured name."""
+    for lora in sorted(survey.loras):
+        if found.dialect.lora_needs_map and lora not in config.loras:
+            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
+        adapter = config.loras.get(lora, lora)
+        if adapter:
+            found.dialect.lora("", adapter)
+    unused = sorted(set(config.loras) - survey.loras)
+    if unused:
+        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
+
+
+def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
+    """Return the notes that are known before the run."""
+    notes = recognition_notes(found)
+    if config.speedup != 1.0:
+        notes.append(
+            f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
+            "what is still cached when a prefix comes again differs from the capture"
+        )
+    if config.repeat > 1 and survey.span_ms == 0.0 and not config.closed_loop:
+        notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
+    if survey.beyond_limit:
+        notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
+    return notes
+
+
+def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:
+    """Return a note if no request waited for another."""
+    if config.replay_sessions and not findings.get(FOLLOWERS):
+        return ["--replay-sessions: no request of the trace is known to continue another; all were open loop"]
+    return []
+
+
+def pattern_of(config: ReplayConfig) -> str:
+    """The pattern's name in the trace."""
+    return "replay-sessions" if config.replay_sessions else "replay"
+
+
+def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
+    """The trace's header, its clock and digest apart."""
+    counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
+    engine = facts.engine
+    if engine.name is None and found.certain:
+        engine = msgspec.structs.replace(engine, name=found.dialect.name)
+    # A cold run's hashes equal no other run's, whatever the capture's key was.
+    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
+    return Meta(
+        source="replay",
+        model=model,
+        tokenizer="ids",
+        block_size=survey.meta.block_size,
+        hash=hashes,
+        engine=engine,
+        workload=Workload(
+            pattern=pattern_of(config),
+            nonce=config.nonce,
+            speedup=None if config.speedup == 1.0 else config.speedup,
+            cold_prompts=True if config.cold_prompts else None,
+            source_digest=survey.source_digest,
+            extra=shape_of(config, found),
+        ),
+        extra=counters,
+    )
+
+
+def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
+    """The flags that made the load what it is, where they are not left as they were, to be read by people."""
+    told = {
+        "api": None if config.api == "completions" else config.api,
+        "dialect": found.dialect.name,
+        "closed_loop": config.closed_loop or None,
+        "parallel": config.parallel,
+        "max_think_s": config.max_think_s,
+        "start_s": config.start_s,
+        "end_s": config.end_s,
+        "limit": config.limit,
+        "repeat": None if config.repeat == 1 else config.repeat,
+        "output_substitution": None if config.output_substitution else False,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedReplayText:
+    """Text data for the shards, and the findings on the way."""
+
+    target: TextTarget | None
+    """Null: token ids are sent."""
+    before: Examination
+
+
+def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str, survey: Survey) -> PreparedReplayText:
+    """Ask the tokenizer that ``--tokenizer`` names; of a replay in token ids, nothing has to be asked."""
+    if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
+        return PreparedReplayText(None, Examination(tokenizer=IDS))
+    block_size = control.facts().engine.block_size
+    try:
+        tokenizer = find_tokenizer(config.tokenizer, control, model)
+    except TokenizerError as error:
+        unknown = Examination(unknown=str(error))
+        return PreparedReplayText(TextTarget(config.api, NO_TARGET, block_size), unknown)
+    turns = MOST_TURNS if config.replay_sessions else 1
+    text = learn_target(tokenizer, orders(turns), path_of(config.tokenizer))
+    target = TextTarget(config.api, text, block_size)
+    return PreparedReplayText(target, examine_capture(tokenizer, target, config, survey))
+
+
+def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConfig, survey: Survey) -> Examination:
+    """Prove the prompts of the trace's first requests."""
+    text = target.text
+    if text.unknown is not None:
+        return Examination(tokenizer=text.tokenizer, unknown=text.unknown)
+    maker = open_text(TextTarget(target.api, TargetText(text.words, text.gaps)), VLLM, survey.block_size)
+    expansion = Expansion(survey.block_size, config.nonce, maker.vocabulary(), config.cold_prompts)
+    kept = (captured_of(record, 0.0, survey.block_size) for record in read_kept(survey, config.selection))
+    sample = list(islice((each for each in kept if maker.form_of(each) is not None), SAMPLED))
+    conversations = [maker.prompt(each, words_for(each, expansion)).conversation for each in sample]
+    return examine_conversations(tokenizer, maker.text_maker, conversations, (0, 1) if len(conversations) > 1 else None)
 
 
 def command() -> None:

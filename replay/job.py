@@ -1,19 +1,205 @@
-"""A replay as a job: what crosses to the processes of a run, and what each of them makes of its part."""
+"""A replay as a job: data for its shards, and each shard's requests planned, built with their tokens, described."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+import numpy as np
 
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
+from loadgen.core.bodies import completions_body
+from loadgen.core.draws import TokenIds
 from loadgen.core.job import Shard
-from loadgen.core.plan import Plan
-from replay.capture import load_requests
+from loadgen.core.plan import Plan, Response, Send
+from loadgen.core.request import PlannedRequest, request_headers
+from loadgen.text.prompts import ChatPrompt
+from replay.capture import Captured, load_requests
 from replay.config import ReplayConfig
-from replay.rounds import Replay, link_requests, make_replay
-from replay.sending import Replayed, plan_sends, roots_of
+from replay.rounds import Replay, Round, link_requests, make_replay
 from replay.survey import Survey
-from replay.text import TextTarget, open_text
-from tracefile import RequestId
+from replay.text import Exchange, TextTarget, goes_on, open_text
+from tracefile import BlockHash, Record, RequestId
+
+
+@dataclass(slots=True)
+class Slot:
+    """Place in a closed loop, held by a session until all its requests have ended."""
+
+    waiting: "Iterator[Replayed]"
+    """The roots still to come, one queue for all slots."""
+    open: int = 1
+    """Requests of the session in it that are on their way or waited for."""
+
+    def ended(self, followers: int) -> Sequence[Send]:
+        """Count a request that ended and has ``followers``; return the next root if the slot is free."""
+        self.open += followers - 1
+        if self.open:
+            return ()
+        following = next(self.waiting, None)
+        if following is None:
+            return ()
+        self.open = 1
+        following.slot = self
+        return [following.send(0.0)]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Request of one round."""
+
+    round: Round
+    captured: Captured
+    slot: Slot | None = None
+    """Its session's place in a closed loop of sessions; null: there is none."""
+    before: Exchange | None = None
+    """Of words: what it waited for, with the answer; null: it goes on from nothing."""
+    prompt: TokenIds | None = None
+    chat: ChatPrompt | None = None
+    """The prompt in words; null: token ids are sent."""
+    output_hashes: list[BlockHash] | None = None
+
+    def due_ms(self) -> float:
+        """Return a root's due time, by the recorded times."""
+        run = self.round.run
+        return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
+
+    def send(self, due_ms: float | None) -> Send:
+        """Return the request for the sender; ``due_ms`` null: as soon as there is room for it."""
+        return Send(due_ms, self.build, self.follow_ups, self.describe)
+
+    def build(self) -> PlannedRequest:
+        """Return the request with its tokens, real output tokens where they are known."""
+        captured, run = self.captured, self.round.run
+        blocks = self.round.blocks(captured).ravel()
+        expansion = self.round.words_for(captured) or self.round.expansion
+        tail = expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)
+        self.prompt = np.concatenate([blocks, tail])
+        choices = captured.n or 1
+        per_choice = -(-captured.output_tokens // choices)
+        shape = run.dialect.shape_fields(n=captured.n, priority=captured.priority) | self._model()
+        request_id, session_id = self.round.request_id(captured.request_id), self.round.session_id(captured.session_id)
+        path, body = self._body(self.prompt, per_choice, shape)
+        return PlannedRequest(
+            request_id=request_id,
+            path=path,
+            headers=request_headers(request_id, session_id, run.config.session_headers),
+            body=body,
+            model=str(shape["model"]),
+            max_tokens=per_choice,
+            prompt_tokens=captured.prompt_tokens,
+            stream=captured.stream,
+            session_id=session_id,
+            parent_id=None if captured.parent_id is None else self.round.request_id(captured.parent_id),
+            turn=captured.turn,
+            n=captured.n,
+            priority=captured.priority,
+        )
+
+    def follow_ups(self, response: Response) -> Sequence[Send]:
+        """Return the requests that waited for this one (none after a failure), and the next root of its slot."""
+        run, captured = self.round.run, self.captured
+        self.round.ends_ms[captured.request_id] = response.end_ms
+        exchange = self._exchange(response)
+        self._substitute(response)
+        followers: list[Send] = []
+        if response.ok:
+            waited = run.followers.get(captured.request_id, ())
+            followers = [Replayed(self.round, each, self.slot, exchange).send(run.think_ms(each)) for each in waited]
+        else:
+            behind = sum(1 for _ in run.behind(captured))
+            run.fidelity.leave(behind, response.record.error or response.record.status)
+        return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
+
+    def describe(self, response: Response) -> Record:
+        """Return the record with the capture's ids and hashes, as far as they match the request."""
+        captured = self.captured
+        self.prompt = self.chat = None
+        self._count(response)
+        hashes = self.round.hashes(captured)
+        parent_end_ms = None if captured.parent_id is None else self.round.ends_ms.get(captured.parent_id)
+        arrival_ms = response.record.arrival_ms
+        return msgspec.structs.replace(
+            response.record,
+            session_source=captured.session_source,
+            lora=captured.lora,
+            block_hashes=hashes,
+            output_block_hashes=self.output_hashes,
+            hash_source=captured.hash_source if hashes is not None else None,
+            think_ms=None if parent_end_ms is None or arrival_ms is None else round(arrival_ms - parent_end_ms, 3),
+        )
+
+    def _model(self) -> dict[str, object]:
+        """Return the fields that name the model, with the captured adapter."""
+        run, lora = self.round.run, self.captured.lora
+        adapter = "" if lora is None else run.config.loras.get(lora, lora)
+        return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
+
+    def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
+        """Return the path and body: the prompt's tokens, or words in their places."""
+        run, stream = self.round.run, self.captured.stream
+        if run.text is None or run.text.form_of(self.captured) is None:
+            body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)
+            return run.dialect.path, body
+        self.chat = run.text.prompt(self.captured, prompt, self.before)
+        return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
+
+    def _exchange(self, response: Response) -> Exchange | None:
+        """Return the exchange for prompts that continue this output; null: none may."""
+        config = self.round.run.config
+        if self.chat is None:
+            return None
+        self.chat.settle(response)
+        goes_on_from_it = config.output_substitution and not config.cold_prompts and response.ok
+        return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
+
+    def _substitute(self, response: Response) -> None:
+        """Use the real output tokens in later prompts; set the output hashes that are true in this run."""
+        captured, recorded = self.captured, self.captured.output_hashes
+        if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
+            return
+        if self.chat is not None:
+            # Only requests that waited for this output continue it; others that carry its hashes have words there.
+            waiting = self.round.run.followers.get(captured.request_id, ())
+            if not captured.as_long(response.record):
+                return
+            if self.round.run.config.output_substitution and any(goes_on(each, captured) for each in waiting):
+                self.output_hashes = self.round.own(recorded)
+                return
+        if self.chat is not None or self.round.run.config.cold_prompts:
+            self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
+            return
+        true = self.round.substitution.answered(captured.request_id, recorded, self.prompt, response.token_ids)
+        self.output_hashes = self.round.own(true)
+
+    def _count(self, response: Response) -> None:
+        fidelity = self.round.run.fidelity
+        fidelity.add(self.captured, response.record)
+        in_ids = self.round.words_for(self.captured) is None
+        fidelity.without_ids += (
+            in_ids and response.ok and response.token_ids is None and bool(self.captured.output_hashes)
+        )
+
+
+def plan_sends(replay: Replay) -> Iterator[Send]:
+    """Yield the roots in order of time, in a closed loop in order alone; all other requests follow from them."""
+    roots = roots_of(replay)
+    if replay.width is None:
+        for root in roots:
+            yield root.send(None if replay.config.closed_loop else root.due_ms())
+        return
+    for root in islice(roots, replay.width):
+        root.slot = Slot(roots)
+        yield root.send(0.0)
+
+
+def roots_of(replay: Replay) -> Iterator[Replayed]:
+    """Yield the requests that wait for no other, of all rounds."""
+    for number in range(replay.config.repeat):
+        for captured in replay.requests:
+            if replay.link(captured).anchor is None and (number, captured.request_id) not in replay.over:
+                yield Replayed(replay.round(number), captured)
 
 
 @dataclass(frozen=True, slots=True)

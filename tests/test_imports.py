@@ -43,11 +43,6 @@ REPLAY_USES = {"core", "text", "sending", "runs"}
 # The simulator is a function of its inputs: no network, no event loop, no clock outside its real-time server.
 CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "threading", "random"}
 MOST_MODULES = 20
-# Imports that are still to go: importer, imported.
-NOT_YET = {
-    ("replay.sending", "replay.rounds"),
-    ("replay.sending", "replay.sending"),
-}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -85,7 +80,7 @@ def module_imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, path in MODULES.items():
         known = {resolved(name) for name in imported_modules(path)}
-        found[module] = {name for name in known if name and name != module and (module, name) not in NOT_YET}
+        found[module] = {name for name in known if name and name != module}
     return found
 
 

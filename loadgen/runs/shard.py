@@ -9,11 +9,13 @@ import contextlib
 import gc
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loadgen.core.bodies import prepare_tables
 from loadgen.core.job import OpenJob
@@ -32,23 +34,110 @@ from loadgen.runs.shardmessages import (
     decode,
     encode,
 )
-from loadgen.sending.crossing import SenderSetup
+from loadgen.sending.crossing import (
+    Connected,
+    Halt,
+    Order,
+    Orders,
+    Pulse,
+    SenderSetup,
+    Unreachable,
+    from_sender,
+)
+from loadgen.sending.crossing import encode as encode_order
 from loadgen.sending.lookahead import Clocks
-from loadgen.sending.planrun import PlanRun
-from loadgen.sending.senderlink import SenderProcess
+from loadgen.sending.planrun import FromSender, PlanRun
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
 from wire.loop import run
-from wire.process import FrameSocket
+from wire.process import FrameSocket, reap_child, start_child
 
 WARM_CONNECTIONS = 16
 """How many connections are open before the first request if nothing bounds them; more are opened as they are needed."""
 MOST_WARM_CONNECTIONS = 256
 PROGRESS_INTERVAL_S = 0.25
+SENDER_LEAVE_S = 5.0
+"""Longest time a sender may take to end once it is told to."""
 
 Receive = Callable[[], Awaitable[FromParent | None]]
 """The parent's next message; null: the parent is gone."""
 Say = Callable[[FromShard], None]
+
+
+class SenderProcess:
+    """The shard's side of its sender's process. ``hear`` gets its messages, ``lost`` is called if it dies."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        self._process, self._url = process, url
+        self._socket: FrameSocket | None = None
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        self.hear: Callable[[FromSender], None] = _unexpected
+        self.lost: Callable[[], None] = _ignore_end
+
+    @classmethod
+    async def start(cls, setup: SenderSetup) -> "SenderProcess":
+        """Start it and wait until its connections are open. Raises InputError if they cannot be opened."""
+        process, sock = start_child("loadgen.sending.sender")
+        sender = cls(process, setup.url)
+        sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
+        sender._say(setup)
+        try:
+            await sender._connected
+        except BaseException:
+            await sender.close()
+            raise
+        return sender
+
+    def give(self, orders: list[Order]) -> None:
+        self._say(Orders(orders))
+
+    def halt(self) -> None:
+        self._say(Halt())
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._socket is not None:
+            self._socket.close()
+        await reap_child(self._process, SENDER_LEAVE_S)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _say(self, message: SenderSetup | Orders | Halt) -> None:
+        if self._socket is not None:
+            self._socket.send(encode_order(message))
+
+    def _take(self, payload: bytes) -> None:
+        message: Any = from_sender.decode(payload)
+        if isinstance(message, Connected):
+            self._connected.set_result(None)
+        elif isinstance(message, Unreachable):
+            self._connected.set_exception(
+                InputError(f"--url: {self._url}: {message.kind}; expected an engine that accepts connections")
+            )
+        else:
+            self.hear(message)
+
+    def _end(self) -> None:
+        if self._closing:
+            return
+        if not self._connected.done():
+            self._connected.set_exception(RuntimeError("the sender process ended before its connections were open"))
+        else:
+            self.lost()
+
+
+def _unexpected(message: FromSender) -> None:
+    """Before the run it may tell how it is doing, and nothing else."""
+    if isinstance(message, Pulse):
+        return
+    raise AssertionError(f"unexpected message: {message}")
+
+
+def _ignore_end() -> None:
+    """Nothing is sent yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from loadgen.core.plan import Response
 from replay.capture import Captured, captured_of
 from replay.config import ReplayConfig
 from replay.expansion import Expansion
-from replay.rounds import Replay, make_replay
-from replay.sending import Replayed
-from replay.substitution import OutputSubstitution
+from replay.job import Replayed
+from replay.rounds import OutputSubstitution, Replay, make_replay
 from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
 
 BLOCK = 4

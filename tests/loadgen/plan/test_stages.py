@@ -14,8 +14,7 @@ from loadgen.core.job import WHOLE, add_shares
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import PlannedRequest
 from loadgen.plan.config import LoadConfig
-from loadgen.plan.conversation import BUSY, SETTLE_MS
-from loadgen.plan.loadjob import LoadJob, OpenLoad
+from loadgen.plan.loadjob import BUSY, SETTLE_MS, LoadJob, OpenLoad
 from loadgen.plan.stages import Wave, outlines, waves, widths_to
 from loadgen.plan.workload import Workload
 from tracefile import HashKey, InputError, load_trace

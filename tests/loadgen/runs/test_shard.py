@@ -15,9 +15,8 @@ import pytest
 from loadgen.core.job import OpenJob, Shard
 from loadgen.core.plan import Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
-from loadgen.runs.shard import serve
+from loadgen.runs.shard import SenderProcess, serve
 from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, Progress, Ready, Setup, Stop
-from loadgen.sending.senderlink import SenderProcess
 from tracefile import Meta, Record, RequestId, load_trace
 from wire.process import start_child
 
