@@ -4,7 +4,7 @@ Expensive pages are made at most once a second and shared by all readers, so fre
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Final, TypeVar
 
@@ -12,13 +12,157 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tap.admin.exposition import Exposition
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
 from tap.admin.snapshot import Snapshot
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import snapshot
+from tap.ipc.feed import RecorderStats, WorkerStats
+
+PREFIX = "kvtape_tap_"
+Row = tuple[Sequence[str], float]
+
+
+class Exposition:
+    """A Prometheus collector over the state."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._now_s = 0.0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self, now_s: float) -> bytes:
+        """Return the response to a scrape."""
+        self._now_s = now_s
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state
+        workers = sorted(state.workers.items())
+        recorder = state.recorder
+        yield from _worker_metrics(workers)
+        yield from self._service_metrics()
+        yield _overhead(workers, recorder)
+        if recorder is not None:
+            yield from _recorder_metrics(recorder)
+
+    def _service_metrics(self) -> Iterator[Metric]:
+        state = self._state
+        yield _gauge("ready", "1 if /readyz says so.", [((), float(not reasons_against(state)))])
+        recording = not reasons_not_recording(state, self._now_s)
+        yield _gauge("recording", "1 if requests leave records, whether ready or not.", [((), float(recording))])
+        up = [((origin,), float(reached)) for origin, reached in sorted(state.reachable.items())]
+        yield _gauge("upstream_up", "1 if the upstream took a connection lately.", up, ["upstream"])
+        service = state.service
+        if service is None:
+            return
+        yield _counter("offered", "Requests that were to be recorded.", [((), service.offered)])
+        dropped = [((reason,), count) for reason, count in sorted(service.dropped.items())]
+        yield _counter("dropped", "Requests without a record, by reason.", dropped, ["reason"])
+        yield _gauge("workers", "Worker processes that there are to be.", [((), service.workers)])
+        yield _gauge("workers_up", "Worker processes that take connections.", [((), service.workers_up)])
+        yield _counter("worker_restarts", "Workers started again after they died.", [((), service.worker_restarts)])
+        yield _gauge("recorder_up", "1 if the recorder process is up.", [((), float(service.recorder_up))])
+        restarts = [((), float(service.recorder_restarts))]
+        yield _counter("recorder_restarts", "Recorders started again after they died.", restarts)
+
+
+def _worker_metrics(workers: Sequence[tuple[int, WorkerStats]]) -> Iterator[Metric]:
+    for name, text, counts in (
+        ("relayed", "Requests passed on, recorded or not.", [one.relayed for _, one in workers]),
+        ("received_bytes", "Bytes of request bodies.", [one.bytes_in for _, one in workers]),
+        ("sent_bytes", "Bytes of response bodies.", [one.bytes_out for _, one in workers]),
+    ):
+        yield _counter(name, text, _by_worker(workers, counts), ["worker"])
+    for name, text, values in (
+        ("in_flight", "Recorded requests that have not ended.", [one.in_flight for _, one in workers]),
+        ("connections", "Open client connections.", [one.connections for _, one in workers]),
+        ("queue_bytes", "Copies in flight and on their way to the recorder.", [one.queue_bytes for _, one in workers]),
+        ("queue_limit_bytes", "Where copies are given up.", [one.queue_limit_bytes for _, one in workers]),
+        ("loop_delay_seconds", "Worst event loop delay of the last second.", [one.loop_delay_s for _, one in workers]),
+    ):
+        yield _gauge(name, text, _by_worker(workers, values), ["worker"])
+
+
+def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
+    progress = recorder.progress
+    requests = [
+        ((one.endpoint, one.status, str(one.http_status), one.upstream), one.count) for one in recorder.requests
+    ]
+    labels = ["endpoint", "status", "http_status", "upstream"]
+    yield _counter("requests", "Records by API, outcome, HTTP status (0: none) and upstream.", requests, labels)
+    yield _histogram("ttft_seconds", "Arrival to the first token.", WAIT_S, [((), recorder.ttft)])
+    yield _histogram("itl_seconds", "Gap between reads that carry tokens.", GAP_S, [((), recorder.gaps)])
+    for name, text, count in (
+        ("recorded", "Records in the trace's files.", progress.recorded),
+        ("sampled_out", "Requests of sessions that --sample leaves out.", progress.sampled_out),
+        ("hashed", "Records with block hashes.", progress.hashed),
+        ("prompt_counts_checked", "Records whose prompt ids and usage are known.", progress.prompt_counts_checked),
+        ("prompt_counts_matched", "Those where both say the same length.", progress.prompt_counts_matched),
+        ("prompt_tokens", "Prompt tokens of records.", recorder.prompt_tokens),
+        ("cached_tokens", "Those that the engine took from its cache.", recorder.cached_tokens),
+        ("output_tokens", "Output tokens of records.", recorder.output_tokens),
+        ("uploads", "Segments uploaded.", progress.uploaded),
+        ("upload_failures", "Tries to upload a segment that failed.", progress.upload_failed),
+        ("feed_skipped", "Records that the live page did not see; they are in the trace.", recorder.feed_skipped),
+    ):
+        yield _counter(name, text, [((), count)])
+    unhashed = [((reason,), count) for reason, count in sorted(progress.unhashed.items())]
+    yield _counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
+    yield _gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
+    yield _gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
+
+
+def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
+    """Return the time that the tap adds to request heads, response heads and reads of streams."""
+    response_head, chunk = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
+    for _, worker in workers:
+        add_counts(response_head, worker.response_head)
+        add_counts(chunk, worker.chunk)
+    rows: list[tuple[Sequence[str], HistogramCounts]] = [(("response_head",), response_head), (("chunk",), chunk)]
+    if recorder is not None:
+        rows.append((("request_head",), recorder.request_head))
+    return _histogram(
+        "overhead_seconds", "Time spent in the tap, response parts of a sample.", OVERHEAD_S, rows, ["part"]
+    )
+
+
+def _by_worker(workers: Sequence[tuple[int, WorkerStats]], values: Sequence[float]) -> list[Row]:
+    return [((str(number),), value) for (number, _), value in zip(workers, values, strict=True)]
+
+
+def _counter(name: str, text: str, rows: Iterable[Row], labels: Sequence[str] = ()) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels))
+    for values, count in rows:
+        family.add_metric(values, float(count))
+    return family
+
+
+def _gauge(name: str, text: str, rows: Iterable[Row], labels: Sequence[str] = ()) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels))
+    for values, value in rows:
+        family.add_metric(values, float(value))
+    return family
+
+
+def _histogram(
+    name: str,
+    text: str,
+    bounds: Sequence[float],
+    rows: Iterable[tuple[Sequence[str], HistogramCounts]],
+    labels: Sequence[str] = (),
+) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, text, labels=list(labels))
+    for values, counts in rows:
+        whole = counts if counts.counts else empty_counts(bounds)
+        family.add_metric(values, cumulative(bounds, whole), whole.total)
+    return family
+
 
 SHARED_S: Final = 1.0
 JSON_TYPE: Final = "application/json"

@@ -1,6 +1,7 @@
 """Token ids of a request's prompt, by the best available source, and their block hashes."""
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any, NamedTuple
 
 from engines.tokenizer import load_tokenizer
 from tap.ipc.exchange import RecorderSetup
-from tap.prompts.byteblocks import BYTES_PER_TOKEN, ByteBlocks
 from tap.prompts.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
 from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
 from tap.prompts.messagesinput import has_inline_system, messages_chat
@@ -18,6 +18,106 @@ from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource
+
+BYTES_PER_TOKEN = 4
+"""Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
+MAX_BLOCKS = 1_000_000
+MAX_LENGTHS = 16
+"""Block lengths remembered after a block: unrelated prompts differ in them at the very start."""
+
+_Node = Hashable
+"""Hash of a block, or the start of a chain."""
+
+
+class ByteBlocks:
+    """Block hashes without a tokenizer: blocks of UTF-8 bytes, as many as the prompt has token blocks.
+
+    Text seen first is cut evenly: block i ends at byte ``i · block_size · bytes / tokens``, rounded to half a block
+    size. Boundaries, once cut, stay: a later prompt follows the known blocks as far as its bytes equal theirs, and only
+    its remainder is cut anew. So equal prefixes have equal hashes whatever the lengths of the prompts; where sharing
+    ends is true to the mean bytes per token only. The least recently followed blocks are forgotten, leaves first.
+    """
+
+    def __init__(self, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
+        self._block_size = block_size
+        self._quantum = max(1, block_size // 2)
+        self._max_blocks = max_blocks
+        self._lengths: dict[_Node, tuple[int, ...]] = {}
+        """Lengths in bytes of the blocks known after a node, the latest first. Least recently used nodes first."""
+
+    def hash_blocks(self, hasher: BlockHasher, start: Hashable, text: bytes, tokens: int) -> list[BlockHash]:
+        """Return the ``tokens // block_size`` hashes of ``text``; ``start`` names the hasher (model, adapter, salt).
+
+        Fewer if the text has less than a byte for each token.
+        """
+        count = min(tokens, len(text)) // self._block_size
+        chain, position = self._follow(hasher, start, text, count)
+        boundaries = self._boundaries(len(text), tokens, position, len(chain), count)
+        for end in boundaries:
+            node: _Node = chain[-1] if chain else start
+            self._remember(node, end - position)
+            chain.append(self._hash(hasher, chain, text[position:end]))
+            position = end
+        self._touch([start, *chain])
+        return chain
+
+    def _follow(self, hasher: BlockHasher, start: _Node, text: bytes, count: int) -> tuple[list[BlockHash], int]:
+        """Return the known blocks at the start of ``text``, and the end of the last."""
+        chain: list[BlockHash] = []
+        position = 0
+        while len(chain) < count:
+            node = chain[-1] if chain else start
+            for length in self._lengths.get(node, ()):
+                if position + length > len(text):
+                    continue
+                found = self._hash(hasher, chain, text[position : position + length])
+                if found in self._lengths:
+                    chain.append(found)
+                    position += length
+                    break
+            else:
+                break
+        return chain, position
+
+    def _boundaries(self, size: int, tokens: int, position: int, done: int, count: int) -> list[int]:
+        """Return the ends of the blocks after ``position``: evenly over the tokens left, each of at least one byte."""
+        left_bytes, left_tokens = size - position, tokens - done * self._block_size
+        ends = []
+        previous = position
+        for index in range(1, count - done + 1):
+            exact = position + index * self._block_size * left_bytes // max(left_tokens, 1)
+            rounded = position + (exact - position) // self._quantum * self._quantum
+            end = rounded if previous < rounded <= size else min(previous + 1, size)
+            if end <= previous:
+                break
+            ends.append(end)
+            previous = end
+        return ends
+
+    def _hash(self, hasher: BlockHasher, chain: list[BlockHash], block: bytes) -> BlockHash:
+        """Return the keyed chain over a digest of the block, as long as a block of token ids."""
+        digest = hashlib.shake_128(block).digest(4 * self._block_size)
+        ids = memoryview(digest).cast("I").tolist()
+        return hasher.extend(chain[-1] if chain else None, ids)[0]
+
+    def _remember(self, node: _Node, length: int) -> None:
+        known = self._lengths.get(node, ())
+        self._lengths[node] = (length, *(other for other in known if other != length))[:MAX_LENGTHS]
+
+    def _touch(self, path: list[_Node]) -> None:
+        """Make the path the latest used, its start last, so that a leaf is forgotten first."""
+        for node in reversed(path):
+            self._lengths[node] = self._lengths.pop(node, ())
+        while len(self._lengths) > self._max_blocks:
+            del self._lengths[next(iter(self._lengths))]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the bounds are broken or a length is not valid."""
+        assert len(self._lengths) <= self._max_blocks
+        for lengths in self._lengths.values():
+            assert len(lengths) <= MAX_LENGTHS
+            assert len(set(lengths)) == len(lengths)
+            assert all(length > 0 for length in lengths)
 
 
 class TextPrompt(NamedTuple):

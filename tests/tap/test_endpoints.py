@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.exchange import Endpoint, ExchangeCopy
-from tap.prompts.byteblocks import ByteBlocks
-from tap.prompts.prompt import PromptHasher
+from tap.prompts.prompt import ByteBlocks, PromptHasher
 from tap.proxy.endpoint import copied_bytes, recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
 from tracefile import BlockHasher, HashKey, Record, keyed_id

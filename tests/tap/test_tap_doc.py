@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from tap.__main__ import parser
-from tap.admin import exposition
+from tap.admin import app
 from tap.ipc import workercounts
 from tap.recorder import recorder, recording
 from tap.supervisor import account
@@ -27,7 +27,7 @@ def test_every_flag_is_one() -> None:
 
 
 def test_every_metric_is_exposed() -> None:
-    exposed = set(re.findall(r'"([a-z_]+)"', inspect.getsource(exposition)))
+    exposed = set(re.findall(r'"([a-z_]+)"', inspect.getsource(app)))
     named = {name.removesuffix("_total") for name in re.findall(r"kvtape_tap_(\w+)", PAGE)}
     assert named
     assert named <= exposed

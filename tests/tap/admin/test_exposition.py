@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tap.admin.exposition import Exposition
+from tap.admin.app import Exposition
 from tap.admin.state import LiveState
 from tap.ipc.control import AdminSetup
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats

@@ -1,7 +1,7 @@
 """Which prefixes are told as shared, how often, and what is forgotten."""
 
 from tap.admin.cachecurve import CacheCurve
-from tap.admin.sharedprefixes import SharedPrefix, SharedPrefixes
+from tap.admin.state import SharedPrefix, SharedPrefixes
 
 
 class Traffic:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tap.prompts.segmentcache import SegmentCache, find_cut, literals_pattern, pieces
+from tap.prompts.tokenizer import SegmentCache, find_cut, literals_pattern, pieces
 
 tokenizers = pytest.importorskip("tokenizers")
 

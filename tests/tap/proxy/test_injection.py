@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.dialect import DialectName
 from tap.ipc.exchange import Injection
-from tap.proxy.injection import inject
+from tap.proxy.injectingrelay import inject
 from tap.proxy.jsonspans import Span, UnlocatableError, apply_edits, array_items, object_members, without_members
 from tap.supervisor.config import checked_injection
 from tracefile.records.errors import InputError

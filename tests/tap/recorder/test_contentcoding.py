@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import pytest
 import zstandard
 
-from tap.recorder import contentcoding
-from tap.recorder.contentcoding import UndecodableError, decode_reads
+from tap.recorder import recording
+from tap.recorder.recording import UndecodableError, decode_reads
 
 EVENTS = [b"data: %d\n\n" % number for number in range(50)]
 
@@ -79,7 +79,7 @@ def test_brotli_where_it_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd", "br"])
 def test_a_bomb_is_noticed_before_it_is_in_memory(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contentcoding, "MAX_DECODED_BYTES", 1 << 20)
+    monkeypatch.setattr(recording, "MAX_DECODED_BYTES", 1 << 20)
     zeros = bytes(64 << 20)
     if coding == "br" and find_spec("brotli") is None:
         pytest.skip("brotli not installed")
