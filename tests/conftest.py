@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,13 @@ settings.load_profile("ci" if "CI" in os.environ else "explore")
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers a core: most tests wait on sockets, processes and clocks."""
     return 2 * (os.cpu_count() or 1)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the simulator before the workers start; on a fresh clone each of them would compile it for itself."""
+    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+        folder = Path(__file__).parent / "sim"
+        subprocess.run([sys.executable, str(folder / "compile_kernels.py")], check=True, stdout=subprocess.DEVNULL)
 
 
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
