@@ -75,8 +75,7 @@ def command() -> None:
 
 
 def _draw_curves(flags: argparse.Namespace) -> int:
-    from report.pages.curvefiles import read_curve_files  # noqa: PLC0415
-    from report.pages.curvepage import render_curves  # noqa: PLC0415 - as above
+    from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as above
 
     write_page(flags.html, render_curves(read_curve_files(flags.files)))
     return 0

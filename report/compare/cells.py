@@ -53,7 +53,7 @@ class Cell:
     sessions to resample, or a metric without intervals."""
     curve: Curve
     members: int = 0
-    """Futures that the sample pools; 0: it is a trace's."""
+    """Ensemble members that the sample pools; 0: it is a trace's."""
 
     @property
     def size(self) -> int:

@@ -1,25 +1,26 @@
-"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge."""
+"""The comparison itself: read, refuse, join, cut into cohorts, measure, judge; forecasts and simple predictors too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
 from measure.resampling import CONFIDENCE, draw_weights
-from measure.runs import STATUSES, Run, load_run
+from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
 from report.compare.cells import MIN_CELL, Cell, coverage, joined_rows, judge, measure
-from report.compare.ensembles import measure_ensemble
-from report.compare.gates import Gate, check_gate, parse_gate
+from report.compare.ensembles import measure_ensemble, middle_run
+from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, refuse_fitted_on_compared, resolve_truths, same_conditions
 from report.compare.provenance import Cells, cached_agreement, provenance
-from report.compare.results import METRICS, SCHEMA, Comparison, Metric, Pair, PairCohort
+from report.compare.results import METRICS, SCHEMA, Comparison, DurationError, Forecast, Metric, Pair, PairCohort
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
@@ -78,7 +79,7 @@ class _Cut:
 
     rows: Mapping[str, IntArray]
     session_of_row: IntArray
-    futures: Sequence[Mapping[str, IntArray]] = ()
+    members: Sequence[Mapping[str, IntArray]] = ()
     """Of an ensemble: each member's rows, which differ by its own load."""
 
 
@@ -178,17 +179,17 @@ def _measure(
     """Measure every cell. Intervals where they are shown: not of gaps, and in buckets of TTFT alone."""
     cells: dict[tuple[str, str, Metric], Cell] = {}
     for label, run in runs.items():
-        sessions, futures = cuts[label].session_of_row, members.get(label)
+        sessions, runs_of_members = cuts[label].session_of_row, members.get(label)
         for cohort, rows in cuts[label].rows.items():
             for metric, sample in _SAMPLES.items():
                 banded = weights if metric == "ttft" or (metric != "itl" and cohort in MAIN) else None
                 cells[label, cohort, metric] = (
                     measure(sample(run, rows), sessions, banded)
-                    if futures is None
+                    if runs_of_members is None
                     else measure_ensemble(
                         [
-                            sample(future, own.get(cohort, _NO_ROWS))
-                            for future, own in zip(futures, cuts[label].futures, strict=True)
+                            sample(member, own.get(cohort, _NO_ROWS))
+                            for member, own in zip(runs_of_members, cuts[label].members, strict=True)
                         ],
                         sessions,
                         banded,
@@ -249,3 +250,96 @@ def _per_request(
     if metric == "tpot":
         return truth.tpot_ms[truth_rows], other.tpot_ms[other_rows]
     return truth.ttft_ms[truth_rows], other.ttft_ms[other_rows]
+
+
+_VALIDATE_SCHEMA = "kvtape-validate/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A TTFT that is linear in the uncached prompt tokens; of slope 0: one TTFT for all."""
+
+    intercept_ms: float
+    per_uncached_token_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A forecast and the label of its truth."""
+
+    truth: str
+    members: Sequence[Run]
+    """Row i of each is the same request."""
+    facts: Forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Yardsticks:
+    """References that forecasts are held to, and the resampling."""
+
+    aa: str | None
+    """Label of another run of the first capture's load. None: the label ``again``, if there is one."""
+    baselines: Mapping[str, Line]
+    gates: Sequence[str]
+    standard: bool
+    """Whether the standard gates are asked too."""
+    seed: int
+    bootstrap: int
+
+
+def judge_forecasts(
+    captured: Mapping[str, Run], predicted: Mapping[str, Predicted], yardsticks: Yardsticks
+) -> Compared:
+    """Judge each forecast by its capture; the first capture is the truth of every other run.
+
+    Labels keep the order of ``captured``, each forecast after the first capture's other runs. InputError for a bad
+    gate, and where a model was fitted on a compared capture.
+    """
+    named = {label: forecast.truth for label, forecast in predicted.items()}
+    labels = [*captured, *predicted]
+    truths = resolve_truths(labels, named)
+    gates = tuple(parse_gate(text, labels, list(truths)) for text in yardsticks.gates)
+    question = Question(truths, find_yardstick(yardsticks.aa, truths), yardsticks.seed, yardsticks.bootstrap, gates)
+    middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
+    members = {label: one.members for label, one in predicted.items()}
+    compared = compare_runs({**captured, **middles}, question, members)
+    first = next(iter(captured.values()))
+    result = msgspec.structs.replace(
+        compared.result,
+        schema=_VALIDATE_SCHEMA,
+        forecasts={label: one.facts for label, one in predicted.items()},
+        baselines=judge_baselines(first, compared.cells, yardsticks.baselines),
+    )
+    standard = standard_gates(result) if yardsticks.standard else ()
+    return replace(compared, result=msgspec.structs.replace(result, gates=[*standard, *result.gates]))
+
+
+def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:
+    """Judge each line's TTFT against the truth's, by cohort.
+
+    A line is told the cached tokens that the engine had, which no forecast is.
+    """
+    cohorts = cohort_rows(own_traits(truth))
+    session_of_row = np.arange(len(truth))
+    judged: dict[str, dict[str, DurationError]] = {}
+    for name, line in lines.items():
+        run = replace(truth, ttft_ms=_ttft_ms(truth, line))
+        judged[name] = {
+            cohort: judge(
+                cells[truth.label, cohort, "ttft"],
+                measure(first_token_waits(run, rows), session_of_row, None),
+                (truth.ttft_ms[rows], run.ttft_ms[rows]),
+                None,
+            )
+            for cohort, rows in cohorts.items()
+        }
+    return judged
+
+
+def _ttft_ms(truth: Run, line: Line) -> FloatArray:
+    """NaN where the truth does not report cached tokens, and where the client would have aborted before."""
+    known = (truth.prompt_tokens != UNKNOWN) & (truth.cached_tokens != UNKNOWN)
+    tokens = np.where(known | (line.per_uncached_token_ms == 0.0), truth.prompt_tokens - truth.cached_tokens, np.nan)
+    ttft_ms = np.maximum(line.intercept_ms + line.per_uncached_token_ms * tokens, 0.0)
+    gone = np.isnan(truth.ttft_ms) & ((truth.e2e_ms < ttft_ms) | (truth.status == STATUSES.index("error")))
+    return np.asarray(np.where(gone, np.nan, ttft_ms))

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from measure.clientlag import client_lag
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.runs import Run
+from measure.waits import client_lag
 from measure.wording import factor, share, signed_percent
 from report.compare.results import DurationError, Pair, Provenance
 

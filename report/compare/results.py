@@ -171,7 +171,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     source: str | None
     members: int | None = None
-    """Futures that it is an ensemble of. Null: it is one trace."""
+    """Number of ensemble members. Null: it is one trace."""
     records: int
     sessions: int | None
     """Null: the trace names none."""

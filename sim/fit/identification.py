@@ -20,7 +20,7 @@ _SEVERAL_STEPS = 2
 LEAST_INTERVALS = 20
 _LOOSE = 0.05
 """An interval wider than its parameter's value leaves that open, unless the captures range as far as is useful and it
-moves the most affected tenth of their stretches by no more than this."""
+moves the most affected tenth of their intervals by no more than this."""
 _SAME = 1e-6
 """Columns of which some combination is nearly nothing, against 1 for each by itself, are counts of the same things."""
 _MEMBER = 0.1

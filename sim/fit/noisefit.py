@@ -1,6 +1,6 @@
 """The noise of a fit: how steps, the API server and whole captures differ from what the parameters say.
 
-Every stretch of time that was seen gives one number, seen / predicted. Steps that were seen alone give their own; of
+Every observed interval gives one number, seen / predicted. Steps that were seen alone give their own; of
 several that no read separates, as in a long prompt by itself, the deviation is that of a mean and made as much wider as
 means of so many steps are narrower. The API server is seen where an idle engine got a short prompt.
 """
@@ -18,7 +18,7 @@ from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 _PER_KNOT = 25
 _LEAST_OPENINGS = 20
 _SMALL_FRONT = 0.1
-"""Stretches with less of the API server's time than this tell of steps."""
+"""Intervals with less of the API server's time than this tell of steps."""
 _LARGE_FRONT = 1.0 / 3.0
 """Those with more tell of the API server."""
 _FAR = 0.5
@@ -43,7 +43,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Stretches that tell of steps, in order of captures and time."""
+    """Intervals that tell of steps, in order of captures and time."""
 
     start_ms: FloatArray
     capture: IntArray
@@ -94,7 +94,7 @@ def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
 
 
 def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
-    """``seen`` with every prefill that is far too short joined to the stretch before it, if that one is as much too
+    """``seen`` with every prefill that is far too short joined to the interval before it, if that one is as much too
     long: its tokens were read late, which says nothing of either step and would say that some take no time."""
     lacking_ms = predicted_ms - seen.seen_ms
     follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
@@ -132,7 +132,7 @@ def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
 
 
 def speed(seen: Observations, parameters: FloatArray, rows: IntArray | None = None) -> float:
-    """Median log(seen / predicted), of all stretches or of ``rows``: the middle of that of prefills and of decodes."""
+    """Median log(seen / predicted), of all intervals or of ``rows``: the middle of that of prefills and of decodes."""
     some = np.arange(len(seen.seen_ms)) if rows is None else rows
     log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
     is_prefill = seen.is_prefill[some]

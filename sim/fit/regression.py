@@ -1,6 +1,6 @@
-"""Non-negative robust regression of two groups of stretches of time, with and without prefill, on their makeup.
+"""Non-negative robust regression of two groups of intervals, with and without prefill, on their makeup.
 
-Residuals are relative: a stretch of a second and one of ten milliseconds are both predicted to so many per cent,
+Residuals are relative: an interval of a second and one of ten milliseconds are both predicted to so many per cent,
 which is what forecasts are judged by, and long prefills keep their say. Each group has its own robust scale and half of
 the weight; pooled, thousands of decodes would outvote the prefills.
 """
@@ -30,7 +30,7 @@ class Solution:
     weights: FloatArray
     """Of each squared absolute residual; shape (n,)."""
     prefill_scale: float
-    """Robust standard deviation of the relative residuals of stretches with prefill."""
+    """Robust standard deviation of the relative residuals of intervals with prefill."""
     decode_scale: float
     condition: float
     """Condition number of the weighted, column-scaled normal equations: over 1e8, terms cannot be told apart."""
@@ -103,7 +103,7 @@ def condition_number(gram: FloatArray) -> float:
 def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: int, seed: int) -> FloatArray:
     """Parameters from resampled sessions; shape (rounds, terms).
 
-    Stretches keep their terms and weights. An interval thus holds the captures' sampling error, not that of the
+    Intervals keep their terms and weights. An interval thus holds the captures' sampling error, not that of the
     schedule or of a model of the wrong shape.
     """
     sessions = int(seen.session.max(initial=-1)) + 1

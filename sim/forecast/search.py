@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(describe(found), file=sys.stderr if arguments.json else None)
     if arguments.html is not None:
         # The page's libraries take half a second to import.
-        from report.pages.searchpage import render_search  # noqa: PLC0415
+        from report.pages.forecastpages import render_search  # noqa: PLC0415
 
         write_page(arguments.html, render_search(found))
     return {"found": 0, "all hold": 0, "none holds": 1, "interrupted": 130}[found.outcome]

@@ -10,10 +10,9 @@ import numpy as np
 from rich.console import Console
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
-from report.compare.comparison import Compared
+from report.compare.comparison import Compared, Line, Predicted, Yardsticks, judge_forecasts
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
-from report.compare.validation import Line, Predicted, Yardsticks, judge_forecasts
 from report.output import print_json, write_page
 from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
@@ -198,8 +197,8 @@ def _predict(
         seed=config.seed,
     )
     blank = replace(run, meta=meta, itl_ms=np.empty(0), itl_owner=np.empty(0, np.int64), warnings=())
-    futures = [member_run(found, number, blank) for number in range(found.members)]
-    return [one if config.judged is None else one.select(config.judged) for one in futures], facts
+    runs = [member_run(found, number, blank) for number in range(found.members)]
+    return [one if config.judged is None else one.select(config.judged) for one in runs], facts
 
 
 def member_run(found: Forecast, number: int, run: Run) -> Run:

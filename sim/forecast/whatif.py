@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(describe(result), file=sys.stderr if config.json else None)
     if config.page is not None:
         # The page's libraries take half a second to import.
-        from report.pages.whatifpage import render_what_if  # noqa: PLC0415
+        from report.pages.forecastpages import render_what_if  # noqa: PLC0415
 
         write_page(config.page, render_what_if(result))
     return 0 if finished else 130

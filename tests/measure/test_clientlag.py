@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from measure.clientlag import client_lag
 from measure.lateness import late_limit_ms
 from measure.runs import load_run
+from measure.waits import client_lag
 from report.__main__ import main
 from tracefile import Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.records.schema import Source

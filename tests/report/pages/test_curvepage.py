@@ -9,8 +9,14 @@ import plotly.graph_objects as go
 import pytest
 
 from report.__main__ import main
-from report.pages.curvefiles import CurveFiles, read_curve_files
-from report.pages.curvepage import hits_figure, misses_figure, render_curves, working_set_figure
+from report.pages.curvepage import (
+    CurveFiles,
+    hits_figure,
+    misses_figure,
+    read_curve_files,
+    render_curves,
+    working_set_figure,
+)
 from tests.report.browser import CHROMIUM, figures_drawn
 from tracefile.records.errors import InputError
 

@@ -430,7 +430,7 @@ def test_terms_are_chosen_by_what_they_predict_elsewhere() -> None:
 
     assert choose_terms(captures(10.0), same)[-1].extra_terms == ("per_prefill_chunk_ms",)
     assert choose_terms(captures(0.0), same)[-1].extra_terms == ()
-    # A term without which the TTFTs of no run come out comes in, whatever the stretches say.
+    # A term without which the TTFTs of no run come out comes in, whatever the intervals say.
     chunk = [term.name for term in TERMS].index("per_prefill_chunk_ms")
     tells = choose_terms(captures(0.3), lambda fold, parameters: 0.0 if parameters[chunk] else 1.0)
     assert tells[-1].extra_terms == ("per_prefill_chunk_ms",)

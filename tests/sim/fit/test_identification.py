@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.__main__ import parse_config
-from sim.fit.fit import FitConfig, Fitted, fit_traces
-from sim.fit.fitreport import describe_fit
+from sim.fit.fit import FitConfig, Fitted, describe_fit, fit_traces
 from sim.fit.identification import Coverage, lack, next_capture, require_enough
 from sim.latency.modelfile import default_model
 from sim.vllm.config import EngineConfig

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from report.pages.forecastpages import render_search
 from report.pages.search import Quantity, describe
-from report.pages.searchpage import render_search
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario, plan, read_captured

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from measure.survival import CENSORED, EVENT, FAILED, Waits
+from report.pages.forecastpages import drawn_rows, render_what_if
 from report.pages.whatif import Measure, Row, WhatIf, describe
-from report.pages.whatifpage import drawn_rows, render_what_if
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario
