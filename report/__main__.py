@@ -70,7 +70,6 @@ def parse_command(argv: Sequence[str]) -> CommandConfig:
 
 
 def command() -> None:
-    """The ``report`` command."""
     run_command("report", main)
 
 

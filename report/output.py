@@ -9,7 +9,6 @@ from tracefile.records.errors import InputError
 
 
 def print_json(result: msgspec.Struct | dict[str, msgspec.Struct]) -> None:
-    """Print ``result`` to stdout as one indented JSON object."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n")
 
 

@@ -150,7 +150,8 @@ def main() -> int:
     load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
     results = []
     with vllm_engine.on_core(load_core):
-        for result in measure(args.engine, Workspace(args.out.resolve()), args.blocks, args.loads, args.seconds):
+        work = Workspace(args.out.resolve())
+        for result in measure(args.engine, work, args.num_gpu_blocks, args.loads, args.seconds):
             results.append(result)
             (args.out / "results.json").write_text(json.dumps(results, indent=1))
     print(f"\n{table(results)}")

@@ -61,7 +61,6 @@ class Cell:
         return self.count(EVENT) + self.count(FAILED) + self.count(CENSORED)
 
     def count(self, end: int) -> int:
-        """Number of waits that ended this way, on average over the members."""
         return round(self.waits.count(end) / max(1, self.members))
 
 
@@ -85,14 +84,12 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
 
 
 def empty_cell(waits: Waits, members: int = 0) -> Cell:
-    """Return the cell of an empty sample."""
     nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
     curve = Curve(nothing, nothing, nothing, nothing)
     return Cell(waits, 0, unknown, unknown, unknown, None, curve, members)
 
 
 def describe(cell: Cell) -> Duration:
-    """Return the cell as a label's row."""
     n, censored = cell.size, cell.count(CENSORED)
     found = {
         name: Quantile(
@@ -141,7 +138,6 @@ def judge(
 
 
 def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArray, IntArray]:
-    """Return the rows of a cohort's joined requests, on the truth's side and on the other's."""
     inside = np.zeros(len(truth), dtype=np.bool_)
     inside[truth_cohort] = True
     kept = inside[join.truth_rows]

@@ -12,7 +12,6 @@ _NAMED = ("p50", "p90", "p99")
 
 
 def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int) -> list[str]:
-    """Return a sentence for each pair."""
     if not pairs:
         return [f"{_listed(list(traces))}: nothing to compare with."]
     return [_sentence(label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
@@ -103,7 +102,6 @@ _FEW_SESSIONS = 20
 
 
 def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
-    """Return notes, trace by trace, then pair by pair."""
     notes = [note for run in runs.values() for note in _of_run(run)]
     for label, pair in pairs.items():
         notes += _of_pair(label, pair)
@@ -170,5 +168,4 @@ def _without_folder(warning: str, file: str) -> str:
 
 
 def order_notes(*groups: Sequence[str]) -> list[str]:
-    """Return all notes once each, in order."""
     return list(dict.fromkeys(note for group in groups for note in group))

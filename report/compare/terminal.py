@@ -19,13 +19,11 @@ _WIDEST_LABEL = 20
 
 
 def print_comparison(result: Comparison, console: Console) -> None:
-    """Print headline, notes, cached tokens, a table per cohort, gates."""
     for text, style in _parts(result):
         console.print(Text(text, style=style), soft_wrap=style == "")
 
 
 def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
-    """Parts with their style; tables have none."""
     yield from ((sentence, "bold") for sentence in result.headline)
     yield from ((f"note: {note}", "yellow") for note in result.notes)
     if result.pairs:
@@ -85,7 +83,6 @@ def _legend(result: Comparison) -> str:
 
 
 def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
-    """Verdicts and baselines of every ensemble, in the order of the labels."""
     first = next(iter(result.traces))
     for label, forecast in result.forecasts.items():
         pair = result.pairs[label]
@@ -96,7 +93,6 @@ def _verdict_tables(result: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def describe_forecast(forecast: Forecast) -> str:
-    """Return in a line how a forecast was made."""
     waits = "later turns wait for responses" if forecast.pacing == "sessions" else "requests at recorded times"
     state = ", saturated" if forecast.saturated else ""
     return f"{forecast.members} ensemble members, {waits}, utilization {forecast.utilization:.0%}{state}"
@@ -115,7 +111,6 @@ def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str,
 
 
 def _judged(pair: Pair) -> dict[str, DurationError]:
-    """TTFT of the judged cohorts, in order."""
     cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
     return {name: cell for name, cell in cells.items() if cell.judged}
 
@@ -148,7 +143,6 @@ def _baselines(
 
 
 def per_request(cell: DurationError | None) -> str:
-    """Return the median |error| of a request, and W1 on ln TTFT."""
     if cell is None or cell.median_abs_error is None:
         return NOTHING
     return f"{share(cell.median_abs_error)}; {cell.w1_log:.2f}"

@@ -7,11 +7,9 @@ from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
-from report.pages.figures import Figure, Trace
-from report.pages.page import asset, script_json, template
+from report.pages.figures import DASHED, Figure, Trace, axis, band, line
+from report.pages.page import render
 from tracefile.records.errors import InputError
 
 File = TypeVar("File")
@@ -97,7 +95,6 @@ class CurveFiles:
 
     @property
     def labels(self) -> list[str]:
-        """Each once, in the order given among files of one kind."""
         return list(dict.fromkeys([*self.curves, *self.misses, *self.reuses]))
 
 
@@ -137,11 +134,9 @@ def _read(path: Path) -> CurveFile | MissesFile | ReuseFile:
 
 MOST_POINTS: Final = 600
 """Of one line; more are thinned, evenly on the log axis."""
-DASHED: Final = "6px,3px"
 
 
 def render_curves(files: CurveFiles) -> str:
-    """Return the page as text; it fetches nothing."""
     figures = {
         "hits": hits_figure(files),
         "misses": misses_figure(files),
@@ -150,14 +145,7 @@ def render_curves(files: CurveFiles) -> str:
         "working-set": working_set_figure(files),
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    return template("curve.html.jinja").render(
-        files=files,
-        figures=drawn,
-        figures_json=script_json(drawn),
-        plotly=Markup(get_plotlyjs()),
-        style=Markup(asset("page.css")),
-        script=Markup(asset("page.js")),
-    )
+    return render("curve.html.jinja", drawn, files=files)
 
 
 def hits_figure(files: CurveFiles) -> Figure | None:
@@ -193,7 +181,7 @@ def misses_figure(files: CurveFiles) -> Figure | None:
         }
         for slot, cause in enumerate(bars[0][1].tokens)
     ]
-    axes = {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "of prompt tokens"}, "tickformat": ".0%"}}
+    axes = {"xaxis": {"type": "category"}, "yaxis": axis("of prompt tokens", tickformat=".0%")}
     return {"data": data, "layout": {"barmode": "stack", **axes}}
 
 
@@ -213,7 +201,7 @@ def working_set_figure(files: CurveFiles) -> Figure | None:
     figure = _lines([trace for trace in data if trace["x"]], "time (s)", "different tokens touched")
     if figure is not None:
         figure["layout"]["xaxis"]["type"] = "linear"
-        figure["layout"]["yaxis"] = {"title": {"text": "different tokens touched"}, "rangemode": "tozero"}
+        figure["layout"]["yaxis"] = axis("different tokens touched", rangemode="tozero")
     return figure
 
 
@@ -221,13 +209,13 @@ def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
     """The band of a sampled curve, lower edge first, then the curve."""
     places = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
     x = [curve.sizes[place] * curve.block_size for place in places]
-    for edge, fill in ((curve.hit_tokens_low, "none"), (curve.hit_tokens_high, "tonexty")):
-        if edge:
-            y = [round(edge[place] / (curve.input_tokens or 1), 6) for place in places]
-            band = {"showlegend": False, "fill": fill, "hoverinfo": "skip", "meta": {"slot": slot, "part": "band"}}
-            yield {**_line(name, x, y, slot), **band, "hovertemplate": None}
-    y = [round(curve.hit_tokens[place] / (curve.input_tokens or 1), 6) for place in places]
-    yield _line(name, x, y, slot)
+    low, middle, high = (
+        [round(edge[place] / (curve.input_tokens or 1), 6) for place in places] if edge else []
+        for edge in (curve.hit_tokens_low, curve.hit_tokens, curve.hit_tokens_high)
+    )
+    if low and high:
+        yield from band(x, low, high, slot, name=name, line={"shape": "hv"})
+    yield _line(name, x, middle, slot)
 
 
 def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile], list[float]]) -> Figure | None:
@@ -250,21 +238,13 @@ def _time(file: ReuseFile) -> list[float]:
 
 
 def _line(name: str, x: list[float], y: list[float], slot: int, dash: str = "solid") -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": x,
-        "y": y,
-        "line": {"shape": "hv"},
-        "meta": {"slot": slot, "part": "line", "width": 2.2, "dash": dash},
-        "hovertemplate": "%{fullData.name}: %{y:,} at %{x:,}<extra></extra>",
-    }
+    hover = "%{fullData.name}: %{y:,} at %{x:,}<extra></extra>"
+    return line(x, y, slot, dash=dash, name=name, line={"shape": "hv"}, hovertemplate=hover)
 
 
 def _lines(data: list[Trace], x_title: str, y_title: str) -> Figure | None:
     axes = {
-        "xaxis": {"title": {"text": x_title}, "type": "log"},
-        "yaxis": {"title": {"text": y_title}, "tickformat": ".0%", "rangemode": "tozero"},
+        "xaxis": axis(x_title, type="log"),
+        "yaxis": axis(y_title, tickformat=".0%", rangemode="tozero"),
     }
     return {"data": data, "layout": axes} if data else None

@@ -22,8 +22,33 @@ from tracefile.records.arrays import FloatArray, IntArray
 Figure = dict[str, Any]
 Trace = dict[str, Any]
 
+DASHED: Final = "6px,3px"
 _MOST_POINTS: Final = 2_000
 """Points of a scatter per label; more are thinned evenly, since a page has to open on a phone."""
+
+
+def line(x: list[Any], y: list[Any], slot: int, *, width: float = 2.2, dash: str = "solid", **more: Any) -> Trace:
+    meta = {"slot": slot, "part": "line", "width": width, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "meta": meta, **more}
+
+
+def points(x: list[Any], y: list[Any], slot: int, look: Mapping[str, Any], **more: Any) -> Trace:
+    """Draw markers; ``look``: size, symbol, opacity."""
+    meta = {"slot": slot, "part": "points", **look}
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "meta": meta, **more}
+
+
+def band(x: list[Any], low: list[Any], high: list[Any], slot: int, **more: Any) -> list[Trace]:
+    """Draw the lower edge, then the upper one filled down to it."""
+    hidden = {"hoverinfo": "skip", "showlegend": False, "meta": {"slot": slot, "part": "band"}, **more}
+    return [
+        {"type": "scatter", "mode": "lines", "x": x, "y": edge, "fill": fill, **hidden}
+        for edge, fill in ((low, "none"), (high, "tonexty"))
+    ]
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": title}, **more}
 
 
 def survival_figures(compared: Compared) -> dict[str, Figure]:
@@ -52,13 +77,13 @@ def error_figure(compared: Compared, cohort: str) -> Figure | None:
         found = {level: getattr(cell.ttft, level) for level in LEVELS}
         shown = {level: error for level, error in found.items() if error is not None}
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{label} / {pair.truth}",
-                "x": list(shown),
-                "y": [_round(error.signed_error) for error in shown.values()],
-                "error_y": {
+            points(
+                list(shown),
+                [_round(error.signed_error) for error in shown.values()],
+                slots[label],
+                {"size": 9},
+                name=f"{label} / {pair.truth}",
+                error_y={
                     "type": "data",
                     "symmetric": False,
                     "array": [_reach(error.high, error.signed_error) for error in shown.values()],
@@ -66,12 +91,11 @@ def error_figure(compared: Compared, cohort: str) -> Figure | None:
                     "thickness": 1.6,
                     "width": 5,
                 },
-                "meta": {"slot": slots[label], "part": "points", "size": 9},
-                "hovertemplate": "%{fullData.name}, %{x}: %{y:+.1%}<extra></extra>",
-            }
+                hovertemplate="%{fullData.name}, %{x}: %{y:+.1%}<extra></extra>",
+            )
         )
-    axis = {"title": {"text": "TTFT error"}, "tickformat": "+.0%", "zeroline": True}
-    layout = {"yaxis": axis, "xaxis": {"type": "category"}, "scattermode": "group", "scattergap": 0.5}
+    y_axis = axis("TTFT error", tickformat="+.0%", zeroline=True)
+    layout = {"yaxis": y_axis, "xaxis": {"type": "category"}, "scattermode": "group", "scattergap": 0.5}
     return {"data": data, "layout": layout} if data else None
 
 
@@ -91,30 +115,21 @@ def cached_figure(compared: Compared) -> Figure | None:
         largest = max(largest, int(t.max()), int(o.max()))
         kept = _thinned(len(t))
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": f"{label} / {pair.truth}",
-                "x": t[kept].tolist(),
-                "y": o[kept].tolist(),
-                "meta": {"slot": slots[label], "part": "points", "size": 6, "opacity": 0.55},
-                "hovertemplate": "%{fullData.name}: %{y:,} for %{x:,} tokens<extra></extra>",
-            }
+            points(
+                t[kept].tolist(),
+                o[kept].tolist(),
+                slots[label],
+                {"size": 6, "opacity": 0.55},
+                name=f"{label} / {pair.truth}",
+                hovertemplate="%{fullData.name}: %{y:,} for %{x:,} tokens<extra></extra>",
+            )
         )
     if not data:
         return None
-    diagonal: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [0, largest],
-        "y": [0, largest],
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "meta": {"slot": -1, "part": "line", "width": 1, "dash": "solid"},
-    }
+    diagonal = line([0, largest], [0, largest], -1, width=1, hoverinfo="skip", showlegend=False)
     axes = {
-        "xaxis": {"title": {"text": "cached tokens, truth"}, "rangemode": "tozero", "separatethousands": True},
-        "yaxis": {"title": {"text": "cached tokens, label"}, "rangemode": "tozero", "separatethousands": True},
+        "xaxis": axis("cached tokens, truth", rangemode="tozero", separatethousands=True),
+        "yaxis": axis("cached tokens, label", rangemode="tozero", separatethousands=True),
     }
     return {"data": [diagonal, *data], "layout": axes}
 
@@ -132,27 +147,24 @@ def arrival_figure(compared: Compared) -> Figure:
                 continue
             kept = chosen[np.argsort(arrival_s[chosen], kind="stable")][_thinned(len(chosen))]
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"{label}, censored" if censored else label,
-                    "legendgroup": label,
-                    "showlegend": not censored,
-                    "x": _rounded(arrival_s[kept]),
-                    "y": _rounded(waits.time_ms[kept]),
-                    "meta": {
-                        "slot": slots[label],
-                        "part": "points",
+                points(
+                    _rounded(arrival_s[kept]),
+                    _rounded(waits.time_ms[kept]),
+                    slots[label],
+                    {
                         "size": 8 if censored else 5,
                         "opacity": 0.6,
                         "symbol": "triangle-up-open" if censored else "circle",
                     },
-                    "hovertemplate": "%{fullData.name}: %{y:,.1f} ms at %{x:,.1f} s<extra></extra>",
-                }
+                    name=f"{label}, censored" if censored else label,
+                    legendgroup=label,
+                    showlegend=not censored,
+                    hovertemplate="%{fullData.name}: %{y:,.1f} ms at %{x:,.1f} s<extra></extra>",
+                )
             )
     axes = {
-        "xaxis": {"title": {"text": "arrival after the first request (s)"}},
-        "yaxis": {"title": {"text": "TTFT (ms)"}, "type": "log", **_decades([trace["y"] for trace in data])},
+        "xaxis": axis("arrival after the first request (s)"),
+        "yaxis": axis("TTFT (ms)", type="log", **_decades([trace["y"] for trace in data])),
     }
     return {"data": data, "layout": axes}
 
@@ -174,12 +186,8 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
     bands = [trace for label, cell in cells.items() for trace in _band(label, cell.curve, slots[label], start_ms)]
     lines = [_line(compared, label, cell, slots[label], start_ms) for label, cell in cells.items()]
     axes = {
-        "xaxis": {
-            "title": {"text": x_title},
-            "type": "log",
-            **_decades([_rounded(cell.curve.time_ms) for cell in cells.values()]),
-        },
-        "yaxis": {"title": {"text": y_title}, "tickformat": ".3~%", "range": [0, 1.02]},
+        "xaxis": axis(x_title, type="log", **_decades([_rounded(cell.curve.time_ms) for cell in cells.values()])),
+        "yaxis": axis(y_title, tickformat=".3~%", range=[0, 1.02]),
     }
     return {"data": [*bands, *lines], "layout": axes}
 
@@ -187,41 +195,25 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
 def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float) -> Trace:
     judges = label in {pair.truth for pair in compared.result.pairs.values()}
     predicted = compared.runs[label].meta.source == "sim"
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": label,
-        "legendgroup": label,
-        "x": [_round(start_ms), *_rounded(cell.curve.time_ms)],
-        "y": [1.0, *_rounded(cell.curve.survival)],
-        "line": {"shape": "hv"},
-        "meta": {
-            "slot": slot,
-            "part": "line",
-            "width": 3.4 if judges else 2.2,
-            "dash": "6px,3px" if predicted else "solid",
-        },
-        "hovertemplate": f"{_plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
-    }
+    return line(
+        [_round(start_ms), *_rounded(cell.curve.time_ms)],
+        [1.0, *_rounded(cell.curve.survival)],
+        slot,
+        width=3.4 if judges else 2.2,
+        dash=DASHED if predicted else "solid",
+        name=label,
+        legendgroup=label,
+        line={"shape": "hv"},
+        hovertemplate=f"{_plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
+    )
 
 
-def _band(label: str, curve: Curve, slot: int, start_ms: float) -> Iterable[Trace]:
-    """The lower edge, then the upper one filled down to it."""
+def _band(label: str, curve: Curve, slot: int, start_ms: float) -> list[Trace]:
     if np.isnan(curve.low).all():
-        return
-    for edge, fill in ((curve.low, "none"), (curve.high, "tonexty")):
-        yield {
-            "type": "scatter",
-            "mode": "lines",
-            "legendgroup": label,
-            "showlegend": False,
-            "x": [_round(start_ms), *_rounded(curve.time_ms)],
-            "y": [1.0, *_rounded(edge)],
-            "line": {"shape": "hv", "width": 0},
-            "fill": fill,
-            "hoverinfo": "skip",
-            "meta": {"slot": slot, "part": "band"},
-        }
+        return []
+    x = [_round(start_ms), *_rounded(curve.time_ms)]
+    low, high = ([1.0, *_rounded(edge)] for edge in (curve.low, curve.high))
+    return band(x, low, high, slot, legendgroup=label, line={"shape": "hv", "width": 0})
 
 
 def _slots(compared: Compared) -> dict[str, int]:

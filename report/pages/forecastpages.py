@@ -2,12 +2,9 @@
 
 from typing import Final
 
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from measure.cohorts import cohort_title
-from report.pages.figures import Figure, Trace
-from report.pages.page import asset, script_json, template
+from report.pages.figures import DASHED, Figure, Trace, axis, band, line, points
+from report.pages.page import render
 from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
 from report.pages.whatif import (
     LEVELS,
@@ -38,11 +35,12 @@ ENGINE: Final = {
 
 
 def render_what_if(result: WhatIf) -> str:
-    """Return the page as text; it fetches nothing."""
     titles = cohort_titles(result)
     drawn = drawn_rows(len(result.rows))
     figures = {f"survival-{number}": survival_figure(result, name, drawn) for number, name in enumerate(titles)}
-    return template("whatif.html.jinja").render(
+    return render(
+        "whatif.html.jinja",
+        figures,
         result=result,
         titles=titles,
         telling=telling_cohort(result),
@@ -53,11 +51,6 @@ def render_what_if(result: WhatIf) -> str:
         effect=effect_text,
         load=load_sentence,
         left_out=len(result.rows) - len(drawn),
-        figures=figures,
-        figures_json=script_json(figures),
-        plotly=Markup(get_plotlyjs()),
-        style=Markup(asset("page.css")),
-        script=Markup(asset("page.js")),
     )
 
 
@@ -75,71 +68,43 @@ def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
         row = result.rows[number]
         if cohort in row.curves:
             data += _curve_traces(row.name, row.curves[cohort], slot)
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": "TTFT (ms)"}, "type": "log"},
-            "yaxis": {"title": {"text": "still without a first token"}, "tickformat": ".0%", "rangemode": "tozero"},
-        },
-    }
+    y_axis = axis("still without a first token", tickformat=".0%", rangemode="tozero")
+    return {"data": data, "layout": {"xaxis": axis("TTFT (ms)", type="log"), "yaxis": y_axis}}
 
 
 def _curve_traces(name: str, curve: Curve, slot: int) -> list[Trace]:
-    edges: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": curve.time_ms,
-            "y": edge,
-            "line": {"shape": "hv"},
-            "fill": fill,
-            "hoverinfo": "skip",
-            "showlegend": False,
-            "meta": {"slot": slot, "part": "band"},
-        }
-        for edge, fill in ((curve.low, "none"), (curve.high, "tonexty"))
-    ]
-    line: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": curve.time_ms,
-        "y": curve.middle,
-        "line": {"shape": "hv"},
-        "meta": {"slot": slot, "part": "line", "width": 2.4 if slot == 0 else 2.0, "dash": "6px,3px"},
-        "hovertemplate": "%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>",
-    }
-    if not curve.stops:
-        return [*edges, line]
-    stop: Trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": curve.time_ms[-1:],
-        "y": curve.middle[-1:],
-        "showlegend": False,
-        "meta": {"slot": slot, "part": "points", "size": 11, "symbol": "x"},
-        "hovertemplate": "the capture's end: %{y:.1%} would wait longer<extra></extra>",
-    }
-    return [*edges, line, stop]
+    traces = band(curve.time_ms, curve.low, curve.high, slot, line={"shape": "hv"})
+    traces.append(
+        line(
+            curve.time_ms,
+            curve.middle,
+            slot,
+            width=2.4 if slot == 0 else 2.0,
+            dash=DASHED,
+            name=name,
+            line={"shape": "hv"},
+            hovertemplate="%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>",
+        )
+    )
+    if curve.stops:
+        said = "the capture's end: %{y:.1%} would wait longer<extra></extra>"
+        look = {"size": 11, "symbol": "x"}
+        traces.append(points(curve.time_ms[-1:], curve.middle[-1:], slot, look, showlegend=False, hovertemplate=said))
+    return traces
 
 
 _NAMES: Final = {"num-gpu-blocks": "KV blocks", "rate": "rate, as a multiple of the capture's"}
 
 
 def render_search(found: Search) -> str:
-    """Return the page as text; it fetches nothing."""
-    figures = {"curve": curve_figure(found)}
-    return template("search.html.jinja").render(
+    return render(
+        "search.html.jinja",
+        {"curve": curve_figure(found)},
         found=found,
         answer=answer_sentence(found),
         warnings=answer_warnings(found),
         headings=headings(found),
         rows=[cells(found, one) for one in found.evaluated],
-        figures=figures,
-        figures_json=script_json(figures),
-        plotly=Markup(get_plotlyjs()),
-        style=Markup(asset("page.css")),
-        script=Markup(asset("page.js")),
     )
 
 
@@ -147,63 +112,35 @@ def curve_figure(found: Search) -> Figure:
     """Draw the percentile over the searched quantity, without values whose median member has no value."""
     shown = [one for one in found.evaluated if one.ttft.middle is not None]
     x = [one.value for one in shown]
-    data: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": x,
-            "y": edge,
-            "fill": fill,
-            "hoverinfo": "skip",
-            "showlegend": False,
-            "meta": {"slot": 0, "part": "band"},
-        }
-        for edge, fill in (([one.ttft.low for one in shown], "none"), ([_top(one.ttft) for one in shown], "tonexty"))
+    data = band(x, [one.ttft.low for one in shown], [_top(one.ttft) for one in shown], 0)
+    data += [
+        line(
+            x,
+            [one.ttft.middle for one in shown],
+            0,
+            dash=DASHED,
+            name=f"TTFT p{found.percentile * 100:g}, {cohort_title(found.cohort).lower()}",
+            hovertemplate="%{y:,.0f} ms at %{x:,}<extra></extra>",
+        ),
+        _tried(shown, 0, holds=True),
+        _tried(shown, 1, holds=False),
+        line([found.low, found.high], [found.limit_ms] * 2, -1, width=1.4, name=f"{found.limit_ms:,g} ms"),
     ]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"TTFT p{found.percentile * 100:g}, {cohort_title(found.cohort).lower()}",
-            "x": x,
-            "y": [one.ttft.middle for one in shown],
-            "meta": {"slot": 0, "part": "line", "width": 2.2, "dash": "6px,3px"},
-            "hovertemplate": "%{y:,.0f} ms at %{x:,}<extra></extra>",
-        }
-    )
-    data += [_points(shown, 0, holds=True), _points(shown, 1, holds=False)]
-    ends = [found.low, found.high]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"{found.limit_ms:,g} ms",
-            "x": ends,
-            "y": [found.limit_ms] * 2,
-            "meta": {"slot": -1, "part": "line", "width": 1.4, "dash": "solid"},
-        }
-    )
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": _NAMES[found.quantity]}, "type": "log"},
-            "yaxis": {"title": {"text": "TTFT (ms)"}, "type": "log"},
-        },
-    }
+    axes = {"xaxis": axis(_NAMES[found.quantity], type="log"), "yaxis": axis("TTFT (ms)", type="log")}
+    return {"data": data, "layout": axes}
 
 
-def _points(shown: list[Evaluated], slot: int, *, holds: bool) -> Trace:
+def _tried(shown: list[Evaluated], slot: int, *, holds: bool) -> Trace:
     own = [one for one in shown if one.holds is holds]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "holds" if holds else "fails",
-        "x": [one.value for one in own],
-        "y": [one.ttft.middle for one in own],
-        "customdata": [one.share for one in own],
-        "meta": {"slot": slot, "part": "points", "size": 9, "symbol": "circle" if holds else "x"},
-        "hovertemplate": "%{customdata:.0%} of the members at %{x:,}<extra></extra>",
-    }
+    return points(
+        [one.value for one in own],
+        [one.ttft.middle for one in own],
+        slot,
+        {"size": 9, "symbol": "circle" if holds else "x"},
+        name="holds" if holds else "fails",
+        customdata=[one.share for one in own],
+        hovertemplate="%{customdata:.0%} of the members at %{x:,}<extra></extra>",
+    )
 
 
 def _top(span: Span) -> float | None:

@@ -1,12 +1,13 @@
 """The comparison as one HTML page that opens offline: tables, figures, provenance, definitions."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -42,7 +43,6 @@ class Card:
 
 
 def render_page(compared: Compared) -> str:
-    """Return the page as text; it fetches nothing, which its own policy header enforces."""
     result = compared.result
     survival = survival_figures(compared)
     first = first_cohort(survival)
@@ -55,19 +55,16 @@ def render_page(compared: Compared) -> str:
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     present = {name for trace in result.traces.values() for name in trace.cohorts}
-    return template("page.html.jinja").render(
+    return render(
+        "page.html.jinja",
+        drawn,
         result=result,
         tool="sim validate" if result.forecasts else "report compare",
-        figures=drawn,
-        figures_json=script_json(drawn),
         cards=cards(result),
         first=first,
         cohorts=[name for name in cohort_order(present) if name in MAIN],
         buckets=[name for name in cohort_order(present) if name not in MAIN],
         slots={label: slot % _SLOTS for slot, label in enumerate(result.traces)},
-        plotly=Markup(get_plotlyjs()),
-        style=Markup(asset("page.css")),
-        script=Markup(asset("page.js")),
     )
 
 
@@ -104,10 +101,10 @@ def cards(result: Comparison) -> list[Card]:
     return found
 
 
-def template(name: str) -> Template:
-    """Return a page's template with the functions that templates call."""
+def render(name: str, figures: Mapping[str, Figure], **values: Any) -> str:
+    """Return a page of template ``name``: its figures, and everything that it needs to open offline."""
     environment = Environment(
-        loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals |= {
         "levels": list(LEVELS),
@@ -124,11 +121,17 @@ def template(name: str) -> Template:
         "unjudged": unjudged,
         "wall_clock": _wall_clock,
     }
-    return environment.get_template(name)
+    return environment.get_template(name).render(
+        figures=figures,
+        figures_json=script_json(figures),
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+        **values,
+    )
 
 
-def asset(name: str) -> str:
-    """Return a file of the package: a template, a style or a script."""
+def _asset(name: str) -> str:
     return (files("report.pages") / name).read_text(encoding="utf-8")
 
 

@@ -72,7 +72,6 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(found: Search) -> str:
-    """Return the answer, the values tried in order, and notes."""
     lines = [answer_sentence(found), *(f"note: {note}" for note in found.notes), ""]
     lines += table_lines(headings(found), [cells(found, one) for one in found.evaluated], gap="   ")
     lines += [f"warning: {warning}" for warning in answer_warnings(found)]
@@ -80,7 +79,6 @@ def describe(found: Search) -> str:
 
 
 def answer_sentence(found: Search) -> str:
-    """Return the outcome in a sentence."""
     target = f"{found.target} ({cohort_title(found.cohort).lower()}, n = {found.requests:,})"
     sure = f"with {found.confidence:.0%} confidence"
     which = "smallest" if found.quantity == "num-gpu-blocks" else "highest"
@@ -100,17 +98,14 @@ def answer_sentence(found: Search) -> str:
 
 
 def answer_warnings(found: Search) -> list[str]:
-    """Return the warnings of the answer; none if there is no answer."""
     return next((one.warnings for one in found.evaluated if one.value == found.answer), [])
 
 
 def headings(found: Search) -> list[str]:
-    """Return the headings of the columns of ``cells``."""
     return [found.quantity, f"TTFT p{found.percentile * 100:g} ms", "members within", "hit rate", "utilization", ""]
 
 
 def cells(found: Search, one: Evaluated) -> list[str]:
-    """Return a row: a value that was tried."""
     return [
         value(found, one.value),
         span_text(one.ttft, wording.duration_ms),
@@ -122,7 +117,6 @@ def cells(found: Search, one: Evaluated) -> list[str]:
 
 
 def value(found: Search, number: float) -> str:
-    """Return the value in words: a count or a multiple."""
     return f"{number:,.0f}" if found.quantity == "num-gpu-blocks" else f"×{number:g}"
 
 

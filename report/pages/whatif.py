@@ -106,7 +106,6 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ttft(cohort: str, level: str) -> str:
-    """Return the name of a TTFT quantile among the measures."""
     return f"{TTFT}.{cohort}.{level}"
 
 
@@ -116,7 +115,6 @@ def telling_cohort(result: WhatIf) -> str:
 
 
 def cohort_titles(result: WhatIf) -> dict[str, str]:
-    """Return titles by cohort, in the order of display."""
     return {name: cohort_title(name) for name in MAIN if name in result.cohorts}
 
 
@@ -126,7 +124,6 @@ _Reading = Callable[[float], str]
 
 
 def describe(result: WhatIf) -> str:
-    """Return everything in lines: TTFT by cohort, the engine's numbers, utilization, warnings."""
     lines = [
         f"{result.trace}: {result.requests:,} requests, {result.members} members; in brackets "
         f"{result.confidence:.0%} of the members, effects member by member"
@@ -143,7 +140,6 @@ def describe(result: WhatIf) -> str:
 
 
 def load_sentence(row: Row) -> str:
-    """Return the load's work and the engine's capacity in a sentence."""
     demand = row.demand
     if demand.utilization is None:
         return "utilization unknown: fewer than two arrivals that wait for no other request"
@@ -184,12 +180,10 @@ def effect_text(row: Row, name: str) -> str:
 
 
 def value_text(row: Row, name: str) -> str:
-    """Return the value with its interval."""
     return span_text(row.measures[name].value, _reading(name))
 
 
 def signed(reading: _Reading) -> _Reading:
-    """Return the same reading with a plus or a minus before it."""
     return lambda value: f"{'−' if value < 0 else '+'}{reading(abs(value))}"
 
 

@@ -71,12 +71,10 @@ class Audit:
 
     @property
     def exact_share(self) -> float:
-        """Share of requests whose cached tokens are exactly those of the rules."""
         return self.exact / self.requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim audit``."""
     parser.add_argument("trace", type=Path, help="a captured trace with block hashes and reported cached tokens")
     parser.add_argument(
         "--min-exact-share", type=float, metavar="SHARE", help="exit with 1 if fewer requests than this share are exact"
@@ -136,7 +134,6 @@ def as_json(audit: Audit) -> dict[str, Any]:
 
 
 def describe(audit: Audit, path: Path) -> str:
-    """Return a paragraph, and a line for each of the first differences."""
     engine = audit.engine
     reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
     lines = [

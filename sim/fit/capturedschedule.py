@@ -63,7 +63,6 @@ class CapturedSchedule:
         self._leaving = sorted(range(len(arrivals)), key=lambda place: -self._seen.left_ms[place])
 
     def run(self) -> Reconstruction:
-        """Run until every request has ended."""
         composed: Step | None = None
         while True:
             step = composed or self._compose(at_rest=True)

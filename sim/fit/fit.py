@@ -64,7 +64,6 @@ class FitConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim fit``."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="captures of one engine")
     parser.add_argument("-o", "--output", type=Path, required=True, help="model.json to write")
     parser.add_argument("--bootstrap", type=int, default=400, help="resamples of the sessions (default 400; 0: none)")
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fit_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of every command that fits."""
     parser.add_argument(
         "--cached",
         choices=get_args(CachedSource),
@@ -99,7 +97,6 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, write model.json, print the fit."""
     fit_and_save(read_config(arguments))
     return 0
 
@@ -308,7 +305,6 @@ def _mean_agreement(captures: Sequence[Capture]) -> float | None:
 
 
 def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
-    """Return the fit in a page."""
     facts = model.diagnostics
     intervals = facts["intervals"]
     lines = [

@@ -216,7 +216,6 @@ def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatA
 
 
 def next_capture(config: EngineConfig, seed: int) -> str:
-    """The command whose capture identifies everything on an engine of these settings."""
     longest = min(
         _STEPS_DEEP * config.max_num_batched_tokens,
         config.longest_request * 2 // 3,

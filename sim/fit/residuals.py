@@ -30,7 +30,6 @@ class Requests:
 
     @property
     def uncached_tokens(self) -> FloatArray:
-        """Prompt tokens that had to be computed."""
         return self.prompt_tokens - self.cached_tokens
 
     @property

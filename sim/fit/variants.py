@@ -57,7 +57,6 @@ class Capture:
 
     @property
     def fitted(self) -> list[int]:
-        """Places of the requests that parameters are learnt from."""
         return [place for place in range(len(self.records)) if place not in self.held_out]
 
 
@@ -70,7 +69,6 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """For people."""
         scheduling = "async" if self.config.async_scheduling else "sync"
         return f"{scheduling} scheduling, {self.placement} API server"
 
@@ -94,12 +92,10 @@ class Fit:
 
     @property
     def free(self) -> list[int]:
-        """Columns of the terms that were solved for."""
         return columns_of(self.terms)
 
 
 def columns_of(terms: Sequence[str]) -> list[int]:
-    """Places of these terms among ``TERMS``."""
     return [column for column, term in enumerate(TERMS) if term.name in terms]
 
 
@@ -119,7 +115,6 @@ def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConf
 
 
 def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
-    """Return the schedule of a capture under ``config``."""
     if not capture.factual:
         return reconstruct(capture.arrivals, config)
     arrivals, _ = factual_pool(capture.arrivals, config.block_size, capture.cached_tokens)
@@ -131,7 +126,6 @@ def schedule_of(capture: Capture, config: EngineConfig) -> Reconstruction:
 def fit_variant(
     captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
 ) -> Fit:
-    """Solve for the parameters and see what they would have predicted."""
     seen, solution = _look(captures, schedules, variant, terms)
     requests = forecast(captures, solution.parameters, variant)
     misfits = sum(schedule.misfits for schedule in schedules)
@@ -219,7 +213,6 @@ class Trial:
 
     @property
     def loss(self) -> float:
-        """Mean over the folds."""
         return float(np.mean(self.losses))
 
 

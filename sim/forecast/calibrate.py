@@ -35,7 +35,6 @@ class CalibrateConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim calibrate``."""
     parser.add_argument("traces", type=Path, nargs="+", metavar="CAPTURE", help="captures of one engine, to fit")
     parser.add_argument(
         "--against",

@@ -60,7 +60,6 @@ class Forecast:
 
     @property
     def members(self) -> int:
-        """Number of members, m."""
         return len(self.ttft_ms)
 
     @property

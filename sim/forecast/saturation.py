@@ -85,7 +85,6 @@ def demand_of(run: PointRun, arrivals: Arrivals, config: EngineConfig, model: Mo
 
 
 def _columns(run: PointRun, *works: str) -> BoolArray:
-    """Mark the columns of the run's terms that belong to one of ``works``."""
     return np.array([term.work in works for term in TERMS[: len(run.costs)]])
 
 

@@ -155,7 +155,6 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of every command that forecasts a load many times."""
     parser.add_argument(
         "--replay-sessions",
         action=argparse.BooleanOptionalAction,

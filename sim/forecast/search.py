@@ -56,7 +56,6 @@ class Scale:
     counts: bool
 
     def step(self, value: float) -> float:
-        """Distance of two values that are next to each other."""
         step = self.tolerance * value
         return max(1.0, math.floor(step)) if self.counts else step
 
@@ -110,7 +109,6 @@ class SearchConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim search``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     wanted = parser.add_mutually_exclusive_group(required=True)

@@ -55,7 +55,6 @@ class ValidateConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim validate``."""
     parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_validation_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of every command that validates."""
     parser.add_argument("--cold-prompts", action="store_true", help="nothing is shared (default: as the trace says)")
     parser.add_argument(
         "--replay-sessions",

@@ -45,7 +45,6 @@ class WhatIfConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim what-if``."""
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     add_scenario_flags(parser)
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forecast the capture and each scenario, and print the differences."""
     config = WhatIfConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
