@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> list[str]:
             "misses.json",
             "misses",
             block_size=16,
-            blocks=None,
+            usable_blocks=None,
             rejected=0,
             total=SHARE,
             cohorts=[{**SHARE, "name": "turn 1"}],
