@@ -31,7 +31,6 @@ MIB = 1 << 20
 
 
 def parser() -> Parser:
-    """Return the parser of ``tap``."""
     made = Parser(prog="tap", description=__doc__.partition(": ")[2] if __doc__ else None)
     _add_traffic(made.add_argument_group("traffic"))
     _add_trace(made.add_argument_group("trace"))
@@ -213,7 +212,6 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def read_config(argv: Sequence[str]) -> TapConfig:
-    """The checked settings; raises InputError."""
     args = parser().parse_args(argv)
     _check_numbers(args)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
@@ -250,7 +248,6 @@ def read_config(argv: Sequence[str]) -> TapConfig:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    """Raise InputError for a number out of its range."""
     if args.block_size is not None:
         at_least("--block-size", args.block_size, 1)
     at_least("--workers", args.workers, 1)
@@ -261,7 +258,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to end."""
     try:
         run(serve(read_config(argv)))
     except asyncio.CancelledError:  # told to end before it had begun

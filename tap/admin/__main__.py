@@ -142,7 +142,6 @@ async def _tick(state: LiveState) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve with the socket of the given number."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):

@@ -37,7 +37,6 @@ class Exposition:
         self._registry.register(self)
 
     def text(self, now_s: float) -> bytes:
-        """Return the response to a scrape."""
         self._now_s = now_s
         return generate_latest(self._registry)
 
@@ -119,7 +118,6 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
 
 
 def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
-    """Return the time that the tap adds to request heads, response heads and reads of streams."""
     response_head, chunk = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
     for _, worker in workers:
         add_counts(response_head, worker.response_head)

@@ -27,7 +27,6 @@ SAMPLE_BLOCKS: Final = 65_536
 RATE: Final = 1 / 64
 """With 16-token blocks exact to 1 million tokens, sampled to 67 million."""
 GROUP: Final = 1024
-"""Slots counted together."""
 SLACK: Final = 4
 """Slots for each block of capacity: blocks move together once in (SLACK − 1) × capacity touches."""
 _LOW_BITS: Final = (1 << 24) - 1
@@ -150,7 +149,6 @@ class HitCounts:
     prompt_tokens: int = 0
     """Of hashed requests: the whole of ``blocks``, in tokens."""
     reported_tokens: int = 0
-    """Prompt tokens of requests with cached tokens reported."""
     cached_tokens: int = 0
 
     def add(self, other: "HitCounts") -> None:
@@ -161,7 +159,6 @@ class HitCounts:
         self.cached_tokens += other.cached_tokens
 
     def up_to_size(self) -> list[float]:
-        """Return the blocks hit by a cache of each of ``SIZES``."""
         total, hits = 0.0, []
         for count in self.blocks[:-1]:
             total += count
@@ -187,17 +184,14 @@ class CacheCurve:
         self._threshold = round(rate * (_LOW_BITS + 1))
         """A block is in the sample if the low bits of its hash are below this: hashes are uniform."""
         self._sampled_exact = 0
-        """Blocks of the sample that are in the exact part."""
         self._window = Window(HitCounts)
 
     @property
     def exact_blocks(self) -> int:
-        """The largest cache whose hits are exact, in blocks."""
         return self._exact.capacity
 
     @property
     def deepest(self) -> int:
-        """The largest cache of the curve, in blocks."""
         return self._exact.capacity + int(self._sample.capacity * self._weight)
 
     def take(self, hashes: Sequence[int], prompt_tokens: int, cached_tokens: int | None, now_s: float) -> int:

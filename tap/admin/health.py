@@ -61,7 +61,6 @@ async def takes_connections(origin: str) -> bool:
 
 
 async def probe_upstreams(state: LiveState) -> None:
-    """Keep ``state.reachable`` up to date, for ever."""
     while True:
         origins = [] if state.service is None else state.service.upstreams
         await probe_once(state, origins)
@@ -69,6 +68,5 @@ async def probe_upstreams(state: LiveState) -> None:
 
 
 async def probe_once(state: LiveState, origins: Sequence[str]) -> None:
-    """Try all upstreams once, at the same time."""
     found = await asyncio.gather(*map(takes_connections, origins))
     state.reachable = dict(zip(origins, found, strict=True))

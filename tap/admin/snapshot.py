@@ -48,7 +48,6 @@ class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     note: str
     tokens: list[int]
-    """Cache sizes."""
     hit_share: list[float]
     exact_tokens: int
     """Exact up to this size, estimated from a sample of blocks beyond."""
@@ -87,12 +86,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     """Ready to serve and to record."""
     status: str
-    """Words for the corner of the page."""
     reasons: list[str]
     at: str
     """Wall clock, HH:MM:SS UTC."""
     minutes: int
-    """Minutes of curves and shares."""
     timeline_s: int
     """Seconds of the tiles' lines."""
     tiles: list[Tile]

@@ -39,7 +39,6 @@ class BranchPoint:
     """Hash of the nearest point above. Null: unknown."""
 
     def passed(self, requests: int, opening: bool, now_s: float) -> None:
-        """Count requests with the prefix, one of which may have begun a conversation."""
         minute = self.window.bucket(now_s)
         minute.requests += requests
         minute.openings += opening
@@ -158,7 +157,6 @@ class LiveState:
                 self.see(record, now_s)
 
     def see(self, record: SeenRecord, now_s: float) -> None:
-        """Count a record."""
         self.records_seen += 1
         self.survival.take(record, now_s)
         hashes = record.block_hashes
@@ -177,7 +175,6 @@ class LiveState:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Requests without a record so far, by reason."""
         return {} if self.service is None else self.service.dropped
 
     def _sample(self, span_s: float) -> Sample:

@@ -44,7 +44,6 @@ _BUCKETS: Final = Waits(
 )
 """One wait for each bucket and end; the counts are its weights."""
 MIN_JUDGED: Final = 30
-"""Smaller cohorts are not judged."""
 LEVELS: Final = (0.5, 0.9, 0.99)
 _Z: Final = 1.959964
 
@@ -57,7 +56,6 @@ class Survival:
     censored: int
     failed: int
     times_ms: list[float]
-    """Times at which the curve steps, ascending."""
     waiting: list[float]
     """Share still without a first token just after each time."""
     low: list[float]
@@ -70,12 +68,10 @@ class Survival:
 
 
 def no_waits() -> IntArray:
-    """Return counts of 0 by time bucket and end."""
     return np.zeros((len(_TIMES_MS), len(_ENDS)), np.int64)
 
 
 def count_wait(counts: IntArray, time_ms: float, end: int) -> None:
-    """Count one wait."""
     counts[bisect_left(BOUNDS_MS, time_ms), end] += 1
 
 
@@ -89,7 +85,6 @@ def wait_of(record: SeenRecord) -> tuple[float, int] | None:
 
 
 def cohorts_of(record: SeenRecord) -> list[str]:
-    """Return the cohorts of a request."""
     known = record.prompt_tokens is not None and record.cached_tokens is not None
     return record_cohorts(record.turn, (record.prompt_tokens or 0) - (record.cached_tokens or 0) if known else None)
 
@@ -101,20 +96,17 @@ class SurvivalCurves:
         self._windows = {name: Window(no_waits) for name in (*MAIN, *UNCACHED)}
 
     def take(self, record: SeenRecord, now_s: float) -> None:
-        """Count one record in each of its cohorts."""
         wait = wait_of(record)
         if wait is not None:
             for name in cohorts_of(record):
                 count_wait(self._windows[name].bucket(now_s), *wait)
 
     def recent(self, now_s: float) -> dict[str, Survival]:
-        """Return the curve of each cohort that had a request in the last minutes."""
         recent = {name: sum(window.buckets(now_s), no_waits()) for name, window in self._windows.items()}
         return {name: survival(counts) for name, counts in recent.items() if counts.any()}
 
 
 def survival(counts: IntArray) -> Survival:
-    """Return the curve of at least one wait."""
     shares = incidence(_BUCKETS, counts.ravel())
     reached = quantiles(_BUCKETS, shares, np.array(LEVELS))
     share = shares.reshape(counts.shape)[:, EVENT]

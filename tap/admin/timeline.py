@@ -8,7 +8,6 @@ from typing import Final
 
 KEPT_SAMPLES: Final = 300
 RATE_SAMPLES: Final = 10
-"""Samples in the mean of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,9 @@ class Timeline:
         self._samples.append(sample)
 
     def line(self, value: Callable[[Sample], float]) -> list[float]:
-        """Return a value of each sample, oldest first."""
         return [round(value(sample), 3) for sample in self._samples]
 
     def rate(self, value: Callable[[Sample], float]) -> float:
-        """Return the recent rate of a value per second."""
         last = list(islice(reversed(self._samples), RATE_SAMPLES))
         span_s = sum(sample.span_s for sample in last)
         return sum(map(value, last)) / span_s if span_s else 0.0

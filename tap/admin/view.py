@@ -20,7 +20,6 @@ from tap.ipc.feed import RecorderStats
 
 
 def snapshot(state: LiveState, now_s: float) -> Snapshot:
-    """Return the page at this moment; ``now_s`` is the state's monotonic clock."""
     curves = state.survival.recent(now_s)
     unready, unrecorded = reasons_against(state), reasons_not_recording(state, now_s)
     return Snapshot(
@@ -54,7 +53,6 @@ def engine_text(state: LiveState) -> str:
 
 
 def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[Tile]:
-    """Return the tiles of the first row."""
     line, rate = state.timeline.line, state.timeline.rate
     workers = state.workers.values()
     queue, limit = sum(one.queue_bytes for one in workers), sum(one.queue_limit_bytes for one in workers)
@@ -109,7 +107,6 @@ def tiles(state: LiveState, curves: dict[str, Survival], now_s: float) -> list[T
 
 
 def cohort(name: str, curve: Survival) -> CohortCurve:
-    """Return a survival curve, empty if it has too few requests."""
     judged = curve.n >= MIN_JUDGED
     return CohortCurve(
         cohort=name,
@@ -138,7 +135,6 @@ def cohort_title(name: str) -> str:
 
 
 def prefixes(state: LiveState, now_s: float) -> list[PrefixRow]:
-    """Return the prefixes that hold most of the recent prompt tokens."""
     whole = state.curve.recent(now_s).prompt_tokens
     rows = []
     for prefix in state.prefixes.top(now_s):
@@ -177,7 +173,6 @@ def _rounded(values: Sequence[float], digits: int) -> list[float]:
 
 _LEAST_BLOCKS: Final = 16
 _BEYOND_ENGINE: Final = 1.6
-"""Length of the curve beyond the engine's size, as a factor."""
 
 
 def hit_curve_view(state: LiveState, now_s: float) -> HitCurve:
@@ -244,14 +239,12 @@ def _hit_note(state: LiveState) -> str:
 
 
 def _skipped_text(state: LiveState) -> str:
-    """Return a warning if some records were not seen."""
     skipped = 0 if state.recorder is None else state.recorder.feed_skipped
     seen = state.records_seen / (state.records_seen + skipped) if skipped else 1.0
     return f" Only {100 * seen:.0f} % of records were seen: the true share is higher." if seen < 0.995 else ""
 
 
 def recorder_facts(state: LiveState) -> list[Fact]:
-    """Return the numbers of the recording."""
     recorder = state.recorder
     if recorder is None:
         return []
@@ -274,12 +267,10 @@ def recorder_facts(state: LiveState) -> list[Fact]:
 
 
 def drop_facts(state: LiveState) -> list[Fact]:
-    """Return the exchanges without a record, by reason."""
     return [Fact(reason, wording.count(count), True) for reason, count in sorted(state.dropped.items())]
 
 
 def process_facts(state: LiveState) -> list[Fact]:
-    """Return the state of the tap's processes, and the time that they add."""
     facts = []
     service = state.service
     if service is not None:

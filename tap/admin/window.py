@@ -20,7 +20,6 @@ class Window(Generic[T]):
         self._buckets: deque[tuple[int, T]] = deque()
 
     def bucket(self, now_s: float) -> T:
-        """Return the bucket of this minute."""
         minute = int(now_s // BUCKET_S)
         if not self._buckets or self._buckets[-1][0] < minute:
             self._forget(minute)
@@ -28,7 +27,6 @@ class Window(Generic[T]):
         return self._buckets[-1][1]
 
     def buckets(self, now_s: float) -> list[T]:
-        """Return the recent buckets, oldest first."""
         self._forget(int(now_s // BUCKET_S))
         return [bucket for _, bucket in self._buckets]
 

@@ -23,7 +23,6 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def over(cls, sock: socket.socket, decoder: "msgspec.msgpack.Decoder[Any]") -> "Channel":
-        """Take over a connected socket."""
         sock.setblocking(False)
         _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: cls(decoder), sock=sock)
         return channel
@@ -34,7 +33,6 @@ class Channel(asyncio.Protocol):
             self._transport.write(encode_frame(message))
 
     def finish(self) -> None:
-        """Close the sending direction."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 

@@ -141,5 +141,4 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """Return the message as a length-prefixed frame."""
     return frame(msgspec.msgpack.encode(message))

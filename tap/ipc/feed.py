@@ -141,7 +141,6 @@ class FeedSender:
         return self._socket is not None
 
     def flush(self) -> None:
-        """Send kept frames as far as the socket takes them."""
         if self._socket is None:
             return
         try:
@@ -154,7 +153,6 @@ class FeedSender:
             self.close()
 
     def close(self) -> None:
-        """Close the connection and drop the frames that are left."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -163,7 +161,6 @@ class FeedSender:
         self._first_sent = self._held_bytes = 0
 
     def _sent(self, taken: int) -> None:
-        """Remove the frames that are sent whole."""
         self._held_bytes -= taken
         taken += self._first_sent
         while self._outbox and taken >= len(self._outbox[0]):

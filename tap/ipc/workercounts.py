@@ -42,7 +42,6 @@ class WorkerCounts:
         self._in_flight = range(IN_FLIGHT, workers * CELLS, CELLS)
 
     def row(self, worker: int) -> memoryview:
-        """Return the cells of a worker, numbered from 0."""
         return self._cells[worker * CELLS : (worker + 1) * CELLS]
 
     def in_flight(self) -> int:

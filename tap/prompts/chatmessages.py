@@ -31,7 +31,6 @@ class UntokenizableError(Exception):
 
 @lru_cache(maxsize=32)
 def walks_content(template: str) -> bool:
-    """Return whether the template takes a message's content as a list of parts."""
     return _CONTENT_LOOP.search(template) is not None
 
 
@@ -49,7 +48,6 @@ def template_messages(messages: object, template: str = "") -> list[dict[str, An
 
 
 def _system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge all system messages into one at the start, unless they are already."""
     systems = [message for message in messages if message["role"] == "system"]
     if systems == messages[:1]:
         return messages

@@ -46,7 +46,6 @@ class EngineTokenizer:
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
         self._failures: BoundedMap[bytes, str] = BoundedMap(MAX_FAILURES)
-        """Reasons of failures, by the question's digest."""
         self._resume_at: dict[str, float] = {}
         """Time at which an unreachable engine is asked again."""
 
@@ -55,11 +54,9 @@ class EngineTokenizer:
         self._url = url
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """Return the ids of a text."""
         return self._ids(text_question(text, special=add_special_tokens, as_content=self._as_content))
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids of a chat request's prompt."""
         if not isinstance(body.get("messages"), list) or not body["messages"]:
             raise UntokenizableError("no_messages")
         if body.get("chat_template") is not None:
@@ -71,7 +68,6 @@ class EngineTokenizer:
         return self.encode_text(prompt, add_special_tokens=True)
 
     def close(self) -> None:
-        """Close the connections to engines."""
         for client in self._clients.values():
             client.close()
 

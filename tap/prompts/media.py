@@ -82,7 +82,6 @@ class MediaSizes:
 
 
 def media_messages(body: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the messages with parts that are not text."""
     messages = body.get("messages")
     return [
         index for index, message in enumerate(messages if isinstance(messages, list) else ()) if _has_media(message)
@@ -112,7 +111,6 @@ def ids_with_media(
 
 
 def messages_before(body: Mapping[str, Any], first: int) -> dict[str, Any]:
-    """Return the chat without message ``first`` and the messages after it."""
     return {**body, "messages": body["messages"][:first]}
 
 
@@ -148,7 +146,6 @@ def _common_beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def _with_text(body: Mapping[str, Any], holders: Sequence[int], text: str) -> dict[str, Any]:
-    """Return the chat with a text in place of each message's media content."""
     messages = list(body["messages"])
     for holder in holders:
         messages[holder] = {**messages[holder], "content": text}

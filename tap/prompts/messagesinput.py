@@ -38,7 +38,6 @@ def messages_chat(body: Mapping[str, Any], *, system_first: bool = False) -> dic
 
 
 def has_inline_system(body: Mapping[str, Any]) -> bool:
-    """Return whether there are system messages amid the conversation."""
     return any(isinstance(message, dict) and message.get("role") == "system" for message in _list(body.get("messages")))
 
 
@@ -69,7 +68,6 @@ def _system_text(content: object) -> str:
 
 
 def _chat_message(message: Message) -> Iterator[Message]:
-    """Return the message, after the tool results in it."""
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}

@@ -62,7 +62,6 @@ class ByteBlocks:
         return chain
 
     def _follow(self, hasher: BlockHasher, start: _Node, text: bytes, count: int) -> tuple[list[BlockHash], int]:
-        """Return the known blocks at the start of ``text``, and the end of the last."""
         chain: list[BlockHash] = []
         position = 0
         while len(chain) < count:
@@ -80,7 +79,6 @@ class ByteBlocks:
         return chain, position
 
     def _boundaries(self, size: int, tokens: int, position: int, done: int, count: int) -> list[int]:
-        """Return the ends of the blocks after ``position``: evenly over the tokens left, each of at least one byte."""
         left_bytes, left_tokens = size - position, tokens - done * self._block_size
         ends = []
         previous = position
@@ -280,7 +278,6 @@ class PromptHasher:
         return self._hasher(start).extend(previous, [*ids, *output_ids[:-1]])
 
     def output_ids(self, text: str) -> Sequence[int] | None:
-        """Return the ids of an output's text; null if outputs are not tokenized."""
         if self._tokenizer is None or not self._answers:
             return None
         return self._tokenizer.encode_text(text, add_special_tokens=False)
@@ -309,7 +306,6 @@ class PromptHasher:
     def _with_media(
         self, start: ChainStart, form: ChatPrompt, holders: Sequence[int], usage_tokens: int | None
     ) -> HashedPrompt:
-        """Return the chain over media of known length, else as far as lengths are known."""
         if self._tokenizer is not None:
             found = ids_with_media(self._tokenizer, self._media_sizes, form.body, holders, usage_tokens)
             made = self._of_ids(start, found.ids, "tokenizer")
@@ -321,7 +317,6 @@ class PromptHasher:
 
 
 def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
-    """Return the hasher of a recorder's setup; raises InputError."""
     tokenizer: Tokenizer | None = None
     turn_to: Callable[[str], None] | None = None
     if setup.tokenizer == "engine":
@@ -363,5 +358,4 @@ def _text(form: TextPrompt | ChatPrompt) -> str:
 
 
 def chat_text(body: Mapping[str, Any]) -> str:
-    """Return a chat as one text that the next turn's begins with."""
     return plain_text(template_messages(body.get("messages")), template_tools(body.get("tools")))

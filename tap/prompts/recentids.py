@@ -18,14 +18,12 @@ class RecentIds:
         """Least recently used first."""
 
     def get(self, digest: bytes) -> Sequence[int] | None:
-        """Return the ids, now the latest used; null: not there."""
         ids = self._entries.get(digest)
         if ids is not None:
             self._entries.move_to_end(digest)
         return ids
 
     def put(self, digest: bytes, ids: Sequence[int]) -> Sequence[int]:
-        """Keep the ids of a new digest; return them packed."""
         packed = self._entries[digest] = array("I", ids)
         self._held += len(packed) + ENTRY_IDS
         while self._held > self._max_ids:

@@ -92,7 +92,6 @@ def _add_item(messages: list[Message], item: Message) -> None:
 
 
 def _parts(content: object) -> object:
-    """Return the content with its texts under the name of chat completions."""
     if not isinstance(content, list):
         return content
     return [{"type": "text", "text": part.get("text")} if _is_text(part) else part for part in content]
@@ -139,7 +138,6 @@ def _first_text(content: object) -> str | None:
 
 
 def _tools(tools: object) -> Iterator[dict[str, Any]]:
-    """Return the tools for the model, in the form of chat completions."""
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "function":

@@ -95,7 +95,6 @@ def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
 
 
 def short_name(value: object) -> str | None:
-    """Return ``value`` if it is a name of a sane length, else null."""
     return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS else None
 
 
@@ -110,7 +109,6 @@ def token_ids(value: object) -> Sequence[int] | None:
 
 
 def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
-    """Return the limit on output tokens, by precedence of its names."""
     for name in LIMITS.get(endpoint, ("max_tokens",)):
         limit = _integer(fields, name)
         if limit is not None:

@@ -12,7 +12,6 @@ from tap.prompts.chatmessages import UntokenizableError, template_messages, temp
 from tap.prompts.recentids import RecentIds
 
 MAX_IDS = 8_000_000
-"""Ids kept, four bytes each."""
 
 _LOCAL_NORMALIZERS = frozenset(
     {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip", "Nmt", "Precompiled"}
@@ -59,7 +58,6 @@ class Cut(NamedTuple):
     patterns: tuple[re.Pattern[str], ...]
     """Applied in order, each to the rest of the previous, as the encoder matches its added tokens."""
     ids: dict[str, int]
-    """Ids of the added tokens at the cuts."""
 
 
 class SegmentCache:
@@ -78,7 +76,6 @@ class SegmentCache:
         """Characters given to the encoder so far, so not saved by the cache."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, the same as if it were encoded whole."""
         ids: list[int] = []
         for piece in pieces(text, self._cut.patterns):
             added = self._cut.ids.get(piece)
@@ -135,7 +132,6 @@ def find_cut(tokenizer_json: str | bytes) -> Cut | None:
 
 
 def _steps(stage: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """Return the steps of a stage that may be a sequence."""
     if stage is None:
         return
     if stage.get("type") != "Sequence":

@@ -28,7 +28,6 @@ SHAPE_BYTES = 1 << 20
 
 
 def recorded_endpoint(target: bytes) -> Endpoint | None:
-    """Return the endpoint of a POST to this target; null: not recorded."""
     return _endpoint_of(target.partition(b"?")[0])
 
 

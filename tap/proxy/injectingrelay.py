@@ -36,7 +36,6 @@ _NOT_ASKED = (b"false", b"null")
 
 
 def can_inject(dialect: DialectName, injection: Injection) -> bool:
-    """Return whether an engine of this kind can be asked for it at all."""
     return injection in DIALECTS[dialect].injectable
 
 
@@ -92,7 +91,6 @@ def _include_usage(body: bytes, options: Span) -> Edit | None:
 
 
 def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, dialect: DialectName) -> Edit | None:
-    """Return the edit that asks for the token ids of prompt and output."""
     if not can_inject(dialect, "token-ids") or _value(body, members, "echo") not in (b"", *_NOT_ASKED):
         return None  # vLLM leaves the echoed prompt's text out where it returns ids
     streams = _value(body, members, "stream") not in (b"", *_NOT_ASKED)
@@ -112,13 +110,11 @@ def _switch_on(body: bytes, member: Member) -> Edit | None:
 
 
 def _append(body: bytes, member: bytes) -> Edit:
-    """Return the edit that appends a member to a non-empty object."""
     end = body.rindex(b"}")
     return Edit(end, end, b"," + member)
 
 
 def _value(body: bytes, members: dict[str, Member], name: str) -> bytes:
-    """Return a member's value as it is written; empty: no such member."""
     return members[name].value.of(body) if name in members else b""
 
 
@@ -135,7 +131,6 @@ class HeldResponse:
 
     head: ResponseHead
     headers: list[Header]
-    """Headers for the client."""
     is_stream: bool
     """Server-sent events with a Content-Length, not one JSON text."""
     pieces: list[bytes] = field(default_factory=list)
@@ -166,7 +161,6 @@ class InjectingRelays(Relays):
         """Requests left unchanged and responses passed with additions, by reason."""
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
-        """Return an injecting relay if the head allows injection, else a plain one."""
         if head.method == b"POST":
             endpoint = recorded_endpoint(head.target)
             if (
@@ -192,7 +186,6 @@ class InjectingRelays(Relays):
         self.link.count_not_injected()
 
     def _reason_to_pass_by(self, head: RequestHead) -> str | None:
-        """Return the reason to leave a request unchanged; null: it may be changed."""
         names = head.names
         lengths = head.values(b"content-length")
         if b"content-encoding" in names:
@@ -216,7 +209,6 @@ def new_relays(
     wanted: Iterable[Injection],
     dialect: DialectName,
 ) -> Relays:
-    """Return injecting relays if this kind of engine can be asked for an injection, else plain ones."""
     askable = frozenset(injection for injection in wanted if can_inject(dialect, injection))
     if not askable:
         return Relays(upstreams, link, budget, max_body_bytes, keep_headers)
@@ -268,7 +260,6 @@ class InjectingRelay(Relay):
             self._pass_by("copies_full", self._raws)
 
     def request_end(self) -> None:
-        """Inject into the complete request, and send it."""
         super().request_end()
         if self._raws is None or self._ended:
             return
@@ -284,7 +275,6 @@ class InjectingRelay(Relay):
         self._send([asking])
 
     def _pass_by(self, reason: str, raws: list[bytes]) -> None:
-        """Send the request unchanged."""
         self._relays.count_passed_by(reason)
         self._send(raws)
 
@@ -358,7 +348,6 @@ class InjectingRelay(Relay):
             self._write_body(held.body)
 
     def _write_whole(self, held: HeldResponse, response_filter: ResponseFilter) -> None:
-        """Write a held response with its new length."""
         if held.is_stream:
             body = response_filter.feed(held.body) + response_filter.finish()
         else:
@@ -398,12 +387,10 @@ def with_length(head: RequestHead, length: int) -> RequestHead:
 
 
 def is_event_stream(head: ResponseHead) -> bool:
-    """Return whether the body is server-sent events."""
     return _has_type(head, b"text/event-stream")
 
 
 def is_json(head: ResponseHead) -> bool:
-    """Return whether the body is one JSON text."""
     return _has_type(head, b"application/json")
 
 

@@ -57,10 +57,8 @@ class Shortened(NamedTuple):
     at: int
     """Place of the list, where a 0 stands."""
     missing: int
-    """Bytes saved."""
 
     def original(self, edits: Sequence[Edit]) -> list[Edit]:
-        """Return edits of this text as edits of the original."""
         return [
             Edit(start + self.missing * (start > self.at), end + self.missing * (end > self.at), new)
             for start, end, new in edits
@@ -84,7 +82,6 @@ def shorten(text: bytes) -> Shortened:
 
 
 def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
-    """Return the members of the object in ``text`` or in its span, in order. Raises UnlocatableError."""
     at, end = span or (0, len(text))
     try:
         values = _decode_members(memoryview(text)[at:end])
@@ -110,7 +107,6 @@ def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
 
 
 def array_items(text: bytes, span: Span) -> list[Span]:
-    """Return the items of the array in the span of ``text``. Raises UnlocatableError."""
     at = span.start + 1
     try:
         values = _decode_items(memoryview(text)[span.start : span.end])
@@ -126,7 +122,6 @@ def array_items(text: bytes, span: Span) -> list[Span]:
 
 
 def without_members(members: dict[str, Member], names: frozenset[str]) -> list[Edit]:
-    """Return the edits that remove these members, with their commas, from an object."""
     kept = next((member.start for name, member in members.items() if name not in names), None)
     edits = []
     previous_end: int | None = None

@@ -52,7 +52,6 @@ class RecorderLink:
         self._writing = False
         """The socket is full; the loop calls when it has room."""
         self._connected_at = monotonic()
-        """Time of the last connection, or of the first attempt."""
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -126,7 +125,6 @@ class RecorderLink:
             self._loop.add_writer(self._socket, self._send)
 
     def _sent(self, taken: int) -> None:
-        """Remove the frames that are sent whole."""
         outbox = self._outbox
         taken += self._first_sent
         while outbox and taken >= len(outbox[0]):

@@ -61,18 +61,15 @@ class Relays:
         self.upstreams, self.link, self.budget = upstreams, link, budget
         self.max_body_bytes = max_body_bytes
         self.in_flight = 0
-        """Requests to be recorded that have not ended."""
         self.ending = False
         """The tap ends the requests that are left."""
         self.relayed = 0
-        """Requests so far, recorded or not."""
         self.bytes_in = self.bytes_out = 0
         """Bytes of request and response bodies; those of recorded requests count at their end."""
         self.overhead = Overhead()
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
-        """Return the handler of a request whose head is complete."""
         relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
@@ -81,7 +78,6 @@ class Relays:
         return relay
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
-        """Return the side copy of a request to be recorded; null for other requests."""
         endpoint = recorded_endpoint(base_path + head.target) if head.method == b"POST" else None
         if endpoint is None:
             return None
@@ -145,7 +141,6 @@ class Relay:
             self._send_to(self._picked)
 
     def _send_to(self, upstream: Upstream) -> None:
-        """Start on a kept connection, or on a new one."""
         server = upstream.pool.take_idle()
         if server is not None:
             self._start(upstream, server)
@@ -180,7 +175,6 @@ class Relay:
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """Send a read of the body to the upstream unchanged."""
         if self._server is not None:
             self._server.write(raw)
         elif not self._ended:
@@ -217,7 +211,6 @@ class Relay:
     # The response, from the upstream.
 
     def response_head(self, head: ResponseHead) -> None:
-        """Send a head to the client without the headers of the upstream's connection."""
         if head.informational:
             if self._head.version == "1.1":
                 self._client.write_informational(client_head(head, end_to_end(head.headers, head.names)))
@@ -277,7 +270,6 @@ class Relay:
             self._client.write(start + body)
 
     def _response_headers(self, head: ResponseHead) -> list[Header]:
-        """Return the end-to-end headers, and those of the connection to the client."""
         headers = end_to_end(head.headers, head.names)
         old_client = self._head.version != "1.1"
         if old_client and b"transfer-encoding" in head.names:
@@ -338,7 +330,6 @@ def upstream_head(head: RequestHead, origin: Origin) -> bytes:
 
 
 def client_head(head: ResponseHead, headers: list[Header]) -> bytes:
-    """Return the response's head for the client."""
     return serialise_head(b"HTTP/1.1 %d %b" % (head.status, head.reason), headers)
 
 

@@ -44,7 +44,6 @@ class EventCutter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the incomplete event."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -69,7 +68,6 @@ class EventCutter:
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes of the incomplete event, and hold none."""
         held, self._held, self._searched = bytes(self._held), bytearray(), 0
         return held
 
@@ -131,7 +129,6 @@ class ResponseFilter:
         self._dialect = dialect
         self._cutter = EventCutter()
         self._dropped = False
-        """The last event was dropped."""
         self._unasked_usage = False
         """The engine sends usage in all events: it would have sent the last one without injection."""
         self._passing = False
@@ -142,7 +139,6 @@ class ResponseFilter:
         return self._ids
 
     def let_pass(self) -> None:
-        """Stop filtering."""
         self._passing = True
 
     def feed(self, data: bytes) -> bytes:
@@ -168,7 +164,6 @@ class ResponseFilter:
         return b"".join(out)
 
     def whole(self, body: bytes) -> bytes:
-        """Return the body for the client, of a response that is one JSON object."""
         try:
             return self._without_ids(body, _decode(body)) if self._ids else body
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
@@ -218,7 +213,6 @@ class ResponseFilter:
         return data
 
     def _without_ids(self, data: bytes, found: _Event) -> bytes:
-        """Return the data with token ids as without injection."""
         leave_null = self._dialect == "vllm"
         places = count_ids(found, nulls=not leave_null)
         if not places:
@@ -253,7 +247,6 @@ def _holds_ids(value: msgspec.Raw, *, nulls: bool) -> bool:
 
 
 def id_edits(data: bytes, *, leave_null: bool) -> list[Edit]:
-    """Return the edits that remove token ids, found by walking through the data. Raises UnlocatableError."""
     members = object_members(data)
     edits = _id_edits_of(data, members, leave_null=leave_null)
     if "choices" in members:

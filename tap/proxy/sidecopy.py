@@ -47,7 +47,6 @@ class SideCopy:
         )
         self._held = 0
         self.dropped: str | None = None
-        """Reason of the drop; null: not dropped."""
         self.request_bytes = self.response_bytes = 0
         """Bytes of the bodies, copied or not."""
 
@@ -65,7 +64,6 @@ class SideCopy:
         self._hold(len(data) + READ_OVERHEAD_BYTES)
 
     def sent_to(self, upstream: str, at_ns: int) -> None:
-        """Note the upstream, and the time at which the head was written to it."""
         self._exchange.upstream, self._exchange.sent_ns = upstream, at_ns
 
     def add_injected(self, injected: Sequence[Injection]) -> None:
@@ -91,7 +89,6 @@ class SideCopy:
         self._hold(len(data) + READ_OVERHEAD_BYTES)
 
     def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
-        """Return the message for the recorder, and release the copy's memory."""
         exchange = self._exchange
         exchange.end_ns, exchange.outcome, exchange.error_kind = end_ns, outcome, error_kind
         self._budget.held_bytes -= self._held

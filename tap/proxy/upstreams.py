@@ -82,7 +82,6 @@ class Upstreams:
             removed.pool.retire()
 
     def pick(self, head: RequestHead) -> Upstream:
-        """Return the upstream of this request."""
         if len(self._all) == 1:
             return self._all[0]
         self._turn += 1
@@ -101,7 +100,6 @@ class Upstreams:
         return last, await last.reach()
 
     def close(self) -> None:
-        """Drop all connections, busy ones too."""
         for upstream in self._all:
             upstream.pool.close()
 
@@ -117,7 +115,6 @@ class Upstreams:
 
 
 def session_of(head: RequestHead) -> bytes | None:
-    """Return the session that the client names in a header; null: none."""
     for name in SESSION_HEADERS:
         values = head.values(name)
         if values and values[0]:

@@ -36,7 +36,6 @@ from wire.server import Server
 from wire.url import parse_url
 
 LOOP_CHECK_S = 0.1
-"""Interval of checks of the event loop's delay."""
 
 
 class WorkerMeter:
@@ -79,7 +78,6 @@ class WorkerMeter:
 
 
 FLUSH_TIMEOUT_S = 60.0
-"""Time for the recorder to accept the last exchanges."""
 LET_IN_S = 0.5
 """Time before a drain for accepting connections that had already come."""
 READ_TURNS = 4
@@ -126,7 +124,6 @@ class Worker:
         channel.send(Drained(cut))
 
     def _meter(self) -> "asyncio.Task[None] | None":
-        """Return the task that sends numbers to the admin process; null without one."""
         path = self._setup.admin_socket
         if path is None:
             return None
@@ -184,7 +181,6 @@ async def _until_cut(channel: Channel) -> None:
 
 
 async def work(control: socket.socket) -> None:
-    """Serve a supervisor over ``control``."""
     asyncio.get_running_loop().set_exception_handler(_say_failure)
     channel = await Channel.over(control, _messages)
     setup = await channel.messages.get()

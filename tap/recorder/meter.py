@@ -14,7 +14,6 @@ from tracefile.records.schema import Record, Status
 FEED_RECORDS = 64
 """Records in a frame, which leaves after ``FEED_INTERVAL_S`` at the latest."""
 FLUSH_RECORDS = 8
-"""Records between two tries to flush the socket."""
 FEED_INTERVAL_S = 0.25
 MAX_KINDS = 1_000
 """Kinds of requests counted apart; a bound, since paths may vary endlessly."""

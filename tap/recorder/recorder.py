@@ -72,7 +72,6 @@ class Inbox:
                     yield self._read(key.fileobj)
 
     def _workers_left(self) -> bool:
-        """Return whether a worker is connected or waits to be accepted."""
         self._accept()
         return bool(self._buffers)
 
@@ -116,7 +115,6 @@ class SessionSample:
         self._below = round(share * (1 << HASH_BITS))
 
     def keeps(self, record: Record) -> bool:
-        """Return whether the record's session is in the sample."""
         name = record.session_id or f"request {record.request_id}"
         digest = self._key.derive(b"session sample", HASH_BITS // 8, name.encode())
         return int.from_bytes(digest, "big") < self._below
@@ -129,7 +127,6 @@ UPLOAD_AT_END_S = 20.0
 RELINKED_RECORDS = 50_000
 """Records of a resumed trace by which conversations keep their sessions."""
 GC_ALLOCATIONS = 20_000
-"""Allocations between two collections of the youngest objects."""
 NICENESS = 10
 """Without a spare core, the workers go first."""
 
@@ -153,7 +150,6 @@ class Recorder:
         )
         self._sessions = SessionIndex(setup.block_size)
         self._before = self._trace.recorded if setup.carry.found is None else setup.carry.found
-        """Records of earlier runs."""
         found = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
         epoch_ns = setup.carry.epoch_ns
         if epoch_ns is None:
@@ -203,11 +199,9 @@ class Recorder:
             self._count(made)
 
     def change_engine(self, engine: Engine | None) -> None:
-        """Write later records under a header with this engine."""
         self._trace.change_meta(msgspec.structs.replace(self._trace.meta, engine=engine))
 
     def push(self, now_s: float) -> None:
-        """Send the admin process its numbers if they are due."""
         if self._meter is not None:
             self._meter.push_if_due(now_s, self.progress, writing=not self._trace.failing)
 
@@ -280,7 +274,6 @@ class Recorder:
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + len(unreported) - hashed
 
     def _follow_uploads(self) -> bool:
-        """Offer closed segments, note uploaded ones; return whether there were any."""
         if self._uploader is None:
             return False
         for segment in self._trace.manifest.segments:

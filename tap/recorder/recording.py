@@ -198,7 +198,6 @@ def _cut_whole(exchange: ExchangeCopy) -> Completion:
 
 
 SHAPE_FIELDS = tuple(name for name in RequestShape.__struct_fields__ if name in Record.__struct_fields__)
-"""Fields that a record takes from the request's shape, by name."""
 REMEMBERED_IDS = 100_000
 """Request ids kept to notice an id that a client uses twice."""
 
@@ -242,7 +241,6 @@ class RecordMaker:
         self._unnamed = 0
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
-        """Return the record of an exchange, its session not linked yet."""
         shape, unreadable = _shape(exchange)
         answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
         record = Record(request_id=self._request_id(exchange))
@@ -284,7 +282,6 @@ class RecordMaker:
         record.lora = shape.model if shape.model in self._loras else None
 
     def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
-        """Fill in the kept headers, the upstream and the injections."""
         headers = exchange.request_headers
         if self._keep_headers:
             record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
@@ -344,7 +341,6 @@ class RecordMaker:
 
 
 def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
-    """Return the request's shape, or null and the reason."""
     if exchange.request_body is None:
         return None, "request_larger_than_the_copy"
     try:
@@ -391,7 +387,6 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
 
 
 def _ended_by_itself(answer: Completion) -> bool:
-    """Return whether a stream was complete."""
     return answer.done and answer.first_token_ns is not None
 
 

@@ -39,10 +39,8 @@ class Resumption:
     """True if the header differs from that of the last records."""
     manifest: Manifest = field(default_factory=Manifest)
     number: int = 0
-    """Number of the last segment."""
 
     def mend(self, path: Path) -> Mended:
-        """Mend a file, and note it if it was torn."""
         mended = mend(path)
         if mended.torn:
             self.mended.append(f"{path}: {mended.records} complete records kept; its torn end was dropped")
@@ -96,7 +94,6 @@ def resume_segments(path: Path, meta: Meta) -> Resumption | None:
 
 
 def described(path: Path) -> Segment:
-    """Return the manifest entry of a whole file."""
     arrivals = [record.arrival_ms for record in records_of(path)]
     known = [arrival for arrival in arrivals if arrival is not None]
     return Segment(

@@ -47,7 +47,6 @@ class OpenSegment:
 
     file: TraceFile
     path: Path
-    """Path once it is closed."""
     records: int = 0
     first_arrival_ms: float = float("inf")
     last_arrival_ms: float = float("-inf")
@@ -57,7 +56,6 @@ class OpenSegment:
     lines: list[bytes] = field(default_factory=list)
     """Lines taken, not compressed yet."""
     arrivals_ms: list[float] = field(default_factory=list)
-    """Arrivals of these lines."""
 
     def take(self, line: bytes, arrival_ms: float | None) -> None:
         self.lines.append(line)
@@ -68,7 +66,6 @@ class OpenSegment:
             self.compress()
 
     def compress(self) -> None:
-        """Compress the lines taken into the file."""
         if self.lines:
             batch = b"".join(self.lines)
             self.lines.clear()
@@ -80,7 +77,6 @@ class OpenSegment:
             self.first_at = min(self.first_at, time.monotonic())
 
     def listed(self) -> Segment:
-        """Return its entry in the manifest."""
         return Segment(
             name=self.path.name,
             records=self.records,
@@ -115,7 +111,6 @@ class SegmentedTrace:
         self.problem: InputError | None = None
         """Error of the last attempt to write. Null: it succeeded."""
         self.mended: list[str] = []
-        """Torn files that were mended, a sentence each."""
         self.manifest = Manifest(epoch_unix_ns=meta.epoch_unix_ns)
         self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._rotates = rotate_bytes is not None or rotate_s is not None
@@ -134,12 +129,10 @@ class SegmentedTrace:
 
     @property
     def failing(self) -> bool:
-        """True while records are refused."""
         return self._segment is None or self._ending or self._segment.file.failing
 
     @property
     def segments(self) -> int:
-        """Number of files of the trace."""
         if not self._rotates:
             return 1
         return len(self.manifest.segments) + (self._segment is not None)
@@ -169,7 +162,6 @@ class SegmentedTrace:
         return True
 
     def rotate_if_due(self) -> bool:
-        """Close the segment if it is large or old enough; return whether it was."""
         segment = self._segment
         if segment is None or self._ending or not self._is_due(segment):
             return False
@@ -213,7 +205,6 @@ class SegmentedTrace:
         return True
 
     def mark_uploaded(self, name: str, where: str) -> None:
-        """Note the URL of a closed segment's copy in the manifest."""
         self.manifest.segments = [
             msgspec.structs.replace(segment, uploaded=where) if segment.name == name else segment
             for segment in self.manifest.segments
@@ -291,7 +282,6 @@ class SegmentedTrace:
             self._list(segment.listed())
 
     def _discard_segment(self) -> None:
-        """Remove the open segment, which has no records."""
         assert self._segment is not None
         self._segment.file.abandon()
         with contextlib.suppress(OSError):
@@ -365,7 +355,6 @@ class SegmentedTrace:
                 path.unlink()
 
     def _resume(self) -> bool:
-        """Continue the existing trace; False if there is none."""
         resume = resume_segments if self._rotates else resume_file
         found = resume(self.path, self.meta)
         if found is None:

@@ -34,7 +34,6 @@ class Uploader:
 
     def __init__(self, url: str) -> None:
         self.failed = 0
-        """Failed tries."""
         self._files, self._folder = _target(url)
         self._waiting: SimpleQueue[Path | None] = SimpleQueue()
         self._uploaded: SimpleQueue[Uploaded] = SimpleQueue()
@@ -51,7 +50,6 @@ class Uploader:
             self._waiting.put(path)
 
     def uploaded(self) -> list[Uploaded]:
-        """Return the segments uploaded since the last call."""
         return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
 
     def close(self, timeout_s: float) -> None:
@@ -94,7 +92,6 @@ class Uploader:
 
 
 def _target(url: str) -> tuple[Any, str]:
-    """Return the file system and folder of a URL."""
     # Imported here: it is two fifths of a recorder's start, and most taps upload nothing.
     import fsspec  # noqa: PLC0415
 

@@ -64,11 +64,9 @@ class Ledger:
         self._dead: Counter[int] = Counter()
         """Sum of the cells of dead workers."""
         self.progress = Progress()
-        """Last progress of the recorder."""
 
     @property
     def in_flight(self) -> int:
-        """Requests to be recorded that have not ended."""
         return self._counts.in_flight()
 
     def worker_died(self, worker: int) -> None:
@@ -105,7 +103,6 @@ class Ledger:
 
 
 def keep_account(trace: str, account: Account) -> None:
-    """Write the account beside the trace. Raises InputError."""
     path = Path(f"{trace}.summary.json")
     facts = msgspec.to_builtins(account)
     try:

@@ -30,7 +30,6 @@ class ChildProcess:
     async def start(
         cls, module: str, setup: msgspec.Struct, replies: "msgspec.msgpack.Decoder[Any]", pass_fds: Sequence[int] = ()
     ) -> "ChildProcess":
-        """Run ``python -m module FD`` and send it its setup."""
         process, ours = start_child(module, pass_fds)
         child = cls(module, process, await Channel.over(ours, replies))
         child.channel.send(setup)
@@ -53,5 +52,4 @@ class ChildProcess:
         self._process.kill()
 
     async def ended(self, timeout_s: float) -> None:
-        """Wait until it has left; kill it after ``timeout_s``."""
         await reap_child(self._process, timeout_s)

@@ -29,7 +29,6 @@ class TapConfig:
 
     upstreams: tuple[Origin, ...]
     upstreams_file: Path | None
-    """File of ``upstreams``, read again on SIGHUP. Null: they were flags."""
     route: Route
     listen: tuple[str, int]
     workers: int
@@ -69,7 +68,6 @@ class TapConfig:
 
 
 def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, ...]:
-    """Return the upstreams of the flags or of the file; raises InputError."""
     if bool(urls) == (file is not None):
         given = "both were given" if urls else "none was given"
         raise InputError(f"--upstream URL, --upstreams FILE: {given}; expected exactly one of the two")
@@ -97,7 +95,6 @@ def read_upstreams(file: Path) -> tuple[Origin, ...]:
 
 
 def checked_listen(flag: str, text: str) -> tuple[str, int]:
-    """Return host and port to listen on; raises InputError."""
     try:
         return parse_listen(text)
     except WireError as error:
@@ -105,7 +102,6 @@ def checked_listen(flag: str, text: str) -> tuple[str, int]:
 
 
 def checked_tokenizer(text: str) -> str:
-    """Return ``engine``, ``ids``, ``bytes`` or a tokenizer's directory; raises InputError."""
     if text in NAMED_TOKENIZERS:
         return text
     return str(tokenizer_folder(Path(text), others=", `engine`, `bytes` or `ids`"))
@@ -124,7 +120,6 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:
 
 
 def checked_sample(share: float) -> float:
-    """The share of sessions to record; raises InputError."""
     if not 0 < share <= 1:
         raise InputError(f"--sample {share:g}: expected more than 0 and at most 1")
     return share
@@ -141,7 +136,6 @@ def checked_headers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_upload(url: str | None, *, rotates: bool) -> str | None:
-    """Return the URL for closed segments; raises InputError."""
     if url is None:
         return None
     if not re.match(r"[a-z][a-z0-9+.-]*://", url):
@@ -152,7 +146,6 @@ def checked_upload(url: str | None, *, rotates: bool) -> str | None:
 
 
 def checked_injection(words: Sequence[str], dialect: DialectName | None) -> frozenset[Injection]:
-    """Return the injections; raises InputError."""
     known = get_args(Injection)
     wanted = [word for text in words for word in text.split(",")]
     for word in wanted:
@@ -166,7 +159,6 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
 
 
 def at_least(flag: str, value: float, least: float) -> None:
-    """Raise InputError if a flag's number is too small."""
     if not value >= least:
         raise InputError(f"{flag} {value:g}: expected {least:g} or more")
 

@@ -82,7 +82,6 @@ def changed_engine(known: Engine | None, learnt: Engine | None) -> Engine | None
 
 
 async def _failure_to_reach(origin: Origin) -> str | None:
-    """Return the kind of failure to connect; null: the upstream can be reached."""
     pool = ConnectionPool(origin)
     try:
         (await pool.connect()).abort()
@@ -100,9 +99,7 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     error: str | None = None
     """no_answer: none in time. Null: no error."""
     running: float | None = None
-    """Running requests."""
     waiting: float | None = None
-    """Waiting requests."""
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     prefix_queries: float | None = None
@@ -110,7 +107,6 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefix_hits: float | None = None
     """Prompt tokens found in it."""
     preemptions: float | None = None
-    """Preemptions since the engine's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,6 @@ class SampleFile:
         return f"{self.trace}.engine.jsonl"
 
     def open(self) -> BinaryIO:
-        """Open the file and write its header. Raises OSError."""
         file = open(self.path, "ab" if self.resume else "wb", buffering=0)  # noqa: SIM115  the caller's to close
         file.write(encode_meta(self.meta))
         return file

@@ -42,7 +42,6 @@ class Workers:
         self._cut = 0
         self._children = [self._child(number) for number in range(config.workers)]
         self.upstreams = config.upstreams
-        """Upstreams of new requests."""
 
     def _child(self, number: int) -> RestartingChild:
         return RestartingChild(
@@ -55,7 +54,6 @@ class Workers:
 
     @property
     def ready(self) -> int:
-        """Number of workers that take connections."""
         return sum(child.ready for child in self._children)
 
     @property
@@ -63,13 +61,11 @@ class Workers:
         return sum(child.restarts for child in self._children)
 
     async def start(self) -> None:
-        """Start all workers. Raises InputError if one refuses."""
         outcomes = await asyncio.gather(*(child.start() for child in self._children), return_exceptions=True)
         for refused in filter(None, outcomes):
             raise refused
 
     def reload(self, upstreams: Sequence[Origin]) -> None:
-        """Send new requests to these upstreams."""
         self.upstreams = tuple(upstreams)
         for child in self._children:
             child.send(Reload(list(map(str, upstreams))))
@@ -148,11 +144,9 @@ class AdminProcess:
 
     @property
     def port(self) -> int:
-        """Port of its pages."""
         return int(self._listener.getsockname()[1])
 
     async def start(self, stats: Callable[[], ServiceStats]) -> None:
-        """Start the process and send it ``stats`` every second. Raises InputError if it refuses."""
         await self._child.start()
         self._telling = asyncio.create_task(self._tell(stats))
 

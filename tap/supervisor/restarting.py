@@ -51,7 +51,6 @@ class RestartingChild:
 
     @property
     def pid(self) -> int | None:
-        """Process id; null while there is no process."""
         return None if self._child is None else self._child.pid
 
     async def start(self) -> None:
@@ -135,10 +134,8 @@ class RestartingChild:
 
 
 def say(text: str) -> None:
-    """Print a line of the tap on stderr."""
     print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
 def backoff_s(deaths: int) -> float:
-    """Return the wait after so many early ends in a row."""
     return min(BACKOFF_S * 2.0 ** (deaths - 1), MAX_BACKOFF_S) if deaths else 0.0

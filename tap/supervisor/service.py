@@ -94,11 +94,9 @@ REPORT_INTERVAL_S = 30.0
 MAX_SOCKET_PATH = 103
 """Bytes of a ``sockaddr_un`` path on every system."""
 FLUSH_TIMEOUT_S = 60.0
-"""Time for the recorder to write the rest."""
 
 
 async def serve(config: TapConfig) -> None:
-    """Relay and record until SIGTERM or SIGINT. Raises InputError if it cannot start."""
     end_before_the_start()
     listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
@@ -127,7 +125,6 @@ async def serve(config: TapConfig) -> None:
 
 
 async def learn(config: TapConfig) -> EngineFacts:
-    """Return the facts of the first upstream reached. Raises InputError if none is."""
     reached = await reach_upstreams(config.upstreams, config.wait_s)
     for origin in config.upstreams:
         if origin not in reached:
@@ -146,7 +143,6 @@ class Service:
         self._draining = False
 
     async def run(self, signals: Signals, samples: SampleFile) -> None:
-        """Follow the engines and SIGHUP until it is time to end."""
         going = [self._report_regularly(), self._reload_when_told(signals)]
         if self._config.engine_facts:
             going.append(watch_engines(self._upstreams, self._engine, self._engine_changed))
@@ -160,7 +156,6 @@ class Service:
                 task.cancel()
 
     async def end(self, signals: Signals, admin: AdminProcess | None) -> None:
-        """Let requests in flight end, and the workers with them."""
         self._draining = True
         if admin is not None:
             admin.tell(self.stats())
@@ -211,7 +206,6 @@ class Service:
             self.reload()
 
     async def _report_regularly(self) -> None:
-        """Print the account on stderr now and then, if it changed."""
         reported = 0
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
@@ -235,7 +229,6 @@ async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[Recor
 
 
 def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -> SampleFile:
-    """Return the file for samples of the engine's load, on the clock of the trace."""
     before_ns = 0 if epoch_ns is None else setup.epoch_ns - epoch_ns
     began_ns = setup.meta.epoch_unix_ns
     meta = msgspec.structs.replace(setup.meta, epoch_unix_ns=None if began_ns is None else began_ns - before_ns)
@@ -244,7 +237,6 @@ def sample_file(config: TapConfig, setup: RecorderSetup, epoch_ns: int | None) -
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[Runtime]:
-    """Make a folder for the length of the run. Raises InputError if there is no place for one."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="tap-")
     except OSError as error:

@@ -25,17 +25,14 @@ class Runtime:
 
     @property
     def recorder_socket(self) -> str:
-        """Socket for the workers' exchanges."""
         return str(self.folder / "recorder.sock")
 
     @property
     def admin_socket(self) -> str:
-        """Socket for numbers of workers and recorder."""
         return str(self.folder / "admin.sock")
 
     @property
     def counts(self) -> Path:
-        """File of the workers' shared counts."""
         return self.folder / "counts"
 
     def map_counts(self, workers: int) -> WorkerCounts:
@@ -43,7 +40,6 @@ class Runtime:
 
 
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
-    """Return the recorder's setup, with the trace's header. Raises InputError."""
     check_injection(config, facts)
     block_size = _block_size(config, facts)
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
@@ -91,7 +87,6 @@ def worker_setup(
     listen_fd: int,
     upstreams: tuple[Origin, ...],
 ) -> WorkerSetup:
-    """Return a worker's setup."""
     return WorkerSetup(
         number=number,
         workers=config.workers,
@@ -111,7 +106,6 @@ def worker_setup(
 
 
 def dialect(config: TapConfig, facts: EngineFacts) -> DialectName:
-    """Return the engine's dialect: as set, else by its metrics, else vLLM's."""
     return config.dialect or facts.dialect or "vllm"
 
 
