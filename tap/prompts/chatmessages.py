@@ -1,7 +1,10 @@
-"""Chat messages in vLLM's form for a chat template, so that the same template gives the same prompt."""
+"""Chat messages in vLLM's form for a chat template, so that the same template gives the same prompt.
+
+Requests to ``/v1/messages`` and ``/v1/responses`` become chats by vLLM's rules, so one template path serves all APIs.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -141,3 +144,270 @@ def plain_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
         if "tool_calls" in message:
             pieces.append(f"<calls>{msgspec.json.encode(message['tool_calls']).decode()}\n")
     return "".join(pieces)
+
+
+_BILLING_HEADER = "x-anthropic-billing-header"
+
+Message = dict[str, Any]
+Block = Mapping[str, Any]
+
+
+def messages_chat(body: Mapping[str, Any], *, system_first: bool = False) -> dict[str, Any]:
+    """Return the chat of a ``/v1/messages`` request; raises UntokenizableError.
+
+    The texts of system blocks are joined without a separator, less the billing header of Claude Code. Thinking becomes
+    reasoning. A ``tool_result`` is a message before its own message, and its images a user message after it. System
+    messages amid the conversation stay in place; ``system_first``: they move to the first, for a template that refuses.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UntokenizableError("no_messages")
+    chat: dict[str, Any] = {
+        "model": body.get("model"),
+        "messages": list(_chat_messages(body, messages, system_first=system_first)),
+        "tools": [_tool(tool) for tool in _list(body.get("tools"))] or None,
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+    }
+    effort = _effort(body)
+    return chat if effort is None else {**chat, "reasoning_effort": effort}
+
+
+def has_inline_system(body: Mapping[str, Any]) -> bool:
+    return any(isinstance(message, dict) and message.get("role") == "system" for message in _list(body.get("messages")))
+
+
+def _effort(body: Mapping[str, Any]) -> object:
+    thinking, config = body.get("thinking"), body.get("output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return "none"
+    return config.get("effort") if isinstance(config, dict) else None
+
+
+def _chat_messages(body: Mapping[str, Any], messages: list[Message], *, system_first: bool) -> Iterator[Message]:
+    inline = [_system_text(message.get("content")) for message in messages if message.get("role") == "system"]
+    given = body.get("system")
+    system = (given if isinstance(given, str) else _system_text(given)) + ("".join(inline) if system_first else "")
+    if system:
+        yield {"role": "system", "content": system}
+    for message in messages:
+        if message.get("role") != "system":
+            yield from _chat_message(message)
+        elif not system_first and (text := _system_text(message.get("content"))):
+            yield {"role": "system", "content": text}
+
+
+def _system_text(content: object) -> str:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else _list(content)
+    texts = [block.get("text") for block in blocks if isinstance(block, dict) and block.get("type") == "text"]
+    return "".join(text for text in texts if isinstance(text, str) and not text.startswith(_BILLING_HEADER))
+
+
+def _chat_message(message: Message) -> Iterator[Message]:
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    shaped: Message = {"role": role}
+    parts: list[dict[str, Any]] = []
+    for block in _list(content):
+        if not isinstance(block, dict):
+            raise UntokenizableError("malformed_message")
+        if block.get("type") == "tool_result" and role == "user":
+            yield from _tool_result(block)
+        else:
+            _add_block(shaped, parts, block)
+    if parts:
+        shaped["content"] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    if role != "user" or parts:
+        yield shaped
+
+
+def _add_block(shaped: Message, parts: list[dict[str, Any]], block: Block) -> None:
+    kind = block.get("type")
+    if kind == "text":
+        if block.get("text"):
+            parts.append({"type": "text", "text": block["text"]})
+    elif kind in ("image", "document"):
+        parts.append({"type": "image_url", "image_url": block.get("source")})
+    elif kind == "thinking":
+        shaped["reasoning"] = shaped.get("reasoning", "") + str(block.get("thinking") or "")
+    elif kind == "tool_use":
+        shaped.setdefault("tool_calls", []).append(_tool_use(block))
+    elif kind == "tool_result":
+        parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
+    elif kind not in ("redacted_thinking", "tool_reference"):
+        raise UntokenizableError("unknown_block_kind")
+
+
+def _tool_result(block: Block) -> Iterator[Message]:
+    content = block.get("content")
+    parts = [part for part in _list(content) if isinstance(part, dict)]
+    texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text"]
+    if any(part.get("type") == "tool_reference" for part in parts):
+        raise UntokenizableError("unknown_block_kind")
+    text = content if isinstance(content, str) else "\n".join(texts)
+    yield {"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": text}
+    images = [{"type": "image_url", "image_url": part.get("source")} for part in parts if part.get("type") == "image"]
+    if images:
+        yield {"role": "user", "content": images}
+
+
+def _tool_use(block: Block) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.get("input") or {}).decode()
+    return _function_call(block.get("id"), block.get("name") or "", arguments)
+
+
+def _function_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(tool: object) -> dict[str, Any]:
+    schema = tool.get("input_schema") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(schema, dict):
+        raise UntokenizableError("unknown_tool_kind")
+    parameters = schema if "type" in schema else {**schema, "type": "object"}
+    return _function({**tool, "parameters": parameters}, tool.get("name"))
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+SERVER_STATE = ("previous_response_id", "conversation", "prompt", "previous_input_messages")
+"""Fields that refer to state of the server; each is a reason that is counted."""
+_FREE_FORM = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Description that vLLM gives the model of a free-form tool."""
+_CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+
+
+def responses_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chat of a ``/v1/responses`` request; raises UntokenizableError.
+
+    Instructions become the first system message. An item that continues the assistant's turn (reasoning, a call, its
+    words) joins the message before it; of an assistant's content only the first part counts. A namespace's tools are
+    named ``namespace__tool``, a free-form tool is a function of one string, and tools of the server are left out.
+    """
+    for name in SERVER_STATE:
+        if body.get(name) is not None:
+            raise UntokenizableError(name)
+    given = body.get("input")
+    continued = _continues(given)
+    instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    chat: dict[str, Any] = {
+        "model": body.get("model"),
+        "messages": [*instructions, *_messages(given)],
+        "tools": list(_tools(body.get("tools"))) or None,
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+        "add_generation_prompt": not continued,
+        "continue_final_message": continued,
+    }
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
+    return chat
+
+
+def _continues(given: object) -> bool:
+    """Return whether the last item is an unfinished message, which the model continues."""
+    last = given[-1] if isinstance(given, list) and given else None
+    if not isinstance(last, dict) or last.get("type", "message") not in ("message", "reasoning"):
+        return False
+    return last.get("status") in ("in_progress", "incomplete")
+
+
+def _messages(given: object) -> list[Message]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise UntokenizableError("malformed_prompt")
+    messages: list[Message] = []
+    for item in given:
+        if not isinstance(item, dict):
+            raise UntokenizableError("malformed_message")
+        _add_item(messages, item)
+    return messages
+
+
+def _add_item(messages: list[Message], item: Message) -> None:
+    kind = item.get("type")
+    if kind in ("function_call", "custom_tool_call"):
+        _join_or_add(messages, "tool_calls", [_item_call(item)])
+    elif kind == "reasoning":
+        _join_or_add(messages, "reasoning", _reasoning_text(item))
+    elif kind in _CALL_OUTPUTS:
+        messages.append({"role": "tool", "content": _parts(item.get("output")), "tool_call_id": item.get("call_id")})
+    elif item.get("role") == "assistant" and (text := _first_text(item.get("content"))) is not None:
+        _join_or_add(messages, "content", text)
+    elif "role" in item:
+        messages.append({**item, "content": _parts(item.get("content"))})
+    else:
+        raise UntokenizableError("unknown_item_kind")
+
+
+def _parts(content: object) -> object:
+    if not isinstance(content, list):
+        return content
+    return [{"type": "text", "text": part.get("text")} if _is_text(part) else part for part in content]
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
+
+
+def _join_or_add(messages: list[Message], name: str, value: Any) -> None:
+    """Add to the assistant's message before, if that lacks the member (calls add up); else as a new message."""
+    before = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
+    if before is not None and before.get(name) is None:
+        before[name] = value
+    elif before is not None and name == "tool_calls":
+        before[name] = [*before[name], *value]
+    else:
+        messages.append({"role": "assistant", name: value})
+
+
+def _item_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    name, namespace = item.get("name"), item.get("namespace")
+    arguments = item.get("arguments")
+    if item.get("type") == "custom_tool_call":
+        arguments = msgspec.json.encode({"input": item.get("input") or ""}).decode()
+    elif namespace:
+        name = f"{namespace}__{name}"
+    return _function_call(item.get("call_id"), name, arguments)
+
+
+def _reasoning_text(item: Mapping[str, Any]) -> str:
+    """Return the first part of the reasoning, else of its summary."""
+    if item.get("encrypted_content"):
+        raise UntokenizableError("encrypted_reasoning")
+    return _first_text(item.get("content")) or _first_text(item.get("summary")) or ""
+
+
+def _first_text(content: object) -> str | None:
+    if isinstance(content, str):
+        return content
+    first = content[0] if isinstance(content, list) and content else None
+    text = first.get("text") if isinstance(first, dict) else None
+    return text if isinstance(text, str) else None
+
+
+def _tools(tools: object) -> Iterator[dict[str, Any]]:
+    for tool in _list(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "function":
+            yield _function(tool, tool.get("name"))
+        elif kind == "custom":
+            yield _function({**tool, "parameters": _FREE_FORM, "strict": None}, tool.get("name"))
+        elif kind == "namespace":
+            for inner in _list(tool.get("tools")):
+                if isinstance(inner, dict) and inner.get("type") == "function":
+                    yield _function(inner, f"{tool.get('name')}__{inner.get('name')}")
+
+
+def _function(tool: Mapping[str, Any], name: object) -> dict[str, Any]:
+    fields = {field: tool.get(field) for field in ("description", "parameters", "strict", "defer_loading")}
+    return {"type": "function", "function": {"name": name, **fields}}

@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 
 from engines.tokenizer import load_tokenizer
 from tap.ipc.exchange import RecorderSetup
-from tap.prompts.chatmessages import UntokenizableError, plain_text, template_messages, template_tools
+from tap.prompts.chatmessages import (
+    UntokenizableError,
+    has_inline_system,
+    messages_chat,
+    plain_text,
+    responses_chat,
+    template_messages,
+    template_tools,
+)
 from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
-from tap.prompts.messagesinput import has_inline_system, messages_chat
-from tap.prompts.responsesinput import responses_chat
 from tap.prompts.shape import RequestShape, token_ids
 from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey

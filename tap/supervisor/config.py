@@ -1,4 +1,4 @@
-"""Settings of the tap, validated once."""
+"""Settings of the tap, validated once: a check returns its value or raises InputError."""
 
 import re
 from collections.abc import Sequence

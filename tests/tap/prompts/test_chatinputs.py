@@ -4,9 +4,14 @@ from typing import Any
 
 import pytest
 
-from tap.prompts.chatmessages import UntokenizableError, template_messages, template_tools
-from tap.prompts.messagesinput import has_inline_system, messages_chat
-from tap.prompts.responsesinput import responses_chat
+from tap.prompts.chatmessages import (
+    UntokenizableError,
+    has_inline_system,
+    messages_chat,
+    responses_chat,
+    template_messages,
+    template_tools,
+)
 
 STRINGS = "{% for m in messages %}{{ m.role }}{{ m['content'] }}{% endfor %}"
 
