@@ -48,19 +48,16 @@ class ControlClient:
         return listed
 
     def facts(self) -> EngineFacts:
-        """Return version, cache settings and prefix counters, as far as the target tells them."""
         version, metrics, models = map(self.text, PAGES)
         return read_facts(version, metrics, models)
 
     def text(self, path: str) -> str:
-        """Return the body of a GET; empty on any failure."""
         try:
             return self._client.get(f"{self.url}{path}").raise_for_status().text
         except httpx.HTTPError:
             return ""
 
     def post(self, path: str, body: bytes = b"") -> Response:
-        """Return the response to a POST; raises InputError if the target cannot be reached."""
         try:
             response = self._client.post(
                 f"{self.url}{path}", content=body, headers={"Content-Type": "application/json"}

@@ -33,7 +33,6 @@ class Response(NamedTuple):
 
     @property
     def is_success(self) -> bool:
-        """True for status 200 to 299."""
         return 200 <= self.status < 300
 
 
@@ -104,7 +103,6 @@ class Dialect:
         return {"model": model, **dict.fromkeys(self.lengths, tokens), **self.constant, "stream": stream, **usage}
 
     def chat_fields(self, model: str, tokens: int, *, stream: bool) -> dict[str, Any]:
-        """Return the same for ``/v1/chat/completions``: all fields but the messages."""
         without = self.chat_stream_without if stream else frozenset()
         constant = {name: value for name, value in self.chat_constant.items() if name not in without}
         usage = USAGE if stream else {}

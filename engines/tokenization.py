@@ -36,7 +36,6 @@ class DetokenizedText(msgspec.Struct):
 
     @property
     def known(self) -> str | None:
-        """The text, whatever its field; null: none."""
         return next((text for text in (self.prompt, self.text, self.content) if text is not None), None)
 
 

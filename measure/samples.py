@@ -38,13 +38,11 @@ class Sample:
             self.fold()
 
     def extend(self, values: Iterable[float]) -> None:
-        """Add values, none below 0."""
         self.values.extend(values)
         if len(self.values) > EXACT_VALUES:
             self.fold()
 
     def merge(self, other: "Sample") -> None:
-        """Add another process's sample of the same quantity."""
         if other.buckets is not None:
             self.fold()
             assert self.buckets is not None
@@ -65,7 +63,6 @@ class Sample:
         self.folded_total -= other.folded_total
 
     def fold(self) -> None:
-        """Move all values into buckets."""
         if self.buckets is None:
             self.buckets = Counter()
         self.buckets.update(map(rshift, memoryview(self.values).cast("B").cast("Q"), repeat(SHIFT)))
@@ -82,7 +79,6 @@ class Sample:
 
     @property
     def max(self) -> float:
-        """Largest value; 0 if there is none."""
         return max(self.folded_max, max(self.values, default=0.0))
 
     def quantile(self, share: float) -> float:
@@ -90,7 +86,6 @@ class Sample:
         return self.quantiles(share)[0]
 
     def quantiles(self, *shares: float) -> list[float]:
-        """Return several quantiles; IndexError if there is no value."""
         if self.buckets is None:
             values = sorted(self.values)
             return [quantile(values, share) for share in shares]
@@ -101,12 +96,10 @@ class Sample:
         return [min(_middle(keys[quantile_bucket(upto, share)]), largest) for share in shares]
 
     def count_above(self, limit: float) -> int:
-        """Return the number of values above ``limit``."""
         above = sum(value > limit for value in self.values)
         return above + sum(count for key, count in (self.buckets or {}).items() if _middle(key) > limit)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each counted value is there once."""
         assert self.folded == (self.buckets or Counter()).total()
         assert len(self.values) <= EXACT_VALUES
         assert all(value >= 0.0 for value in self.values)

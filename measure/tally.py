@@ -41,12 +41,10 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Requests that have ended, with any status."""
         return self.statuses.total()
 
     @property
     def failed(self) -> int:
-        """Requests with a status other than ok."""
         return self.ended - self.statuses["ok"]
 
     @property
@@ -58,13 +56,11 @@ class Counts:
         return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
 
     def counts(self) -> "Counts":
-        """Return a copy of the counts alone."""
         copy = Counts()
         copy.add_counts(self)
         return copy
 
     def add_counts(self, other: "Counts") -> None:
-        """Add the counts of another process."""
         for each in fields(Counts):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, Counter):
@@ -82,19 +78,16 @@ class Recent:
     lag_ms: Sample = field(default_factory=Sample)
 
     def merge(self, other: "Recent") -> None:
-        """Add samples of another process or time."""
         self.ttft_ms.merge(other.ttft_ms)
         self.itl_ms.merge(other.itl_ms)
         self.lag_ms.merge(other.lag_ms)
 
     def take_out(self, other: "Recent") -> None:
-        """Undo a ``merge`` of folded samples."""
         self.ttft_ms.take_out(other.ttft_ms)
         self.itl_ms.take_out(other.itl_ms)
         self.lag_ms.take_out(other.lag_ms)
 
     def fold(self) -> None:
-        """Fold the samples, for sending."""
         for sample in (self.ttft_ms, self.itl_ms, self.lag_ms):
             sample.fold()
 
@@ -115,7 +108,6 @@ class Tally(Counts):
     recent: Recent = field(default_factory=Recent)
 
     def start(self) -> None:
-        """Count a request that is sent."""
         self.started += 1
         self.in_flight += 1
 
@@ -142,14 +134,12 @@ class Tally(Counts):
         return recent
 
     def merge(self, other: "Tally") -> None:
-        """Add the tally of another process."""
         self.add_counts(other)
         for mine, theirs in zip(self._samples(), other._samples(), strict=True):
             mine.merge(theirs)
         self.recent.merge(other.recent)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a count is impossible."""
         assert 0 <= self.in_flight <= self.started - self.ended
         assert self.cached_tokens <= self.looked_up_tokens <= self.prompt_tokens
         assert self.e2e_ms.count <= self.statuses["ok"]

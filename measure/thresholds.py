@@ -57,7 +57,6 @@ class Threshold:
     unit: Unit
 
     def holds(self, value: float) -> bool:
-        """Return whether a value, in the unit of the limit, keeps the threshold."""
         return _OPERATORS[self.op](value, self.limit)
 
 

@@ -62,10 +62,8 @@ class BoundedMap(Generic[Key, Value]):
             self._old, self._young = self._young, {}
 
     def values(self) -> Iterator[Value]:
-        """Return all values, in no defined order."""
         return chain(self._old.values(), self._young.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a bound or the parting into generations is broken."""
         assert len(self) <= self.limit, (len(self), self.limit)
         assert not self._young.keys() & self._old.keys()

@@ -180,7 +180,6 @@ class SessionIndex:
         self._remember(record, chain)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a bound or an order is broken."""
         self._blocks.check_integrity()
         self._sessions.check_integrity()
         assert self.ambiguous <= self.inferred

@@ -132,7 +132,6 @@ class Alarm:
             self._wait(at_ns - self._clock())
 
     def close(self) -> None:
-        """Stop ringing."""
         self.set(None)
         self._waker.close()
 
@@ -175,7 +174,6 @@ class Sleeper:
             self._alarm.set(None)
 
     async def sleep(self) -> None:
-        """Return after ``wake``."""
         self._woken = asyncio.get_running_loop().create_future()
         try:
             await self._woken
@@ -183,10 +181,8 @@ class Sleeper:
             self._woken = None
 
     def wake(self) -> None:
-        """End the sleep, if there is one."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def close(self) -> None:
-        """Release the timer."""
         self._alarm.close()

@@ -60,7 +60,6 @@ class Completion(msgspec.Struct):
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens counted on the way."""
         return self.first_tokens + sum(self.gap_tokens)
 
 

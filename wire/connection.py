@@ -128,7 +128,6 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Return whether an exchange can start on it."""
         return self._sink is None and self.transport is not None and not self.transport.is_closing()
 
     @property
@@ -149,7 +148,6 @@ class ServerConnection(asyncio.Protocol):
             sink.pause_request()
 
     def write(self, data: bytes) -> None:
-        """Write more of the request's body."""
         if self.transport is not None:
             self.transport.write(data)
 
@@ -159,7 +157,6 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -172,12 +169,10 @@ class ServerConnection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
         self._hangup = Hangup(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take one read: heads, then the body up to its end."""
         at_ns = perf_counter_ns()
         sink = self._sink
         if sink is None:  # a server that speaks without being asked cannot be trusted with a request
@@ -204,7 +199,6 @@ class ServerConnection(asyncio.Protocol):
         """The server has no more to say; ``connection_lost`` follows."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange as the end of the connection ends it."""
         self.transport = self._hangup = None
         if self._sink is not None:
             if self._head is not None and self._head.until_close and exc is None:
@@ -215,13 +209,11 @@ class ServerConnection(asyncio.Protocol):
         self._on_closed(self)
 
     def pause_writing(self) -> None:
-        """The send buffer is full."""
         self._write_paused = True
         if self._sink is not None:
             self._sink.pause_request()
 
     def resume_writing(self) -> None:
-        """The send buffer has drained."""
         self._write_paused = False
         if self._sink is not None:
             self._sink.resume_request()
@@ -233,11 +225,9 @@ class ServerConnection(asyncio.Protocol):
         self._overrun = self._complete
 
     def on_status(self, status: bytes) -> None:
-        """Take the reason phrase."""
         self._reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header."""
         self._headers.append((name, value))
         self._names.append(name.lower())
 

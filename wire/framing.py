@@ -78,7 +78,6 @@ class ChunkedBody:
 
     @property
     def complete(self) -> bool:
-        """Return whether the body has ended."""
         return self._state == "done"
 
     def feed(self, data: bytes) -> tuple[bytes, int]:

@@ -44,12 +44,10 @@ class ConnectionPool:
 
     @property
     def num_idle(self) -> int:
-        """Connections that wait for an exchange."""
         return len(self._idle)
 
     @property
     def num_open(self) -> int:
-        """Connections that are open, idle or busy."""
         return len(self._open)
 
     def take_idle(self) -> ServerConnection | None:

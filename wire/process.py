@@ -92,7 +92,6 @@ class FrameSocket(asyncio.Protocol):
     async def over(
         cls, sock: socket.socket, on_frame: Callable[[bytes], None], on_end: Callable[[], None]
     ) -> "FrameSocket":
-        """Take over a connected socket."""
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         _, made = await loop.create_unix_connection(lambda: cls(on_frame, on_end), sock=sock)
@@ -109,16 +108,13 @@ class FrameSocket(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on the complete frames."""
         self._buffer += data
         for payload in split_frames(self._buffer):
             self._on_frame(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end."""
         self._transport = None
         self._on_end()

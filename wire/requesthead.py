@@ -29,14 +29,12 @@ class RequestHead(msgspec.Struct, frozen=True):
 
     @property
     def keep_alive(self) -> bool:
-        """Return whether the client will send another request on this connection."""
         if b"connection" not in self.names:
             return self.version == "1.1"
         options = connection_options(self.headers)
         return b"close" not in options and (self.version == "1.1" or b"keep-alive" in options)
 
     def values(self, name: bytes) -> list[bytes]:
-        """All values of the header ``name`` (lower case)."""
         return header_values(self.headers, name)
 
 

@@ -82,7 +82,6 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Return whether a request is being answered."""
         return self._open
 
     @property
@@ -105,7 +104,6 @@ class ClientConnection(asyncio.Protocol):
         return self._closing
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the state contradicts itself."""
         assert self._open or self._handler is None, "a handler without a request"
         assert not (self._lingering and self._open), "a request on a connection that closes"
         assert self._open or self._body.complete or self._lingering or not self._accepting(), "half a body left behind"
@@ -176,7 +174,6 @@ class ClientConnection(asyncio.Protocol):
             self._watcher = self._loop.call_later(WATCH_S, self._watch)
 
     def resume_reading(self) -> None:
-        """Read on."""
         if self.transport is not None and not self.transport.is_closing() and self._reading_paused:
             self._reading_paused = False
             self._body_since = self._loop.time()
@@ -193,11 +190,9 @@ class ClientConnection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take one read: of a head, of a body, or of a request whose turn has not come."""
         if self._lingering:
             return
         self._buffer = self._buffer + data if self._buffer else data
@@ -214,7 +209,6 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the handler that nobody listens any more."""
         self.transport = None
         handler = self._handler
         self._end_request()
@@ -223,13 +217,11 @@ class ClientConnection(asyncio.Protocol):
         self._on_closed(self)
 
     def pause_writing(self) -> None:
-        """The send buffer is full."""
         self._write_paused = True
         if self._handler is not None:
             self._handler.pause_response()
 
     def resume_writing(self) -> None:
-        """The send buffer has drained."""
         self._write_paused = False
         if self._handler is not None:
             self._handler.resume_response()
@@ -360,7 +352,6 @@ class Server:
 
     @property
     def num_connections(self) -> int:
-        """Open client connections."""
         return len(self._connections)
 
     async def listen(self, host: str, port: int) -> int:

@@ -28,7 +28,6 @@ class Origin:
         return f"{self.scheme}://{self.host_header.decode()}{self.base_path}"
 
     def target(self, path: str) -> bytes:
-        """Request target of ``path`` (and query) on this server."""
         return (self.base_path + path).encode("ascii")
 
     def ssl_context(self) -> ssl.SSLContext | None:

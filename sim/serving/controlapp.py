@@ -29,7 +29,6 @@ class FaultsRequest(msgspec.Struct, frozen=True):
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application over running engines."""
     app = FastAPI(title="kvtape sim serve", version=service.version, openapi_url=None)
     app.exception_handler(ApiError)(_answer_api_error)
     app.exception_handler(HTTPException)(_answer_http_error)
@@ -149,7 +148,6 @@ class AsgiPages:
         self._running: set[asyncio.Task[None]] = set()
 
     def __call__(self, request: HttpRequest, exchange: Exchange) -> None:
-        """Answer ``request`` in a task of its own."""
         task = asyncio.create_task(self._answer(request, exchange))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

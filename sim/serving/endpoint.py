@@ -114,7 +114,6 @@ class Reply:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Tell what came while nothing was written."""
         if self._held is not None or not self._exchange.writable:
             return
         if not self._streams:
@@ -175,7 +174,6 @@ class Reply:
             self._exchange.write(said)
 
     def _go_wrong(self, said: bytes) -> None:
-        """Carry out the injected fault before the next bytes."""
         assert self._injection is not None
         self._trigger = -1
         if self._injection.garbage:
@@ -216,7 +214,6 @@ class Endpoint:
         self._service, self._api = service, api
 
     def __call__(self, request: HttpRequest, exchange: Exchange) -> None:
-        """Read a request, refuse it, or begin its reply and let the engine have it."""
         if request.head.method != b"POST":
             self._refuse(exchange, ApiError("Method Not Allowed", status=405), ((b"allow", b"POST"),))
             return

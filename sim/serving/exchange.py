@@ -29,7 +29,6 @@ class HttpRequest:
 
     @property
     def path(self) -> str:
-        """The target's path, as sent."""
         return self.head.target.partition(b"?")[0].decode("latin-1")
 
     def header(self, name: bytes) -> str | None:
@@ -100,12 +99,10 @@ class Exchange:
         return self.open and not self._paused
 
     def begin(self, status: int, headers: Sequence[Header]) -> None:
-        """Begin a response of unknown length."""
         framing = (b"transfer-encoding", b"chunked") if self._chunked else (b"connection", b"close")
         self._write(_head_bytes(status, [*headers, framing]))
 
     def write(self, data: bytes) -> None:
-        """Write one chunk."""
         self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def chunks(self, parts: Iterable[bytes]) -> list[bytes]:
@@ -120,7 +117,6 @@ class Exchange:
         return True
 
     def end(self, data: bytes = b"") -> None:
-        """Write the rest and end the response."""
         if self._chunked:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
         else:
@@ -140,7 +136,6 @@ class Exchange:
         self._finish(keep_alive=False)
 
     def reset(self) -> None:
-        """Reset the connection: the client may lose bytes already written."""
         if self.open:
             self.open = False
             transport = self._connection.transport

@@ -64,13 +64,11 @@ class Exposition:
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """The answer to a scrape."""
         for _, engine in self._engines:
             engine.settle()
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their present values."""
         yield self._cache_config()
         for name, text, read in _GAUGES:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))

@@ -99,7 +99,6 @@ async def _first(*waits: Any) -> None:
 
 
 def _dispatcher(service: Service) -> Handler:
-    """Return the handler of all paths: the generating endpoints' own, FastAPI for the rest."""
     pages = AsgiPages(make_app(service))
     endpoints = {
         "/v1/completions": Endpoint(service, Completions()),

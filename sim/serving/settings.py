@@ -42,7 +42,6 @@ class ServeConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim serve``."""
     add = parser.add_argument
     add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: any free one (default %(default)s)")
     add("--latency-model", type=Path, help="a model.json; default: built-in parameters of a small engine")

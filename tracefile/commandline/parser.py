@@ -46,7 +46,6 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Print one line on stderr and exit with 2."""
         text = re.sub(r"^argument (\S+): ", r"\1: ", message)
         text = re.sub(
             r"invalid (\w+) value: (.*)", lambda found: f"{found[2]}; expected {_KINDS.get(found[1], found[1])}", text
@@ -114,7 +113,6 @@ _HINTED: Final = re.compile(r" is now |did you mean|expected|missing a value")
 
 
 def _is_flag(word: str) -> bool:
-    """Return whether argparse takes the word for a flag."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE_NUMBER.fullmatch(word)
 
 

@@ -55,7 +55,6 @@ class AiperfMooncakeDecoder:
         self._sessions: dict[str, Before] = {}
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; raises InputError naming ``where`` and the field."""
         found = _line(parse_object(line, where), where)
         self._count += 1
         before = self._sessions.get(found.session_id or "")

@@ -26,7 +26,6 @@ class AzureDecoder:
         self._zero: datetime | None = None
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the row's record; raises InputError naming ``where`` and the column."""
         row = row_of(self._columns, line, where)
         at = _time(row[TIME], where)
         self._zero = self._zero or at

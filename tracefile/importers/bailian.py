@@ -46,7 +46,6 @@ class BailianDecoder:
         self._decoder = msgspec.json.Decoder(BailianLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; raises InputError naming ``where`` and the field."""
         try:
             found = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -26,7 +26,6 @@ class BurstGptDecoder:
         self._zero_s: float | None = None
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the row's record; raises InputError naming ``where`` and the column."""
         row = row_of(self._columns, line, where)
         at_s = number_of(row, TIME, where)
         self._zero_s = at_s if self._zero_s is None else self._zero_s

@@ -38,7 +38,6 @@ class MooncakeDecoder:
         self._decoder = msgspec.json.Decoder(MooncakeLine)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; raises InputError naming ``where``."""
         try:
             found = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -74,7 +74,6 @@ class VcrDecoder:
 
     @property
     def warnings(self) -> list[str]:
-        """Data dropped or not known, with the number of records."""
         warnings = []
         if self._with_content:
             warnings.append(f"output_token_ids of {self._with_content} records dropped: they are the answers' text")
@@ -86,7 +85,6 @@ class VcrDecoder:
         return warnings
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; raises InputError naming ``where`` and the field."""
         found = parse_object(line, where)
         kept = {key: value for key, value in found.items() if key not in CONTENT_FIELDS}
         self._with_content += len(kept) < len(found)

@@ -48,7 +48,6 @@ class ColumnsReader(TraceReader):
         return self._row
 
     def where(self, line: int | None = None) -> str:
-        """``file: row n`` of a row read (default: the latest)."""
         return f"{self.path}: row {self._row if line is None else line}"
 
     @property
@@ -59,7 +58,6 @@ class ColumnsReader(TraceReader):
         self._file.close()
 
     def column(self, name: str) -> Iterator[pa.Array]:
-        """Iterate over one column alone, a row group at a time."""
         for group in range(self._file.num_row_groups):
             yield self._file.read_row_group(group, columns=[name]).column(0).combine_chunks()
 
@@ -174,7 +172,6 @@ class ColumnBatch:
         return "request_id" in checked and not faults_of(checked, self._count)
 
     def results(self) -> Iterator[Record | InputError]:
-        """Yield all records; a malformed row is given as its InputError."""
         return group_records(self._columns, self._count, self._path, self._first_row)
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:

@@ -66,7 +66,6 @@ class ColumnsWriter:
             self.abandon()
 
     def write(self, record: Record) -> None:
-        """Take one record; raises InputError if it was refused."""
         self._digest.update(encode_record(record))
         self._records.append(record)
         self.count += 1
@@ -75,7 +74,6 @@ class ColumnsWriter:
             self._write_group()
 
     def change_meta(self, meta: Meta) -> None:
-        """Put a header before the records to come, if it says something new; clock, blocks and hashes stay the same."""
         if meta != self._metas[-1][1]:
             self._metas.append((self.count, meta))
 
@@ -97,7 +95,6 @@ class ColumnsWriter:
             raise InputError(f"{self.path}: cannot write ({error.strerror or error}); expected room") from error
 
     def abandon(self) -> None:
-        """Leave no file behind."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(FileNotFoundError):

@@ -39,35 +39,27 @@ class Batch(Protocol):
 
     def __len__(self) -> int:
         """Return the number of records."""
-        ...
 
     def numbers(self, name: str, missing: int = 0) -> IntArray:
         """An integer field of every record; ``missing`` stands for null."""
-        ...
 
     def times(self, name: str) -> FloatArray:
         """A float field; NaN stands for null."""
-        ...
 
     def words(self, name: str) -> Sequence[str | None]:
         """A field of text."""
-        ...
 
     def lengths(self, name: str) -> IntArray:
         """Return the lengths of a list field."""
-        ...
 
     def hashes(self) -> Hashes:
         """Return the chains of all records."""
-        ...
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop fields that are not needed again; records may keep them or not."""
-        ...
 
     def records(self, rows: IntArray | None = None) -> list[Record]:
         """Return the records of ``rows`` (None: all); the caller may change them and calls once."""
-        ...
 
 
 class RecordBatch:

@@ -22,16 +22,13 @@ class RecordDecoder(Protocol):
     @property
     def meta(self) -> Meta:
         """The trace's header, as far as the format has one."""
-        ...
 
     @property
     def warnings(self) -> Sequence[str]:
         """Data lost or assumed; complete after the last line."""
-        ...
 
     def decode(self, line: bytes, where: str) -> Record:
         """Return the line's record; ``where`` is ``file:line`` for the InputError."""
-        ...
 
 
 class KvtapeDecoder:
@@ -43,7 +40,6 @@ class KvtapeDecoder:
         self._decoder = msgspec.json.Decoder(Record)
 
     def decode(self, line: bytes, where: str) -> Record:
-        """Return the line's record; raises InputError naming ``where`` and the field."""
         try:
             record = self._decoder.decode(line)
         except msgspec.ValidationError:

@@ -42,7 +42,6 @@ class LineReader:
         return next(self._lines)
 
     def close(self) -> None:
-        """Close the file; the lines not read yet are lost."""
         self._lines.close()
         self._file.close()
 

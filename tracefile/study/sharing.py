@@ -28,7 +28,6 @@ class Conversations:
     _named: dict[SessionId, int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """The next request."""
         prompt: list[int] = list(record.block_hashes or ())
         chain = prompt + list(record.output_block_hashes or ())
         known = bisect_left(chain, True, key=lambda block: block not in self._owners)

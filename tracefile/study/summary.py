@@ -45,7 +45,6 @@ class Summary:
     _sessions: dict[SessionId, bool] = field(default_factory=dict, repr=False)
 
     def add(self, record: Record, block_size: int | None) -> None:
-        """Count one more record of a trace with this block size."""
         self.records += 1
         self.statuses[record.status] += 1
         self.endpoints[record.endpoint or "unknown"] += 1

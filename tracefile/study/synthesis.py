@@ -62,7 +62,6 @@ class Scale:
 
     @property
     def families(self) -> int:
-        """Number of sets of trees."""
         return 1 + round(self.spread * (math.ceil(self.times) - 1))
 
 
@@ -192,7 +191,6 @@ class CopyMaker:
         self._key = np.uint64(int.from_bytes(seed))
 
     def records(self, batch: list[Due]) -> Iterator[Record]:
-        """Yield one record for each due request, in order."""
         source = self._source
         places = [source.turns[conversation][turn] for _, conversation, turn, _ in batch]
         copies = np.array([number for _, _, _, number in batch], np.int64)

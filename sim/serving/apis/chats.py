@@ -39,7 +39,6 @@ class Chats:
     id_prefix = "chatcmpl-"
 
     def read(self, service: Service, body: bytes) -> Asked:
-        """A request's body. Raises ApiError."""
         request = decode_body(body, ChatRequest)
         service.check_model(request.model)
         if not request.messages:
@@ -60,11 +59,9 @@ class Chats:
         )
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ChatVoice":
-        """Return the writer of the response."""
         return ChatVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:
-        """An error's JSON."""
         return error.body()
 
 
@@ -83,7 +80,6 @@ class ChatVoice:
         return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Chunks of parts that are there already."""
         if self._asked.top_logprobs is not None or self._asked.tool_choice != "none":
             return []
         before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
@@ -103,11 +99,9 @@ class ChatVoice:
         return role + event(self._head, {"choices": [choice]}, usage)
 
     def closing(self, usage: Usage) -> bytes:
-        """The usage, if it was asked for, and the end."""
         return closing(self._head, self._asked, usage)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
-        """The response in one piece."""
         fields = {
             **self._fields,
             "object": "chat.completion",
@@ -125,7 +119,6 @@ class ChatVoice:
         return event(self._head, {"choices": [choice], "prompt_token_ids": prompt_ids}, told)
 
     def _said(self, delta: Delta) -> dict[str, Any]:
-        """The ``delta`` object: text, or a piece of a call."""
         call = delta.generation.answer.call
         if call is None:
             return {"content": delta.text(self._vocabulary)}
@@ -176,7 +169,6 @@ def _tools(tools: list[Any] | None) -> list[Tool]:
 
 
 def _choice(choice: Any) -> str | None:
-    """``tool_choice``: a word, or the name of a function."""
     if choice is None or isinstance(choice, str):
         return choice
     function = choice.get("function") if isinstance(choice, dict) else None

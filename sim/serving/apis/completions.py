@@ -32,7 +32,6 @@ class Completions:
     id_prefix = "cmpl-"
 
     def read(self, service: Service, body: bytes) -> Asked:
-        """A request's body. Raises ApiError."""
         request = decode_body(body, CompletionRequest)
         service.check_model(request.model)
         prompts = decode_prompts(request.prompt, service.vocabulary)
@@ -41,11 +40,9 @@ class Completions:
         return Asked(fields=request, prompts=prompts, max_tokens=max_tokens, top_logprobs=top)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "CompletionVoice":
-        """Return the writer of the response."""
         return CompletionVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:
-        """An error's JSON."""
         return error.body()
 
 
@@ -68,11 +65,9 @@ class CompletionVoice:
         """Characters said so far of each choice, where logprobs ask for it."""
 
     def opening(self) -> bytes:
-        """Nothing."""
         return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Chunks of parts that are there already."""
         if self._asked.top_logprobs is not None:
             return []
         before = b'%b"choices":[{"index":%d,"text":' % (self._head, place)
@@ -80,17 +75,14 @@ class CompletionVoice:
         return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
-        """A chunk."""
         choice = self._choice(delta)
         del choice["prompt_logprobs"]
         return event(self._head, {"choices": [choice]}, usage)
 
     def closing(self, usage: Usage) -> bytes:
-        """The usage, if it was asked for, and the end."""
         return closing(self._head, self._asked, usage)
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
-        """The response in one piece."""
         choices = [self._choice(delta) for delta in deltas]
         return msgspec.json.encode(self._fields | {"choices": choices, "usage": usage.fields()})
 
@@ -118,7 +110,6 @@ class CompletionVoice:
 
 
 def chunk_head(fields: dict[str, Any]) -> bytes:
-    """Return the beginning of each event of a stream, made once."""
     return b"data: " + msgspec.json.encode(fields)[:-1] + b","
 
 
@@ -140,7 +131,6 @@ def event(head: bytes, fields: dict[str, Any], usage: Usage | None) -> bytes:
 
 
 def closing(head: bytes, asked: Asked, usage: Usage) -> bytes:
-    """The end of a stream of completions or chats."""
     options = asked.fields.stream_options
     told = options is not None and bool(options.include_usage)
     return (event(head, {"choices": []}, usage) if told else b"") + DONE

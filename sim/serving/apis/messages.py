@@ -73,7 +73,6 @@ class Messages:
     """vLLM's messages are chats underneath, and say so."""
 
     def read(self, service: Service, body: bytes) -> Asked:
-        """A request's body. Raises ApiError."""
         request = decode_body(body, MessagesRequest)
         service.check_model(request.model)
         prompt = render(service, request)
@@ -83,11 +82,9 @@ class Messages:
         return Asked(fields=fields, prompts=[prompt], max_tokens=request.max_tokens, tools=offered, tool_choice=choice)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "MessagesVoice":
-        """Return the writer of the response."""
         return MessagesVoice(service, asked, response_id)
 
     def error(self, error: ApiError) -> bytes:
-        """An error's JSON."""
         return error.messages_body()
 
 
@@ -131,11 +128,9 @@ class MessagesVoice:
         return b""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Nothing: every event is made anew."""
         return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
-        """The block's next piece; before it the message's and the block's start."""
         events = []
         if delta.start == 0:
             counts = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
@@ -159,14 +154,12 @@ class MessagesVoice:
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        """The ends of block and message, with the usage between."""
         stop = named_event("content_block_stop", {"index": 0}) if self._block_open else b""
         ended = {"stop_reason": self._stop_reason, "stop_sequence": None}
         end = named_event("message_delta", {"delta": ended, "usage": usage_fields(usage)})
         return stop + end + named_event("message_stop", {})
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
-        """The response in one piece."""
         [delta] = deltas
         call = delta.generation.answer.call
         block: dict[str, Any] = {"type": "text", "text": "" if call else delta.text(self._vocabulary)}

@@ -48,7 +48,6 @@ class Responses:
     id_prefix = "resp_"
 
     def read(self, service: Service, body: bytes) -> Asked:
-        """A request's body. Raises ApiError."""
         request = decode_body(body, ResponsesRequest)
         service.check_model(request.model)
         for name in ("previous_response_id", "background"):
@@ -68,11 +67,9 @@ class Responses:
         return Asked(fields=fields, prompts=[prompt], max_tokens=limit, tools=offered, tool_choice=choice)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ResponsesVoice":
-        """Return the writer of the response."""
         return ResponsesVoice(service, asked, response_id, created_s)
 
     def error(self, error: ApiError) -> bytes:
-        """An error's JSON."""
         return error.body()
 
 
@@ -111,16 +108,13 @@ class ResponsesVoice:
         self._finish_reason = "stop"
 
     def opening(self) -> bytes:
-        """The response is there, and on its way."""
         begun = {"response": self._response | {"status": "in_progress", "output": [], "usage": None}}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Nothing: every event is made anew."""
         return []
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
-        """The item's next piece; before it, the item and its part."""
         self._finish_reason = delta.finish_reason or self._finish_reason
         call = delta.generation.answer.call
         piece = delta.text(self._vocabulary) if call is None else delta.arguments(self._vocabulary)
@@ -144,7 +138,6 @@ class ResponsesVoice:
         return events + self._event("response.completed", {"response": self._ended(output, usage)})
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
-        """The response in one piece."""
         [delta] = deltas
         self._finish_reason = delta.finish_reason or "stop"
         self._add_item(delta)

@@ -21,7 +21,6 @@ class Usage(NamedTuple):
     """None: not to be told (in the middle of a stream)."""
 
     def fields(self) -> dict[str, Any]:
-        """The ``usage`` object of OpenAI's completions and chats."""
         counts: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -43,7 +42,6 @@ class Delta(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids gained."""
         return self.generation.answer.token_ids[self.start : self.stop]
 
     def text(self, vocabulary: Vocabulary) -> str:
@@ -52,7 +50,6 @@ class Delta(NamedTuple):
         return vocabulary.decode(token_ids[:-1] if self.finish_reason == "stop" else token_ids)
 
     def arguments(self, vocabulary: Vocabulary) -> str:
-        """The piece gained of the arguments of the call that the answer is."""
         answer = self.generation.answer
         assert answer.call is not None
         spoken = self.stop - 1 if self.finish_reason == "stop" else self.stop
@@ -70,26 +67,21 @@ class Voice(Protocol):
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
-        ...
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
         """Return the event of each of these tokens alone, tokens in the middle of a text, made ahead and at once.
 
         Nothing: a response of this kind words each as it comes.
         """
-        ...
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """Return the events for a choice's new tokens, with ``usage`` where the client wants it in every event."""
-        ...
 
     def closing(self, usage: Usage) -> bytes:
         """Return the events after the end of all choices."""
-        ...
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         """The response in one piece; a delta for each choice, holding all of it."""
-        ...
 
 
 class Api(Protocol):
@@ -99,15 +91,12 @@ class Api(Protocol):
 
     def read(self, service: Service, body: bytes) -> Asked:
         """A request's body. Raises ApiError."""
-        ...
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> Voice:
         """Return the writer of the response to ``asked``."""
-        ...
 
     def error(self, error: ApiError) -> bytes:
         """An error's JSON."""
-        ...
 
 
 def named_event(kind: str, fields: dict[str, Any]) -> bytes:

@@ -50,7 +50,6 @@ class Fault:
 
     @property
     def is_refusal(self) -> bool:
-        """Return whether the request is answered with an error and nothing else."""
         return self.kind.isdigit()
 
 
@@ -102,7 +101,6 @@ class Faults:
         return injection
 
     def _share(self, key: str, what: str) -> float:
-        """Uniform in [0, 1), by request and purpose."""
         return xxhash.xxh3_64_intdigest(f"{what} {key}".encode(), seed=self.seed & 0xFFFFFFFFFFFFFFFF) / 2.0**64
 
 

@@ -48,11 +48,9 @@ class EngineCounters:
     """Delay of each step's first token against the model's time; nothing is late at full speed."""
 
     def count_lateness(self, late_s: float) -> None:
-        """Count the lateness of one step."""
         add_value(self.lateness_s, LATENESS_S, late_s)
 
     def count_step(self, told: Sequence[Generation], now_ms: float) -> None:
-        """A step that ended at ``now_ms`` gave each of ``told`` a token."""
         self.steps += 1
         self.generation_tokens += len(told)
         before: list[float] = []
@@ -69,7 +67,6 @@ class EngineCounters:
             add_value(self.itl_s, SECONDS, (now_ms - before_ms) / 1e3, times_seen)
 
     def count_finished(self, generation: Generation, now_ms: float) -> None:
-        """An answer is complete."""
         self.finished[generation.answer.finish_reason] += 1
         add_value(self.e2e_s, SECONDS, (now_ms - generation.arrival_ms) / 1e3)
 
@@ -115,7 +112,6 @@ class RealTimeEngine:
         """Called with every step's end on the engine's clock, when its tokens go out; for measuring."""
 
     async def run(self) -> None:
-        """Step for ever; cancel it to stop."""
         self._sleeper = Sleeper()
         try:
             while True:
@@ -159,7 +155,6 @@ class RealTimeEngine:
             self._wake()
 
     def abort_all(self) -> None:
-        """End everything: the server is going down."""
         self.settle()
         for generation in list(self._generations.values()):
             self._abort(generation)
@@ -189,7 +184,6 @@ class RealTimeEngine:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
         return len(self.scheduler.running)
 
     @property
@@ -199,7 +193,6 @@ class RealTimeEngine:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the usable blocks that are held."""
         pool = self.scheduler.pool
         return 1.0 - pool.num_free / (pool.num_gpu_blocks - 1)
 
@@ -224,7 +217,6 @@ class RealTimeEngine:
         return step if step.scheduled else None
 
     def _duration_ms(self, step: Step) -> float:
-        """Duration of ``step``: the model's, times the step's noise."""
         duration_ms = row_ms(self._costs, step_row(step.scheduled))
         return duration_ms * self._noise.factor(self.now_ms, duration_ms)
 
@@ -275,7 +267,6 @@ class RealTimeEngine:
             await asyncio.sleep(0)
 
     def _give_tokens(self, generations: list[Generation]) -> None:
-        """A token each has come; the one that an answer ends with ends it."""
         told = self._told
         for generation in generations:
             if generation.outcome is None:
@@ -309,7 +300,6 @@ class RealTimeEngine:
         generation.on_progress(generation)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, scheduler and pool agree."""
         self.settle()
         self.scheduler.check_integrity()
         for index, generation in self._generations.items():

@@ -33,7 +33,6 @@ class Fleet:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
         return self.model.engine.block_size
 
     async def run(self) -> None:
@@ -43,7 +42,6 @@ class Fleet:
                 group.create_task(engine.run())
 
     def route(self, session: str | None, blocks: Sequence[int]) -> int:
-        """Place of the engine that gets the next request."""
         query = Query(self._requests, session, blocks)
         self._requests += 1
         if len(self.engines) == 1:
@@ -51,12 +49,10 @@ class Fleet:
         return self._rule(query, [self._standing(engine, blocks) for engine in self.engines])
 
     def reset_prefix_cache(self) -> bool:
-        """Empty every prefix cache; False if one could not be, because a request holds blocks."""
         done = [engine.reset_prefix_cache() for engine in self.engines]
         return all(done)
 
     def abort_all(self) -> None:
-        """End every request."""
         for engine in self.engines:
             engine.abort_all()
 

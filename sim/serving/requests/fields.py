@@ -119,7 +119,6 @@ def decode_prompts(raw: msgspec.Raw, vocabulary: Vocabulary) -> list[list[int]]:
 
 
 def check_ids(token_ids: Sequence[int], size: int, param: str) -> None:
-    """Raise ApiError for an id that is not in the vocabulary."""
     if token_ids and (max(token_ids) >= size or min(token_ids) < 0):
         raise ApiError(f"{param}: a token id is out of vocabulary; expected 0 … {size - 1}", param=param)
 
@@ -156,7 +155,6 @@ def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool,
 
 
 def check_top_logprobs(count: int | None) -> int | None:
-    """Raise ApiError for more alternatives than vLLM would tell of."""
     if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
         raise ApiError(f"logprobs: {count}; expected 0 … {MAX_TOP_LOGPROBS}", param="logprobs")
     return count

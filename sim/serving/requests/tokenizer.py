@@ -48,12 +48,10 @@ class TokenizerVocabulary:
         return np.array(kept, dtype=np.uint32)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
         text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
         return text
 

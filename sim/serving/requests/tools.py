@@ -146,7 +146,6 @@ class ToolCall:
 
 
 def draw_call(tool: Tool, vocabulary: Vocabulary, seed: int) -> ToolCall:
-    """A call of ``tool`` with arguments that its schema allows."""
     # ASCII, so that no token ends within a character; compact, as it comes back from clients that parse it.
     arguments = _ascii(msgspec.json.encode(draw_arguments(tool.parameters, seed)).decode())
     before, spelled, after = vocabulary.spell_call(tool.name, arguments)

@@ -53,19 +53,15 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, each below ``size``."""
-        ...
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
         """The ids of a conversation; ``answer``: ending where the assistant's next message begins."""
-        ...
 
     def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
         """The ids that a call of a tool is generated as: up to its arguments, the arguments, what closes the call."""
-        ...
 
 
 class PieceVocabulary:
@@ -97,7 +93,6 @@ class PieceVocabulary:
         return ascii_bytes | later
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
         return list(self._encode_cached(text))
 
     def _encode(self, text: str) -> tuple[int, ...]:
