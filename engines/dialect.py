@@ -132,3 +132,15 @@ def decoded(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+# Any other server of OpenAI's API: only documented fields, none of which sets an output's length exactly.
+OPENAI = Dialect(
+    "openai",
+    constant=GREEDY,
+    priority=None,
+    injectable=frozenset({"usage"}),
+    chat_constant=GREEDY,
+    exact_lengths=False,
+    returns_ids=False,
+)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from engines.dialect import Control, Dialect, DialectName, decoded
+from engines.dialect import OPENAI, Control, Dialect, DialectName, decoded
 from engines.llamacpp import LLAMA_CPP
-from engines.openai import OPENAI
 from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM

@@ -57,6 +57,7 @@ class Run:
         return len(self.request_ids)
 
     def select(self, rows: IntArray) -> "Run":
+        """Return the requests at ``rows``, in that order."""
         place = np.full(len(self), UNKNOWN)
         place[rows] = np.arange(len(rows))
         gaps = place[self.itl_owner] != UNKNOWN

@@ -10,8 +10,7 @@ from typing import get_args
 
 import msgspec
 
-from engines.cachereset import reset_prefix_cache
-from engines.control import ControlClient
+from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.recognition import Recognised, find_dialect, recognition_notes

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from scripts.commands_page import commands, parser_of
-from tracefile.commandline.oldnames import FLAGS
-from tracefile.commandline.version import VERSION
+from tracefile.commandline.parser import FLAGS, VERSION
 
 COMMANDS = list(commands())
 PROGRAMS = ["kvtape", "tap", "loadgen", "replay", "sim", "report", "tracefile"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.commands_page import PAGE, PROGRAMS, commands, flags_of, page, parser_of
-from tracefile.commandline.oldnames import FLAGS
+from tracefile.commandline.parser import FLAGS
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = list(commands())

@@ -18,7 +18,7 @@ from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, hashed_records, tokens_computed
 from tracefile.files.reading import open_trace
-from tracefile.importers.mooncake import PARTIAL_BLOCK
+from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record

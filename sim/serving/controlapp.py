@@ -1,25 +1,30 @@
-"""Untimed endpoints: vLLM's control pages, in one FastAPI application behind ``wire.server``."""
+"""Untimed endpoints: vLLM's control pages and metrics, in one FastAPI application behind ``wire.server``."""
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from sim.serving.apis import messages
-from sim.serving.engine.faults import parse_faults
+from measure.histogram import HistogramCounts, cumulative
+from sim.serving.engine.faults import Faults, parse_faults
+from sim.serving.engine.realtime import LATENESS_S, SECONDS, RealTimeEngine
 from sim.serving.engine.service import Service
 from sim.serving.exchange import Exchange, HttpRequest
-from sim.serving.exposition import Exposition
 from sim.serving.requests import fields as requests
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import check_ids, decode_body
 from tracefile.records.errors import InputError
 
 JSON = "application/json"
+CountTokens = Callable[[Service, bytes], int]
+"""Returns the prompt tokens of a body of the Messages API; raises ApiError."""
 
 
 class FaultsRequest(msgspec.Struct, frozen=True):
@@ -28,12 +33,12 @@ class FaultsRequest(msgspec.Struct, frozen=True):
     faults: list[str]
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: Service, count_message_tokens: CountTokens) -> FastAPI:
     app = FastAPI(title="kvtape sim serve", version=service.version, openapi_url=None)
     app.exception_handler(ApiError)(_answer_api_error)
     app.exception_handler(HTTPException)(_answer_http_error)
     _add_control_endpoints(app, service)
-    _add_token_endpoints(app, service)
+    _add_token_endpoints(app, service, count_message_tokens)
     if service.faults.by_request:
         _add_fault_endpoints(app, service)
     return app
@@ -73,7 +78,7 @@ def _add_control_endpoints(app: FastAPI, service: Service) -> None:
         return _json({"success": service.fleet.reset_prefix_cache()})
 
 
-def _add_token_endpoints(app: FastAPI, service: Service) -> None:
+def _add_token_endpoints(app: FastAPI, service: Service, count_message_tokens: CountTokens) -> None:
     vocabulary = service.vocabulary
 
     @app.post("/tokenize")
@@ -102,9 +107,7 @@ def _add_token_endpoints(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         try:
-            body = decode_body(await request.body(), messages.CountRequest)
-            service.check_model(body.model)
-            return _json({"input_tokens": len(messages.render(service, body))})
+            return _json({"input_tokens": count_message_tokens(service, await request.body())})
         except ApiError as error:
             return Response(error.messages_body(), status_code=error.status, media_type=JSON)
 
@@ -189,3 +192,110 @@ def _scope(request: HttpRequest) -> dict[str, Any]:
         "client": None,
         "server": None,
     }
+
+
+_LABELS = ("model_name", "engine")
+_Read = Callable[[RealTimeEngine], float]
+_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    ("num_requests_running", "Requests that hold blocks.", lambda engine: engine.num_running),
+    ("num_requests_waiting", "Requests that wait to be scheduled.", lambda engine: engine.num_waiting),
+    ("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.", lambda engine: engine.kv_usage),
+)
+_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
+    (
+        "prefix_cache_queries",
+        "Tokens looked up in the prefix cache.",
+        lambda engine: engine.scheduler.stats.query_tokens,
+    ),
+    ("prefix_cache_hits", "Tokens found in the prefix cache.", lambda engine: engine.scheduler.stats.hit_tokens),
+    (
+        "prompt_tokens",
+        "Prompt tokens of requests that got a first token.",
+        lambda engine: engine.counters.prompt_tokens,
+    ),
+    ("prompt_tokens_cached", "Those from the prefix cache.", lambda engine: engine.counters.cached_prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda engine: engine.counters.generation_tokens),
+    (
+        "num_preemptions",
+        "Requests that had to give their blocks back.",
+        lambda engine: engine.counters.preemptions,
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], HistogramCounts]], ...] = (
+    ("vllm:time_to_first_token_seconds", "Time to first token.", SECONDS, lambda engine: engine.counters.ttft_s),
+    (
+        "vllm:inter_token_latency_seconds",
+        "Gap between a request's tokens.",
+        SECONDS,
+        lambda engine: engine.counters.itl_s,
+    ),
+    ("vllm:e2e_request_latency_seconds", "Arrival to last token.", SECONDS, lambda engine: engine.counters.e2e_s),
+    (
+        "kvtape_sim:lateness_seconds",
+        "Delay of a step's first token against the model's time.",
+        LATENESS_S,
+        lambda engine: engine.counters.lateness_s,
+    ),
+)
+
+
+class Exposition:
+    """A collector over the engines; its metrics are those of vLLM 0.32 that mean something here, and our own.
+
+    They are made when they are scraped, so that serving pays nothing for them.
+    """
+
+    def __init__(self, engines: Sequence[RealTimeEngine], model_name: str, faults: Faults) -> None:
+        self._engines = [((model_name, str(place)), engine) for place, engine in enumerate(engines)]
+        self._faults = faults
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        for _, engine in self._engines:
+            engine.settle()
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._cache_config()
+        for name, text, read in _GAUGES:
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))
+            for labels, engine in self._engines:
+                gauge.add_metric(labels, float(read(engine)))
+            yield gauge
+        for name, text, read in _COUNTERS:
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(_LABELS))
+            for labels, engine in self._engines:
+                counter.add_metric(labels, float(read(engine)))
+            yield counter
+        yield self._ended()
+        for name, text, bounds, read_counts in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=list(_LABELS))
+            for labels, engine in self._engines:
+                counts = read_counts(engine)
+                family.add_metric(labels, cumulative(bounds, counts), counts.total)
+            yield family
+        yield self._injected()
+
+    def _cache_config(self) -> Metric:
+        names = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine")
+        family = GaugeMetricFamily("vllm:cache_config_info", "Settings of the KV cache.", labels=names)
+        for (_, place), engine in self._engines:
+            config = engine.scheduler.config
+            facts = (config.block_size, config.num_gpu_blocks, config.enable_prefix_caching, place)
+            family.add_metric([str(fact) for fact in facts], 1.0)
+        return family
+
+    def _ended(self) -> Metric:
+        labels = [*_LABELS, "finished_reason"]
+        ended = CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=labels)
+        for engine_labels, engine in self._engines:
+            for reason, count in engine.counters.finished.items():
+                ended.add_metric((*engine_labels, reason), float(count))
+        return ended
+
+    def _injected(self) -> Metric:
+        family = CounterMetricFamily("kvtape_sim:faults", "Faults injected on purpose.", labels=["kind"])
+        for kind, count in self._faults.injected.items():
+            family.add_metric([kind], float(count))
+        return family

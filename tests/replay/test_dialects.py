@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.cachereset import reset_prefix_cache
-from engines.control import ControlClient
+from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import DialectName
 from engines.llamacpp import LLAMA_CPP
 from engines.recognition import DIALECTS, Recognised, find_dialect

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.sse import EventStream
+from wire.completion import EventStream
 
 STREAM = (
     b': hello\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\nid: 3\n\n: keep-alive\n\n'

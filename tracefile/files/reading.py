@@ -6,17 +6,29 @@ A trace in segments reads as one trace: the path is then the segments' folder or
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from tracefile.files.columns import columns_reader
-from tracefile.importers.recognition import CSV_FORMATS, recognise
+from tracefile.importers.blocktraces import (
+    AIPERF_TEXTS,
+    BAILIAN_KEYS,
+    AiperfMooncakeDecoder,
+    BailianDecoder,
+    MooncakeDecoder,
+)
+from tracefile.importers.csvtraces import AZURE_COLUMNS, BURSTGPT_COLUMNS, AzureDecoder, BurstGptDecoder, has_columns
+from tracefile.importers.vcr import VcrDecoder
 from tracefile.parquet.layout import is_parquet
-from tracefile.records.decoding import RecordDecoder, decode_meta, is_header, is_object, parse_object
+from tracefile.records.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
-from tracefile.records.schema import Meta, Record, TraceFormat
+from tracefile.records.schema import SCHEMA, Meta, Record, TraceFormat
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
+CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
+"""Formats without JSON: a last line without its end is not torn."""
+MOONCAKE_KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 
@@ -150,3 +162,33 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return reader.meta, records
+
+
+def recognise(line: bytes, where: str) -> tuple[TraceFormat, RecordDecoder, bool]:
+    """A first line's format, by columns or keys, its decoder, and whether it is a record already; raises InputError."""
+    if has_columns(line, BURSTGPT_COLUMNS):
+        return "burstgpt", BurstGptDecoder(line), False
+    if has_columns(line, AZURE_COLUMNS):
+        return "azure", AzureDecoder(line), False
+    found = parse_object(line, where)
+    meta = found.get("meta")
+    if isinstance(meta, dict) and "schema" in meta:
+        return "kvtape", KvtapeDecoder(decode_meta(meta, where)), False
+    if isinstance(meta, dict):
+        return "vllm-vcr", VcrDecoder(meta, where), False
+    return *_recognise_record(found, where), True
+
+
+def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, RecordDecoder]:
+    if found.keys() >= set(BAILIAN_KEYS):
+        return "bailian", BailianDecoder()
+    if found.keys() >= MOONCAKE_KEYS and not found.keys() & {"session_id", "delay"}:
+        return "mooncake", MooncakeDecoder()
+    if "input_length" in found or found.keys() & set(AIPERF_TEXTS):
+        return "aiperf-mooncake", AiperfMooncakeDecoder()
+    if "prompt_tokens" in found and "request_id" not in found:
+        return "vllm-vcr", VcrDecoder({}, where)
+    raise InputError(
+        f"{where}: neither a trace's header nor a record of a known format; "
+        f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace'
+    )

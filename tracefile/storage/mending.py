@@ -1,19 +1,26 @@
 """Mending a trace whose writer was killed: its complete records are kept, the torn end goes, and the file has an end.
 
 It is mended in place and in one write, so that a full disk is no obstacle and a kill meanwhile costs nothing more.
+Seals are the places at which a cut file can be closed: a plain file after any line end, a gzip stream after a flush, a
+zstd frame after any block, by an empty last block and the checksum of the content before.
 """
 
 import contextlib
 import os
+import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple
+
+import xxhash
+import zstandard
 
 from tracefile.records.decoding import KvtapeDecoder, decode_meta, is_header, is_object, parse_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 from tracefile.storage.appending import claim
-from tracefile.storage.compression import GZIP_MAGIC, ZSTD_MAGIC, compressor_like
-from tracefile.storage.seals import Seal, seals
+from tracefile.storage.compression import GZIP_MAGIC, ZSTD_MAGIC, compression_of, compressor_like
 
 BEGINNINGS = (b'{"meta"', GZIP_MAGIC, ZSTD_MAGIC)
 
@@ -126,3 +133,183 @@ def _compressed(file: IO[bytes], lines: bytes) -> bytes:
     if compressor is None or not lines:
         return lines
     return compressor.compress(lines) + compressor.finish()
+
+
+READ_BYTES = 1 << 20
+FLUSH_MARK = b"\x00\x00\xff\xff"
+"""What a zlib flush ends with; data may hold it by chance."""
+LAST_ZSTD_BLOCK = b"\x01\x00\x00"
+LAST_DEFLATE_BLOCK = b"\x03\x00"
+RLE_BLOCK, RESERVED_BLOCK = 1, 3
+MAX_ZSTD_HEADER_BYTES = 18
+
+
+class Seal(NamedTuple):
+    """A place at which a file could end."""
+
+    content: bytes
+    """What the file says since the seal before."""
+    offset: int
+    """Bytes of the file up to here."""
+    closing: bytes
+    """What to write here, so that the stream has an end."""
+
+
+class Unsealed(NamedTuple):
+    """Content after the last seal, as far as it can be decoded; the file cannot be closed there."""
+
+    content: bytes
+
+
+def seals(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
+    """The file's content in pieces, each up to where the file could end right after a line; damage ends it silently."""
+    head = file.read(4)
+    file.seek(0)
+    walks = {"plain": _plain_pieces, "gzip": _gzip_pieces, "zstd": _zstd_pieces}
+    held = b""
+    for piece in walks[compression_of(head)](file):
+        held = held + piece.content if held else piece.content
+        if isinstance(piece, Seal) and (held.endswith(b"\n") or not held):
+            yield Seal(held, piece.offset, piece.closing)
+            held = b""
+    if held:
+        yield Unsealed(held)
+
+
+def _plain_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
+    offset, rest = 0, b""
+    while data := file.read(READ_BYTES):
+        whole, end, rest = (rest + data).rpartition(b"\n")
+        if end:
+            offset += len(whole) + 1
+            yield Seal(whole + end, offset, b"")
+    if rest:
+        yield Unsealed(rest)
+
+
+def _gzip_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
+    member = _GzipMember()
+    offset = 0
+    for data in _cut_after_flushes(file):
+        left = data
+        while left and not member.damaged:
+            if member.ended:
+                member = _GzipMember()
+            content = member.inflate(left)
+            offset += len(left) - len(member.unused)
+            left = member.unused
+            closing = member.closing()
+            yield Unsealed(content) if closing is None else Seal(content, offset, closing)
+
+
+class _GzipMember:
+    """A gzip stream being read, with the values of its trailer so far."""
+
+    def __init__(self) -> None:
+        self._inflater = zlib.decompressobj(wbits=31)
+        self._crc, self._length = 0, 0
+        self.damaged = False
+
+    @property
+    def ended(self) -> bool:
+        return self._inflater.eof
+
+    @property
+    def unused(self) -> bytes:
+        return self._inflater.unused_data
+
+    def inflate(self, data: bytes) -> bytes:
+        before = self._inflater.copy()
+        try:
+            content = self._inflater.decompress(data)
+        except zlib.error:
+            self.damaged = True
+            return _inflated_before_damage(before, data)
+        self._crc = zlib.crc32(content, self._crc)
+        self._length += len(content)
+        return content
+
+    def closing(self) -> bytes | None:
+        """The bytes that end the stream here; None if it cannot end here, which zlib itself is asked."""
+        if self.damaged:
+            return None
+        if self._inflater.eof:
+            return b""
+        trailer = LAST_DEFLATE_BLOCK + struct.pack("<II", self._crc, self._length & 0xFFFFFFFF)
+        trial = self._inflater.copy()
+        try:
+            more = trial.decompress(trailer)
+        except zlib.error:
+            return None
+        return trailer if trial.eof and not more and not trial.unused_data else None
+
+
+def _inflated_before_damage(inflater: "zlib._Decompress", data: bytes) -> bytes:
+    content = bytearray()
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            content += inflater.decompress(data[at : at + 1])
+    return bytes(content)
+
+
+def _cut_after_flushes(file: IO[bytes]) -> Iterator[bytes]:
+    """The file in pieces, one of which ends after each mark of a flush."""
+    held = b""
+    while data := file.read(READ_BYTES):
+        *flushed, rest = (held + data).split(FLUSH_MARK)
+        yield from (piece + FLUSH_MARK for piece in flushed)
+        unmarked = max(0, len(rest) - len(FLUSH_MARK) + 1)
+        yield rest[:unmarked]
+        held = rest[unmarked:]
+    yield held
+
+
+def _zstd_pieces(file: IO[bytes]) -> Iterator[Seal | Unsealed]:
+    while True:
+        start = file.tell()
+        header = file.read(MAX_ZSTD_HEADER_BYTES)
+        try:
+            size = zstandard.frame_header_size(header)
+            frame = zstandard.get_frame_parameters(header)
+        except zstandard.ZstdError:
+            return
+        file.seek(start + size)
+        inflater = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        inflater.decompress(header[:size])
+        open_ended = frame.content_size == zstandard.CONTENTSIZE_UNKNOWN
+        yield from _zstd_blocks(file, inflater, checksum=frame.has_checksum, open_ended=open_ended)
+        if not inflater.eof:
+            return
+
+
+def _zstd_blocks(
+    file: IO[bytes], inflater: "zstandard.ZstdDecompressionObj", *, checksum: bool, open_ended: bool
+) -> Iterator[Seal | Unsealed]:
+    """Read a frame's blocks; each can be the last, unless the frame's header gives its length."""
+    digest = xxhash.xxh64()
+    while not inflater.eof:
+        head = file.read(3)
+        bits = int.from_bytes(head, "little")
+        last, kind = bits & 1, bits >> 1 & 3
+        size = 1 if kind == RLE_BLOCK else bits >> 3
+        body = file.read(size)
+        if len(head) < 3 or kind == RESERVED_BLOCK:
+            return
+        try:
+            content = inflater.decompress(head + body)
+        except zstandard.ZstdError:
+            return
+        if len(body) < size:  # of a block that is not compressed, a part can be read
+            yield Unsealed(content)
+            return
+        digest.update(content)
+        sum_bytes = (digest.intdigest() & 0xFFFFFFFF).to_bytes(4, "little") if checksum else b""
+        if not last:
+            yield Seal(content, file.tell(), LAST_ZSTD_BLOCK + sum_bytes) if open_ended else Unsealed(content)
+            continue
+        end, found = file.tell(), file.read(len(sum_bytes))
+        if sum_bytes.startswith(found):
+            yield Seal(content, end + len(found), sum_bytes[len(found) :])
+        inflater.decompress(sum_bytes)
+        if found != sum_bytes:
+            return

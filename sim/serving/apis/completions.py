@@ -1,4 +1,4 @@
-"""``/v1/completions`` as vLLM 0.32 speaks it.
+"""``/v1/completions`` and ``/v1/chat/completions`` as vLLM 0.32 speaks them, calls of tools included.
 
 With several prompts in a request vLLM reports one prompt's cached tokens; here they are summed, as prompt tokens are.
 """
@@ -11,8 +11,17 @@ import msgspec
 from sim.serving.apis.voice import Delta, Usage
 from sim.serving.engine.service import Service
 from sim.serving.requests.errors import ApiError
-from sim.serving.requests.fields import Asked, GenerationFields, check_top_logprobs, decode_body, decode_prompts
-from sim.serving.requests.logprobs import completion_logprobs
+from sim.serving.requests.fields import (
+    Asked,
+    ChatMessage,
+    GenerationFields,
+    check_top_logprobs,
+    choose_tools,
+    decode_body,
+    decode_prompts,
+)
+from sim.serving.requests.logprobs import chat_logprobs, completion_logprobs
+from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Spelling
 
 DEFAULT_TOKENS = 16
@@ -107,6 +116,163 @@ class CompletionVoice:
             "prompt_logprobs": None,
             "prompt_token_ids": self._asked.prompts[place // self._choices] if first else None,
         }
+
+
+class ChatRequest(GenerationFields, frozen=True, kw_only=True):
+    """The body."""
+
+    messages: list[ChatMessage]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = True
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+
+
+class Chats:
+    """The API."""
+
+    id_prefix = "chatcmpl-"
+
+    def read(self, service: Service, body: bytes) -> Asked:
+        request = decode_body(body, ChatRequest)
+        service.check_model(request.model)
+        if not request.messages:
+            raise ApiError("messages: must not be empty", param="messages")
+        messages = [message.joined() for message in request.messages]
+        answer = request.add_generation_prompt is not False
+        prompt = service.vocabulary.render_chat(messages, request.tools or [], answer=answer)
+        tools, choice = choose_tools(_tools(request.tools), _choice(request.tool_choice))
+        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        top = check_top_logprobs(request.top_logprobs or 0) if request.logprobs else None
+        return Asked(
+            fields=request,
+            prompts=[prompt],
+            max_tokens=max_tokens,
+            tools=tools,
+            tool_choice=choice,
+            top_logprobs=top,
+        )
+
+    def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "ChatVoice":
+        return ChatVoice(service, asked, response_id, created_s)
+
+    def error(self, error: ApiError) -> bytes:
+        return error.body()
+
+
+class ChatVoice:
+    """Words one response."""
+
+    def __init__(self, service: Service, asked: Asked, response_id: str, created_s: int) -> None:
+        self._vocabulary, self._spelling = service.vocabulary, service.spelling
+        self._asked = asked
+        self._fields = {"id": response_id, "created": created_s, "model": service.model_name}
+        self._head = chunk_head({**self._fields, "object": "chat.completion.chunk"})
+        self._with_ids = bool(asked.fields.return_token_ids)
+
+    def opening(self) -> bytes:
+        """Nothing: the role comes with the first token, as from vLLM."""
+        return b""
+
+    def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
+        if self._asked.top_logprobs is not None or self._asked.tool_choice != "none":
+            return []
+        before = b'%b"choices":[{"index":%d,"delta":{"content":' % (self._head, place)
+        after = b'},"logprobs":null,"finish_reason":null,"token_ids":'
+        return worded_tokens(before, after, token_ids, self._spelling, with_ids=self._with_ids)
+
+    def delta(self, delta: Delta, usage: Usage | None) -> bytes:
+        """A chunk; before a choice's first one, another with its role."""
+        generation = delta.generation
+        role = b"" if delta.start else self._role(generation.place, usage)
+        said = self._said(delta)
+        if not said and delta.finish_reason is None and not self._with_ids:
+            return role  # tokens that only lead to a call's arguments
+        choice = self._choice(delta, "delta", said)
+        if delta.finish_reason is None:
+            del choice["stop_reason"]
+        return role + event(self._head, {"choices": [choice]}, usage)
+
+    def closing(self, usage: Usage) -> bytes:
+        return closing(self._head, self._asked, usage)
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
+        fields = {
+            **self._fields,
+            "object": "chat.completion",
+            "choices": [self._choice(delta, "message", self._message(delta)) for delta in deltas],
+            "usage": usage.fields(),
+            "prompt_token_ids": self._asked.prompts[0] if self._with_ids else None,
+        }
+        return msgspec.json.encode(fields)
+
+    def _role(self, place: int, usage: Usage | None) -> bytes:
+        choice = {"index": place, "delta": {"role": "assistant", "content": ""}}
+        choice |= {"logprobs": None, "finish_reason": None}
+        prompt_ids = self._asked.prompts[0] if self._with_ids and place == 0 else None
+        told = None if usage is None else usage._replace(completion_tokens=usage.completion_tokens - 1)
+        return event(self._head, {"choices": [choice], "prompt_token_ids": prompt_ids}, told)
+
+    def _said(self, delta: Delta) -> dict[str, Any]:
+        call = delta.generation.answer.call
+        if call is None:
+            return {"content": delta.text(self._vocabulary)}
+        arguments = delta.arguments(self._vocabulary)
+        if delta.names_tool:
+            function = {"name": call.name, "arguments": arguments}
+            return {"tool_calls": [{"id": call.call_id, "type": "function", "index": 0, "function": function}]}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
+
+    def _message(self, delta: Delta) -> dict[str, Any]:
+        call = delta.generation.answer.call
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "reasoning": None}
+        if call is None:
+            return message | {"content": delta.text(self._vocabulary)}
+        function = {"name": call.name, "arguments": delta.arguments(self._vocabulary)}
+        calls = [{"id": call.call_id, "type": "function", "function": function}] if delta.names_tool else []
+        return message | {"tool_calls": calls}
+
+    def _choice(self, delta: Delta, key: str, said: dict[str, Any]) -> dict[str, Any]:
+        logprobs = None
+        if self._asked.top_logprobs is not None:
+            logprobs = chat_logprobs(self._vocabulary, delta.token_ids, delta.start, self._asked.top_logprobs)
+        return {
+            "index": delta.generation.place,
+            key: said,
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(delta),
+            "stop_reason": None,
+            "token_ids": delta.token_ids if self._with_ids else None,
+        }
+
+
+def _finish_reason(delta: Delta) -> str | None:
+    """vLLM's: a call of a tool of the model's choice ends with ``tool_calls``, one of a named tool with ``stop``."""
+    call = delta.generation.answer.call
+    if delta.finish_reason == "stop" and call is not None and not call.is_named:
+        return "tool_calls"
+    return delta.finish_reason
+
+
+def _tools(tools: list[Any] | None) -> list[Tool]:
+    functions = [tool.get("function") for tool in tools or () if isinstance(tool, dict)]
+    return [
+        Tool(function["name"], function.get("parameters"))
+        for function in functions
+        if isinstance(function, dict) and isinstance(function.get("name"), str)
+    ]
+
+
+def _choice(choice: Any) -> str | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ApiError("tool_choice: expected none, auto, required or a function's name", param="tool_choice")
+    return name
 
 
 def chunk_head(fields: dict[str, Any]) -> bytes:

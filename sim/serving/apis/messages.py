@@ -87,6 +87,12 @@ class Messages:
     def error(self, error: ApiError) -> bytes:
         return error.messages_body()
 
+    def count_tokens(self, service: Service, body: bytes) -> int:
+        """Return the prompt tokens of a body. Raises ApiError."""
+        request = decode_body(body, CountRequest)
+        service.check_model(request.model)
+        return len(render(service, request))
+
 
 def render(service: Service, request: CountRequest) -> list[int]:
     """The prompt's ids. Raises ApiError for a block that is neither text nor of a tool."""

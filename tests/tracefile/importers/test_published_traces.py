@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracefile import InputError, Record, TraceFormat, load_trace, open_trace
-from tracefile.importers.bailian import chained
+from tracefile.importers.blocktraces import chained
 
 BAILIAN: dict[str, Any] = {
     "chat_id": 159,

@@ -22,8 +22,7 @@ from tracefile import (
     trace_digest,
 )
 from tracefile.__main__ import main
-from tracefile.study.sharing import Conversations
-from tracefile.study.synthesis import Scale, Source, synthesize
+from tracefile.study.synthesis import Conversations, Scale, Source, synthesize
 
 META = Meta(source="tap", model="m", block_size=16, hash=HashInfo(algorithm="xxh3_64", key_id="ab"))
 

@@ -1,0 +1,225 @@
+"""Published traces with lengths and block ids: Mooncake, Mooncake lines as AIPerf takes them, and Bailian (Qwen).
+
+Mooncake: the FAST'25 release of kvcache-ai/Mooncake, a line ``{"timestamp", "input_length", "output_length",
+"hash_ids"}`` each; no sessions. The ids stand for chained 512-token blocks (equal ids: equal prefixes), one for every
+started block: the last may be partial, and a partial block is never a hit, so only the full ones become
+``block_hashes``. The id of a partial one is kept in ``extra`` under ``PARTIAL_BLOCK``, so that nothing is lost.
+
+AIPerf: ``MooncakeTrace`` in aiperf/dataset/loader/models.py (0.13): everything but a length may be left out, and there
+are ``session_id`` and ``delay`` (ms after the answer before). A later line of a session says only what is new: its
+prompt is all before it, answers included, and ``input_length`` more. Lines with texts (``text_input``, ``messages``,
+``payload``) say no lengths and are refused.
+
+Bailian: alibaba-edu/qwen-bailian-usagetraces-anon, a line ``{"chat_id", "parent_chat_id", "timestamp",
+"input_length", "output_length", "type", "turn", "hash_ids"}`` each: seconds, −1 for no parent, and an ``input_length``
+that counts the whole prompt, the turns before included. Ids are hashes of 16-token blocks, not of what is before them
+too, so they are chained here; that of a partial last block, which may be padded, is left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import xxhash
+
+from tracefile.records.decoding import parse_object
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
+
+MOONCAKE_BLOCK_SIZE = 512
+BAILIAN_BLOCK_SIZE = 16
+NO_PARENT = -1
+BAILIAN_KEYS = ("chat_id", "parent_chat_id", "input_length")
+PARTIAL_BLOCK = "partial_block_hash"
+"""Key in ``Record.extra``: the id of the started last block. Absent: the prompt ends with a full one."""
+
+
+AIPERF_TEXTS = ("text_input", "messages", "payload")
+
+Length = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MooncakeLine(msgspec.Struct, kw_only=True):
+    """A line as published."""
+
+    timestamp: float
+    """Arrival in ms from the trace's start."""
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+class MooncakeDecoder:
+    """Mooncake lines as records; ids are ``mooncake-1``, ``-2``, … in file order, the same at every reading."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
+        self.warnings: Sequence[str] = ()
+        self._count = 0
+        self._decoder = msgspec.json.Decoder(MooncakeLine)
+
+    def decode(self, line: bytes, where: str) -> Record:
+        try:
+            found = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{where}: {error}; expected a Mooncake line") from None
+        if found.input_length < 0 or found.output_length < 0:
+            raise InputError(f"{where}: a negative length; expected input_length and output_length of 0 or more")
+        ids, rest = _split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
+        self._count += 1
+        return Record(
+            request_id=RequestId(f"mooncake-{self._count}"),
+            arrival_ms=found.timestamp,
+            prompt_tokens=found.input_length,
+            output_tokens=found.output_length,
+            tokens_source="tokenizer",
+            block_hashes=[BlockHash(block_id) for block_id in ids],
+            extra={PARTIAL_BLOCK: rest[0]} if rest else {},
+        )
+
+
+class AiperfLine(msgspec.Struct, kw_only=True):
+    """A line as published."""
+
+    input_length: Length
+    output_length: Length | None = None
+    hash_ids: list[int] | None = None
+    timestamp: float | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    session_id: str | None = None
+
+
+@dataclass(slots=True)
+class Before:
+    """A session up to a turn."""
+
+    request_id: RequestId
+    turn: int
+    tokens: int
+    """Its prompt and its answer."""
+    hashes: list[BlockHash] | None
+    """Of its first turn's full blocks, with which every later prompt begins."""
+
+
+class AiperfMooncakeDecoder:
+    """Lines as records; ids are ``aiperf-1``, ``-2``, … in file order. A turn without a timestamp has no arrival."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=MOONCAKE_BLOCK_SIZE, hash=HashInfo(algorithm="mooncake"))
+        self.warnings: Sequence[str] = ()
+        self._count = 0
+        self._sessions: dict[str, Before] = {}
+
+    def decode(self, line: bytes, where: str) -> Record:
+        found = _line(parse_object(line, where), where)
+        self._count += 1
+        before = self._sessions.get(found.session_id or "")
+        request_id = RequestId(f"aiperf-{self._count}")
+        prompt_tokens = found.input_length + (before.tokens if before else 0)
+        hashes = before.hashes if before else _hashes(found, where)
+        turn = before.turn + 1 if before else 1
+        if found.session_id is not None:
+            tokens = prompt_tokens + (found.output_length or 0)
+            self._sessions[found.session_id] = Before(request_id, turn, tokens, hashes)
+        return Record(
+            request_id=request_id,
+            session_id=None if found.session_id is None else SessionId(found.session_id),
+            session_source=None if found.session_id is None else "explicit",
+            parent_id=before.request_id if before else None,
+            turn=None if found.session_id is None else turn,
+            arrival_ms=found.timestamp,
+            think_ms=(found.delay or 0.0) if before and found.timestamp is None else None,
+            prompt_tokens=prompt_tokens,
+            output_tokens=found.output_length,
+            tokens_source="tokenizer",
+            block_hashes=hashes,
+            hashable_blocks=len(hashes) if before and hashes is not None else None,
+        )
+
+
+def _line(found: dict[str, Any], where: str) -> AiperfLine:
+    for name in AIPERF_TEXTS:
+        if name in found:
+            raise InputError(f"{where}: {name}: a text; expected lengths, as input_length")
+    try:
+        return msgspec.convert(found, AiperfLine)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {error}; expected a Mooncake line as AIPerf takes them") from None
+
+
+def _hashes(found: AiperfLine, where: str) -> list[BlockHash] | None:
+    """The ids of a first turn's full blocks; null: it has none."""
+    if found.hash_ids is None:
+        return None
+    ids, _ = _split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
+    return [BlockHash(block_id) for block_id in ids]
+
+
+def _split_ids(ids: list[int], tokens: int, block_size: int, where: str) -> tuple[list[int], list[int]]:
+    """Split ``ids`` after those of the full blocks; raises InputError if there are fewer."""
+    full_blocks = tokens // block_size
+    if len(ids) < full_blocks:
+        raise InputError(f"{where}: hash_ids: {len(ids)} ids; expected {full_blocks}, one for every full block")
+    return ids[:full_blocks], ids[full_blocks:]
+
+
+class BailianLine(msgspec.Struct, kw_only=True):
+    """A line as published."""
+
+    chat_id: int
+    parent_chat_id: int
+    timestamp: float
+    """Arrival in seconds from the trace's start."""
+    input_length: Length
+    output_length: Length
+    type: str | None = None
+    turn: int | None = None
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+class BailianDecoder:
+    """Bailian lines as records, under ids ``bailian-`` and their chat's number; a session is named by its first."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=BAILIAN_BLOCK_SIZE, hash=HashInfo(algorithm="bailian"))
+        self.warnings: Sequence[str] = ()
+        self._roots: dict[int, int] = {}
+        self._decoder = msgspec.json.Decoder(BailianLine)
+
+    def decode(self, line: bytes, where: str) -> Record:
+        try:
+            found = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{where}: {error}; expected a Bailian line") from None
+        ids, _ = _split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
+        if found.chat_id in self._roots:
+            raise InputError(f"{where}: chat_id: {found.chat_id} again; expected unique ids")
+        has_parent = found.parent_chat_id != NO_PARENT
+        root = self._roots.get(found.parent_chat_id, found.parent_chat_id) if has_parent else found.chat_id
+        self._roots[found.chat_id] = root
+        return Record(
+            request_id=_name(found.chat_id),
+            session_id=SessionId(_name(root)),
+            session_source="explicit",
+            parent_id=_name(found.parent_chat_id) if has_parent else None,
+            turn=found.turn,
+            arrival_ms=found.timestamp * 1000,
+            prompt_tokens=found.input_length,
+            output_tokens=found.output_length,
+            tokens_source="usage",
+            block_hashes=list(chained(ids)),
+            extra={} if found.type is None else {"type": found.type},
+        )
+
+
+def chained(block_ids: Sequence[int]) -> Iterator[BlockHash]:
+    """Each block's id with all before it: equal only where the prompts are equal up to there."""
+    before = 0
+    for block_id in block_ids:
+        before = xxhash.xxh3_64_intdigest(before.to_bytes(8, "little") + block_id.to_bytes(8, "little"))
+        yield BlockHash(before)
+
+
+def _name(chat_id: int) -> RequestId:
+    return RequestId(f"bailian-{chat_id}")
