@@ -1,1 +1,1 @@
-"""What a prefix cache does to traffic: vLLM's block pool and scheduler in virtual time, and a model of step times."""
+"""A prefix cache's effect on traffic: vLLM's block pool and scheduler in virtual time, and a model of step times."""

@@ -11,9 +11,8 @@ from time import perf_counter, process_time
 import numpy as np
 
 from scripts.simbench.timing import Figures
-from sim.engine.run import predicted_records
+from sim.engine.run import Tally, predicted_records
 from sim.engine.streaming import StreamingRun
-from sim.engine.summary import Tally
 from sim.latency.modelfile import Model
 from sim.workload.arrivalorder import Part
 from sim.workload.arrivals import BatchPlan

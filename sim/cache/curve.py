@@ -13,13 +13,12 @@ block hits only if those before it do: what counts is the running maximum of the
 import argparse
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from measure.stackdepth import access_depths, count_depths, resident_owners
-from sim.cache.pool import parse_block_size
+from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.workload.accesses import Accesses, read_block_sizes
 from sim.workload.chain import Chains, hashed_records
@@ -48,30 +47,25 @@ class HitCurve:
 
     @property
     def hit_tokens(self) -> IntArray:
-        """Prompt tokens hit at each size."""
         return self.hit_blocks * self.block_size
 
     @property
     def max_hit_blocks(self) -> int:
-        """Hits of an unlimited cache."""
         return int(self.hit_blocks[-1]) if len(self.hit_blocks) else 0
 
     def hits_at(self, size: int) -> int:
-        """Blocks hit by a cache of ``size`` blocks."""
         if size < 1 or not len(self.sizes):
             return 0
         return int(self.hit_blocks[min(size, len(self.sizes)) - 1])
 
     def size_for(self, hits: int) -> int:
-        """The smallest cache, in blocks, that hits at least ``hits`` blocks."""
         return int(self.sizes[np.searchsorted(self.hit_blocks, hits)])
 
     def size_for_share(self, share: float) -> int:
-        """The smallest cache, in blocks, that hits this share of the max hits."""
+        """Smallest cache, in blocks, with this share of the max hits."""
         return self.size_for(-int(-self.max_hit_blocks * share // 1))
 
     def rate_at(self, size: int) -> float:
-        """Hit tokens of a cache of ``size`` blocks over prompt tokens; 0 of nothing is 0."""
         return self.hits_at(size) * self.block_size / self.input_tokens if self.input_tokens else 0.0
 
 
@@ -105,9 +99,7 @@ class CacheUse:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim curve``."""
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
-    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    add_trace_flags(parser)
     parser.add_argument(
         "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
     )
@@ -119,12 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact-blocks", type=int, default=1 << 16, metavar="N", help="sample only beyond N blocks (default 65536)"
     )
-    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="which blocks are sampled (default 0)")
+    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the curves and print them."""
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
     grouping = grouping_of(arguments)
@@ -159,7 +150,6 @@ def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], c
 
 
 def parse_block_sizes(one: int | None, several: str | None) -> list[int | None]:
-    """``--block-size`` or ``--block-sizes``; neither: the trace's own. Raises InputError."""
     if several is None:
         return [parse_block_size(one)]
     if one is not None:
@@ -179,7 +169,6 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
 
 
 def hit_curve(accesses: Accesses) -> HitCurve:
-    """Hits at every size, in O(blocks × log blocks)."""
     depths = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
     hit_blocks = np.cumsum(depths)[1:]
     # From the last depth that occurs on, nothing changes any more.
@@ -203,7 +192,6 @@ def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache
 
 
 def cache_use(accesses: Accesses, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
-    """The groups' use of a cache at each of ``sizes``, in blocks."""
     if accesses.groups is None or not len(accesses.limits):
         return []
     names, place = accesses.groups.largest(accesses.prompt_tokens, grouping.most)
@@ -261,7 +249,6 @@ def curves_as_json(found: list[tuple[HitCurve, list[CacheUse]]], trace: str) -> 
 
 
 def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
-    """The curve as plain lists and numbers."""
     return {
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
@@ -274,7 +261,6 @@ def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
 
 
 def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> str:
-    """Lines for a terminal: the cache size for each share of the max hits, or the hits of each size in tokens."""
     most = curve.max_hit_blocks
     lines = [
         f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} "

@@ -1,4 +1,4 @@
-"""``sim misses``: the cause of every prompt token that a cache of one size did not serve, and which group evicted it.
+"""``sim misses``: the cause of every prompt token that a cache of one size did not serve, and evictions by group.
 
 The pool is that of ``sim pool``: one request at a time, in file order, and to the block the same hits. A block is
 always evicted before its parent, so a chain is cached from its beginning on. A request's prompt blocks are therefore
@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from measure.table import table_lines
-from sim.cache.onebyone import NO_KEYS, OneByOnePool, Requests, note_evictions
+from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions, run_requests
 from sim.cache.onebyone import lay_out as pool_requests
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
-from sim.kernels.onebyone import REQUEST
+from sim.kernels.compiling import say_if_not_compiled
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, hashed_batches
@@ -71,19 +71,18 @@ class Attribution:
     by: str | None
     groups: list[Share]
     evictions: list[list[int]]
-    """Row: the group whose request evicted; column: the group that asked for the block again; in blocks asked for."""
+    """Blocks by evicting group (row) and by the group that requests them again (column)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim misses``."""
     add_pool_flags(parser)
     add_group_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Attribute the misses and print the sums."""
     usable_blocks, grouping = parse_usable_blocks(arguments.num_gpu_blocks), grouping_of(arguments)
+    say_if_not_compiled(run_requests)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         chains = Chains(reader.meta, parse_block_size(arguments.block_size))
@@ -94,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains, grouping: Grouping | None = None) -> Prompts:
-    """Lay out a whole trace's requests. All of their chains are in memory."""
     groups = Groups(namer_of(grouping)) if grouping else None
     parts, turns = [], [np.empty(0, np.int64)]
     for batch, hashes in batches:
@@ -174,12 +172,10 @@ def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[S
 
 
 def misses_as_json(found: Attribution, trace: str) -> dict[str, object]:
-    """Return the object that ``--json`` prints and ``report curve`` draws."""
     return {"kind": "misses", "trace": trace, **asdict(found)}
 
 
 def describe(found: Attribution) -> str:
-    """Tables for a terminal: tokens by cause, in shares of each row's prompt tokens."""
     size = size_text(found.usable_blocks, found.block_size)
     lines = [f"{size}: {found.total.input_tokens:,} prompt tokens of {found.total.requests:,} requests, by cause"]
     if found.rejected:
@@ -187,7 +183,7 @@ def describe(found: Attribution) -> str:
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in CAUSES)]
     lines += table_lines(headings, [_row(share) for share in (found.total, *found.cohorts, *found.groups)])
     if found.by is not None:
-        lines += ["", f"blocks evicted by (row) and asked for again by (column), by {found.by}", *_matrix(found)]
+        lines += ["", f"blocks by evicting {found.by} (row) and requesting {found.by} (column)", *_matrix(found)]
     return "\n".join(lines)
 
 
@@ -198,7 +194,7 @@ def _row(share: Share) -> list[str]:
 
 
 def _matrix(found: Attribution) -> list[str]:
-    """Table of blocks that one group evicted (row) and another asked for again (column)."""
+    """Table of blocks by evicting group (row) and by requesting group (column)."""
     numbers = [str(number) for number in range(1, len(found.groups) + 1)]
     rows = [
         [number, _short(share.name), *(f"{count:,}" for count in row)]

@@ -4,14 +4,28 @@ The pool is the simulator's compiled one. Its arrays grow with what is cached, s
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.kernels import layout
-from sim.kernels.layout import Pool, Records
-from sim.kernels.onebyone import NEVER, REQUEST, Evictions, run_requests
-from sim.kernels.pool import NO_SERIAL, empty_pool, with_keys
+from sim.kernels.compiling import entry, kernel
+from sim.kernels.layout import SOURCES, Ints, Places, Pool, Records, record
+from sim.kernels.pool import (
+    KNOWN,
+    NO_SERIAL,
+    NONE,
+    QUEUE,
+    empty_pool,
+    has_room,
+    hold,
+    index_segments,
+    lookup,
+    publish,
+    release,
+    take,
+    with_keys,
+)
 from sim.vllm.rules import FREE_RULES, FreeRule, blocks_for, lookup_limit
 from sim.workload.chain import Chains, hashed_batches, known_blocks, leading_keys
 from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
@@ -24,6 +38,25 @@ UNLIMITED = 1 << 62
 FIRST_ROOM = 1 << 12
 """Copies of segments that there is room for at first."""
 NO_KEYS = np.empty(0, np.uint64)
+REQUEST = record(
+    "first_key known_keys prompt_blocks most_hits full_blocks num_blocks serial preemptions first_hold last_hold tail "
+    f"hits cached_blocks seen_blocks {SOURCES}"
+)
+"""``known_keys`` of its chain are known, ``prompt_blocks`` of these in its prompt; at its end it holds ``num_blocks``,
+``full_blocks`` of them full. ``cached_blocks``, ``seen_blocks``: leading blocks of the ``prompt_blocks`` that are
+cached at its arrival, and that ever were."""
+NEVER = -1
+
+
+class Evictions(NamedTuple):
+    """Evictions by keys, for keys that are numbers from 0 on. No keys: they are not noted."""
+
+    evictor: Ints
+    """By key: number of the request that evicted it last; NEVER: it was never evicted."""
+    group: Places
+    """By request."""
+    counts: IntArray
+    """By the evictor's group and the group of the request that asks for the block again: blocks."""
 
 
 class Requests(NamedTuple):
@@ -39,7 +72,6 @@ class Requests(NamedTuple):
     """``REQUEST`` of each; its keys are in ``keys``."""
 
     def fits(self, usable_blocks: int | None) -> BoolArray:
-        """Requests that alone fit a pool of so many blocks; None: unlimited."""
         return np.asarray(self.requests["num_blocks"] <= (UNLIMITED if usable_blocks is None else usable_blocks))
 
 
@@ -54,15 +86,10 @@ class OneByOnePool:
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks that lost what they cached to another request."""
         return int(self._pool.counts["evicted_blocks"][0])
 
     def run(self, keys: UInt64Array, requests: Records, evictions: Evictions | None = None) -> IntArray:
-        """Run requests that fit the pool, and return the hit blocks of each.
-
-        Raises InputError where it notices that the keys are not chained: each must have the same ones before it
-        wherever it occurs.
-        """
+        """Run requests that fit the pool; return the hit blocks of each. Raises InputError if keys are not chained."""
         done, most = 0, int(requests["num_blocks"].max(initial=0))
         self._pool = pool = with_keys(self._pool, keys)
         pool.counts["num_holds"] = pool.counts["free_hold"] = 0
@@ -75,12 +102,10 @@ class OneByOnePool:
 
 
 def read_requests(reader: TraceReader, chains: Chains) -> Iterator[Requests]:
-    """Lay out a trace's requests, batch by batch. Raises InputError if the trace has no hashes."""
     return (lay_out(batch, hashes, chains) for batch, hashes in hashed_batches(reader))
 
 
 def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
-    """Lay out the requests of a batch that have a prompt length."""
     size, tokens = chains.block_size, batch.numbers("prompt_tokens")
     rows = np.flatnonzero(tokens > 0)
     prompt_tokens, known = tokens[rows], known_blocks(batch, hashes, chains)[rows]
@@ -96,7 +121,6 @@ def lay_out(batch: Batch, hashes: Hashes, chains: Chains) -> Requests:
 
 
 def note_evictions(keys: int, group: IntArray) -> Evictions:
-    """Notes on evictions of ``keys`` different keys, for requests of such groups, which are numbered from 0 on."""
     groups = int(group.max(initial=-1)) + 1
     return Evictions(np.full(keys, NEVER, np.int32), group, np.zeros((groups, groups), np.int64))
 
@@ -112,3 +136,55 @@ def _with_room(pool: Pool, most_blocks: int) -> Pool:
     return pool._replace(
         segments=segments, copies=copies, holds=np.zeros(most_blocks + 1, layout.HOLD), table=np.zeros(slots, np.int32)
     )
+
+
+@entry
+def run_requests(pool: Pool, requests: Records, first: int, evictions: Evictions) -> int:
+    """Run the requests from ``first`` on, writing what each finds; return the first that needs longer arrays, or how
+    many there are. The table may be another one than in the call before."""
+    index_segments(pool)
+    for number in range(first, len(requests)):
+        request = requests[number]
+        if not has_room(pool, request.num_blocks):
+            return number
+        if len(evictions.evictor):
+            _look_back(pool, request, number, evictions)
+        request.hits = hold(pool, request, request.most_hits)
+        request.tail = NONE  # a new segment behind the hits, where the next requests branch off too
+        if len(evictions.evictor):
+            _note_evictions(pool, request.num_blocks - request.hits, number, evictions)
+        take(pool, request.num_blocks - request.hits)
+        publish(pool, request, request.hits, request.full_blocks)
+        release(pool, request)
+        if pool.counts[0].not_chained:
+            break
+    return len(requests)
+
+
+@kernel
+def _look_back(pool: Pool, request: Any, number: int, evictions: Evictions) -> None:
+    """Count the prompt's blocks that are cached, and behind these the evicted ones by evictor."""
+    depth, _ = lookup(pool, request, request.prompt_blocks)
+    request.cached_blocks = depth
+    while depth < request.prompt_blocks:
+        evictor = evictions.evictor[pool.keys[request.first_key + depth]]
+        if evictor == NEVER:
+            break
+        evictions.counts[evictions.group[evictor], evictions.group[number]] += 1
+        depth += 1
+    request.seen_blocks = depth
+
+
+@kernel
+def _note_evictions(pool: Pool, count: int, number: int, evictions: Evictions) -> None:
+    """Note the evictor of the ``count`` blocks at the queue's head, which are taken next."""
+    count -= min(count, pool.counts[0].num_unhashed)
+    copy = pool.copies[QUEUE].after
+    while count > 0:
+        segment = pool.segments[pool.copies[copy].segment]
+        first = max(segment.start, segment.end - count)
+        if segment.kind == KNOWN:
+            for depth in range(first, segment.end):
+                evictions.evictor[pool.keys[segment.base + depth]] = number
+        count -= segment.end - first
+        copy = pool.copies[copy].after

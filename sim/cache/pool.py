@@ -61,12 +61,10 @@ class HitCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Hit tokens over input tokens; 0 of nothing is 0."""
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
     @property
     def size(self) -> str:
-        """The cache's size in words."""
         return size_text(self.usable_blocks, self.block_size)
 
     def count_tokens(self, record: Record, hit_tokens: int) -> None:
@@ -91,12 +89,10 @@ class RadixCounts(HitCounts):
 
     @property
     def size(self) -> str:
-        """The cache's size in words."""
         return "unlimited" if self.kv_tokens is None else f"{self.kv_tokens:,} tokens in pages of {self.page_size}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim pool``."""
     add_pool_flags(parser)
     parser.add_argument(
         "--object-lru", action="store_true", help="a plain LRU of single blocks, as a yardstick, instead of the pool"
@@ -106,13 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the trace and its block size."""
     parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
     parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
 
 
 def add_pool_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the trace and the flags of a vLLM block pool."""
     add_trace_flags(parser)
     parser.add_argument(
         "--num-gpu-blocks",
@@ -124,7 +118,6 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count the hits and print them."""
     config = PoolConfig(
         trace=arguments.trace,
         usable_blocks=parse_usable_blocks(arguments.num_gpu_blocks),
@@ -158,8 +151,11 @@ def count_pool_hits(
     reader: TraceReader, chains: Chains, usable_blocks: int | None, free_rule: FreeRule = "vllm"
 ) -> HitCounts:
     """Hits in vLLM's pool: rules 1 to 11 of docs/simulator.md, with one request at a time."""
-    from sim.cache.onebyone import OneByOnePool, read_requests  # noqa: PLC0415 - the other caches need no compiled code
+    # The other caches need no compiled code.
+    from sim.cache.onebyone import OneByOnePool, read_requests, run_requests  # noqa: PLC0415
+    from sim.kernels.compiling import say_if_not_compiled  # noqa: PLC0415
 
+    say_if_not_compiled(run_requests)
     pool = OneByOnePool(usable_blocks, free_rule)
     counts = HitCounts(block_size=chains.block_size, usable_blocks=usable_blocks)
     for part in read_requests(reader, chains):
@@ -202,7 +198,6 @@ class ObjectLru:
         self._keys: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def access(self, keys: Sequence[int]) -> int:
-        """Touch ``keys`` in order, and return how many were there."""
         hits = 0
         for key in keys:
             if key in self._keys:
@@ -217,10 +212,7 @@ class ObjectLru:
 
 
 def page_chains(meta: Meta, page_size: int, block_size: int | None) -> Chains:
-    """Chains for a pool of such pages, at ``block_size`` or the trace's own, or at the pages' if they are larger.
-
-    Raises InputError unless pages divide blocks, or blocks pages.
-    """
+    """Chains at the larger of block and page size. Raises InputError unless one divides the other."""
     known = block_size or meta.block_size
     if known is not None and page_size % known and known % page_size:
         raise InputError(
@@ -274,19 +266,16 @@ def parse_usable_blocks(text: str) -> int | None:
 
 
 def parse_block_size(block_size: int | None) -> int | None:
-    """``--block-size``: positive, or absent. Raises InputError."""
     if block_size is not None and block_size < 1:
         raise InputError(f"--block-size: {block_size}; expected a positive number of tokens")
     return block_size
 
 
 def size_text(usable_blocks: int | None, block_size: int) -> str:
-    """A pool's size in words."""
     return "unlimited" if usable_blocks is None else f"{usable_blocks:,} usable blocks of {block_size} tokens"
 
 
 def describe(counts: HitCounts) -> str:
-    """The counts as a few lines for a terminal."""
     lines = [
         f"{counts.size}: {counts.hit_tokens:,} of {counts.input_tokens:,} input tokens hit ({counts.hit_rate:.2%})",
         f"{counts.hit_blocks:,} of {counts.lookup_blocks:,} full prompt blocks, {counts.evicted_blocks:,} evicted, "

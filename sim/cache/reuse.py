@@ -7,13 +7,12 @@ never comes again.
 import argparse
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
 from measure.quantiles import quantile_place
 from measure.stackdepth import access_depths
-from sim.cache.pool import parse_block_size
+from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.workload.accesses import Accesses, read_accesses
 from tracefile.commandline.durations import duration
 from tracefile.records.arrays import BoolArray, FloatArray, IntArray
@@ -37,7 +36,6 @@ class Distribution:
     """At ``LEVELS``: the smallest value with at least that share of all at or below it. Empty: there are none."""
 
     def at(self, level: float) -> float:
-        """Return the quantile at a level of ``LEVELS``."""
         return self.quantiles[round(level * len(LEVELS)) - 1]
 
 
@@ -74,9 +72,7 @@ class Reuse:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``sim reuse``."""
-    parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
-    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    add_trace_flags(parser)
     parser.add_argument(
         "--window", type=duration, default="60s", metavar="TIME", help="duration of a window, such as 60s (default 60s)"
     )
@@ -84,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the reuse and print it."""
     if not arguments.window:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
     accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), by_arrival=True)
@@ -94,7 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
-    """Reuse times, reuse distances and the working set of requests in order of arrival."""
     depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
     again = depths > 0
     now, then = accesses.request_of[again], before[again]
@@ -113,7 +107,6 @@ def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
 
 
 def distribution(unit: str, values: IntArray | FloatArray) -> Distribution:
-    """Quantiles of ``values``."""
     if not len(values):
         return Distribution(unit=unit, count=0, mean=None, quantiles=[])
     quantiles = np.sort(values)[[quantile_place(level, len(values)) for level in LEVELS]].tolist()
@@ -150,17 +143,15 @@ def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[
 
 
 def reuse_as_json(found: Reuse, trace: str) -> dict[str, object]:
-    """Return the object that ``--json`` prints and ``report curve`` draws."""
     return {"kind": "reuse", "trace": trace, **asdict(found)}
 
 
 def describe(found: Reuse) -> str:
-    """Tables for a terminal; of many windows, evenly chosen ones."""
     again = found.accesses - found.first_accesses
     lines = [
         f"{found.accesses:,} accesses of full prompt blocks of {found.block_size} tokens: "
         f"{found.first_accesses:,} first ones, {again:,} again",
-        f"{'asked for again after':>22} {'mean':>11} " + " ".join(f"{f'p{level * 100:.0f}':>11}" for level in SHOWN),
+        f"{'reuse after':>22} {'mean':>11} " + " ".join(f"{f'p{level * 100:.0f}':>11}" for level in SHOWN),
     ]
     for one in (found.time_ms, found.distance_requests, found.distance_blocks):
         if one.mean is not None:

@@ -136,7 +136,6 @@ def hits_at(counts: Counts, sampling: Sampling, sizes: IntArray | FloatArray) ->
 
 
 def count_sampled(records: Iterable[Record], chains: Chains, sampling: Sampling) -> Counts:
-    """Send every request through both orders."""
     counts = Counts(np.zeros(sampling.exact_blocks + 1, np.int64), np.zeros((GROUPS, 2), np.int64))
     exact, sample = empty_stack(2 * sampling.exact_blocks), empty_stack()
     # At rate 1 the threshold must let the largest hash through too.
@@ -207,7 +206,6 @@ def _run(
 
 
 def sampled_as_json(curve: SampledCurve) -> dict[str, Any]:
-    """The curve as plain lists and numbers, beside those of an exact one."""
     return {
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
@@ -223,7 +221,6 @@ def sampled_as_json(curve: SampledCurve) -> dict[str, Any]:
 
 
 def describe_sampled(curve: SampledCurve, shown: Sequence[int]) -> str:
-    """The curve at the sizes ``shown``, or at some twenty of its own."""
     sampling = curve.sampling
     lines = [
         f"{curve.lookup_blocks:,} full prompt blocks of {curve.block_size} tokens; exact up to "

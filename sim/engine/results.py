@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from sim.kernels import layout
-from sim.kernels.layout import SimState
-from sim.kernels.text import MOST_DIGITS, write_arrays
+from sim.kernels.compiling import entry, kernel
+from sim.kernels.layout import Places, SimState
 from sim.latency.modelfile import Model, model_digest
 from sim.vllm.config import EngineConfig
 from sim.workload.arrivals import Arrivals
@@ -21,10 +22,14 @@ from tracefile.records.schema import Meta, Record, Workload
 
 DECIMALS = 4
 """Of times in ms: finer than any clock that a prediction will be compared with."""
+MOST_DIGITS = 22
+"""Most bytes of one gap, its comma included."""
 _GAPS_AT_ONCE = 1 << 18
+_ZERO, _POINT, _COMMA, _OPEN, _CLOSE = (np.uint8(ord(letter)) for letter in "0.,[]")
 
 _OUTCOMES = [outcome or "" for outcome in layout.OUTCOMES]
 
+ByteArray = npt.NDArray[np.uint8]
 Gaps = list[float] | msgspec.Raw
 
 
@@ -94,6 +99,52 @@ def _gap_texts(state: SimState, places: IntArray) -> Iterator[msgspec.Raw]:
         start = end
 
 
+@entry
+def write_arrays(values: FloatArray, firsts: Places, counts: Places, into: ByteArray, ends: Places) -> None:
+    """Write JSON arrays of ``values`` of 0 and more to four decimals: array i has ``counts[i]`` from ``firsts[i]`` on.
+
+    ``ends``: end of each array in ``into``. Digits are those of the shortest equal number, as always in JSON.
+    """
+    end = 0
+    for number in range(len(firsts)):
+        into[end] = _OPEN
+        end += 1
+        for place in range(firsts[number], firsts[number] + counts[number]):
+            if place > firsts[number]:
+                into[end] = _COMMA
+                end += 1
+            end = _write(into, end, int(np.rint(values[place] * 10_000.0)))
+        into[end] = _CLOSE
+        end += 1
+        ends[number] = end
+
+
+@kernel
+def _write(into: ByteArray, end: int, parts: int) -> int:
+    whole = parts // 10_000
+    rest = parts - whole * 10_000
+    digits, left = 1, whole // 10
+    while left > 0:
+        digits += 1
+        left //= 10
+    for place in range(end + digits - 1, end - 1, -1):
+        tenth = whole // 10
+        into[place] = _ZERO + np.uint8(whole - 10 * tenth)
+        whole = tenth
+    end += digits
+    into[end] = _POINT
+    end += 1
+    scale = 1_000
+    while True:
+        digit = rest // scale
+        into[end] = _ZERO + np.uint8(digit)
+        end += 1
+        rest -= digit * scale
+        if rest == 0:
+            return end
+        scale //= 10
+
+
 def _or_none(times_ms: FloatArray) -> list[float | None]:
     known: list[float | None] = times_ms.tolist()
     for place in np.flatnonzero(np.isnan(times_ms)).tolist():
@@ -119,11 +170,9 @@ class FinishOrder:
         self._earlier_arrivals = self._earlier_ends = 0
 
     def __len__(self) -> int:
-        """Number of held records."""
         return len(self._held)
 
     def add(self, result: RequestResult, block_size: int, *, keep_hashes: bool = True) -> None:
-        """Take a result, in any order."""
         record = _predicted(result, block_size, keep_hashes=keep_hashes)
         end_ms = record.end_ms() or record.arrival_ms or 0.0
         self._held.append((end_ms, result.number, result.arrival_ms, record))
@@ -166,7 +215,6 @@ def _count_until(moments_ms: FloatArray, times_ms: FloatArray) -> IntArray:
 
 
 def _predicted(result: RequestResult, block_size: int, *, keep_hashes: bool) -> Record:
-    """The result's record with what was predicted in place of what was recorded."""
     record = result.record
     record.arrival_ms = round(result.arrival_ms, DECIMALS)
     record.scheduled_ms = record.first_byte_ms = record.ttft_ms = record.output_tokens = record.cached_tokens = None
@@ -205,7 +253,6 @@ def _set_run(record: Record, result: RequestResult, block_size: int) -> None:
 
 
 def _ones(gaps: list[float] | msgspec.Raw, count: int) -> Any:
-    """A token per read, in the form of the gaps."""
     return [1] * count if isinstance(gaps, list) else _ones_text(count)
 
 
@@ -224,10 +271,7 @@ def predicted_meta(
     cold_prompts: bool,
     seed: int | None,
 ) -> Meta:
-    """Header of a predicted trace, and its manifest: all that decided it. The same header gives the same records.
-
-    ``digest``: of the trace that was simulated.
-    """
+    """Header of a predicted trace: all that decided it. ``digest``: of the trace that was simulated."""
     return msgspec.structs.replace(
         meta,
         source="sim",
@@ -254,7 +298,6 @@ def predicted_meta(
 
 
 def _version() -> str | None:
-    """Return the version of the installed package; None: not installed as a package."""
     try:
         return importlib.metadata.version("kvtape")
     except importlib.metadata.PackageNotFoundError:

@@ -3,7 +3,9 @@
 import argparse
 import gc
 import json
+import math
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -13,12 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from measure.quantiles import quantile_place
+from measure.survival import END_OF_STATUS, EVENT, incidence, make_waits, quantiles
 from measure.table import table_lines
 from measure.wording import NOTHING
-from sim.engine.results import FinishOrder, predicted_meta
+from sim.engine.results import FAILURES, FinishOrder, predicted_meta
 from sim.engine.streaming import StreamingRun
-from sim.engine.summary import Summary, Tally
-from sim.kernels.loop import say_if_not_compiled
+from sim.kernels import loop
+from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import engine_with, load_model
 from sim.vllm.config import EngineConfig
 from sim.vllm.flags import add_engine_flags, engine_overrides
@@ -33,6 +37,7 @@ from tracefile.records.batches import Batch, RecordBatch
 
 ROUNDING_MS = 0.001
 """More than what rounding can do to a record's end."""
+_LEVELS = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,111 @@ class RunConfig:
     overwrite: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CohortSummary:
+    """TTFT of a cohort's requests, ms; aborts before a first token are censored. None: past the last first token."""
+
+    name: str
+    requests: int
+    """Requests that waited for a first token."""
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A predicted trace in a few lines."""
+
+    requests: int
+    not_ok: int
+    unservable: int
+    """Part of ``not_ok``: requests too long for this engine."""
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: int
+    steps: int
+    arrivals_ms: float
+    """From the first arrival to the last."""
+    drain_ms: float
+    """From the last arrival to the last end."""
+    cohorts: list[CohortSummary]
+
+    @property
+    def is_overrun(self) -> bool:
+        """True if the engine needs longer to finish than the arrivals took, and longer than a minute."""
+        return self.drain_ms > max(self.arrivals_ms, 60_000.0)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class Tally:
+    """Counts predicted records as they are written."""
+
+    def __init__(self) -> None:
+        self._requests = self._not_ok = self._unservable = self._prompt_tokens = self._cached_tokens = 0
+        self._first_ms, self._last_ms, self._end_ms = math.inf, -math.inf, -math.inf
+        self._waits_ms = {name: array("d") for name in ("all", "turn 1", "turns 2+")}
+        self._ends = {name: array("b") for name in self._waits_ms}
+
+    def add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._requests += 1
+            self._not_ok += record.status != "ok"
+            self._unservable += record.error == FAILURES["unservable"]
+            self._note_span(record.arrival_ms or 0.0, record.e2e_ms or 0.0)
+            if record.cached_tokens is not None:
+                self._prompt_tokens += record.prompt_tokens or 0
+                self._cached_tokens += record.cached_tokens
+            self._note_wait(record)
+
+    def _note_wait(self, record: Record) -> None:
+        end = EVENT if record.ttft_ms is not None else END_OF_STATUS[record.status]
+        wait_ms = record.e2e_ms if record.ttft_ms is None else record.ttft_ms
+        if wait_ms is None or (record.ttft_ms is None and end == EVENT):  # not streamed: there was no wait
+            return
+        turn = () if record.turn is None else ("turn 1" if record.turn == 1 else "turns 2+",)
+        for name in ("all", *turn):
+            self._waits_ms[name].append(wait_ms)
+            self._ends[name].append(end)
+
+    def _note_span(self, arrival_ms: float, e2e_ms: float) -> None:
+        self._first_ms = min(self._first_ms, arrival_ms)
+        self._last_ms = max(self._last_ms, arrival_ms)
+        self._end_ms = max(self._end_ms, arrival_ms + e2e_ms)
+
+    def summary(self, preemptions: int, steps: int) -> Summary:
+        return Summary(
+            requests=self._requests,
+            not_ok=self._not_ok,
+            unservable=self._unservable,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            preemptions=preemptions,
+            steps=steps,
+            arrivals_ms=self._last_ms - self._first_ms if self._requests else 0.0,
+            drain_ms=self._end_ms - self._last_ms if self._requests else 0.0,
+            cohorts=[
+                _cohort(name, waits_ms, self._ends[name]) for name, waits_ms in self._waits_ms.items() if waits_ms
+            ],
+        )
+
+
+def _cohort(name: str, waits_ms: "array[float]", ends: "array[int]") -> CohortSummary:
+    times_ms, end = np.array(waits_ms), np.array(ends, dtype=np.int8)
+    if end.any():
+        waits = make_waits(times_ms, end, np.arange(len(times_ms)))
+        found = quantiles(waits, incidence(waits), np.array(_LEVELS)).tolist()
+    else:
+        places = [quantile_place(level, len(times_ms)) for level in _LEVELS]
+        found = np.partition(times_ms, places)[places].tolist()
+    p50, p90, p99 = (value if math.isfinite(value) else None for value in found)
+    return CohortSummary(name, len(times_ms), p50, p90, p99)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``sim run``."""
     parser.add_argument("trace", type=Path, help="trace to predict; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
@@ -97,12 +205,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def predict_trace(config: RunConfig) -> Summary:
-    """Read the trace and the model, simulate, write the predicted trace."""
     model = load_model(config.model)
     digest = trace_digest(config.trace)
     model.refuse_fit_traces(digest, config.trace)
     engine = engine_with(model.engine, config.overrides)
-    say_if_not_compiled()
+    say_if_not_compiled(loop.run)
     with open_trace(config.trace) as reader:
         refuse_other_attention(reader.meta, config.trace)
         header = predicted_meta(
@@ -152,7 +259,6 @@ def predicted_records(
 
 
 def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, config: RunConfig) -> Iterator[Part]:
-    """The trace's requests by the moments at which they can arrive."""
     plan = BatchPlan(Chains(reader.meta, engine.block_size), config.trace, config.cold_prompts)
     batches, order = sessions_of(reader, config.trace) if config.replay_sessions else roots_of(reader, config.trace)
     parts = in_parts(plan.every(batches), order)
@@ -178,7 +284,7 @@ def roots_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
 
 
 def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order]:
-    """The same, each waiting for its parent; where no session is recorded, all at once, as the hashes tell them."""
+    """A trace's batches and the order in which each waits for its parent; no session recorded: from the hashes."""
     with open_trace(path) as again:
         order = by_session(again.batches(), path)
     if (order.parents != NOBODY).any() or not len(order.numbers):

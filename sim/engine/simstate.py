@@ -35,7 +35,6 @@ def build_state(
     seed: int | None = None,
     first_steps: int = FIRST_STEPS,
 ) -> SimState:
-    """Lay out a whole workload, before its first arrival."""
     room = int(arrivals.output_tokens.sum())
     return lay_out(arrivals, config, model, seed, first_steps=first_steps, token_room=room)
 
@@ -161,7 +160,6 @@ def _lay_out_keys(arrivals: Arrivals, requests: Records, block_size: int, blocks
 
 
 def _runs(arrivals: Arrivals) -> Records:
-    """Lay out the clients' side of the requests."""
     runs = np.zeros(len(arrivals), layout.REQUEST_RUN)
     for name in ("entry_ms", "admitted_ms", "ttft_ms", "e2e_ms"):
         runs[name] = np.nan

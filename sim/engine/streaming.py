@@ -61,7 +61,6 @@ class StreamingRun:
 
     @property
     def preemptions(self) -> int:
-        """Preemptions so far."""
         return 0 if self._state is None else int(self._state.clock["preemptions"][0])
 
     @property
@@ -73,12 +72,10 @@ class StreamingRun:
 
     @property
     def held(self) -> int:
-        """Number of requests in flight or yet to arrive."""
         return (0 if self._arrivals is None else len(self._arrivals)) + sum(map(len, self._pending))
 
     @property
     def in_flight_ms(self) -> FloatArray:
-        """Arrival times of the requests in flight."""
         if self._state is None:
             return np.empty(0)
         return np.asarray(self._state.runs["arrival_ms"][_in_flight(self._state)])
@@ -97,9 +94,7 @@ class StreamingRun:
         return float(known_ms.min())
 
     def feed(self, part: Arrivals, until_ms: float) -> Iterator[list[RequestResult]]:
-        """Run until the next part is needed, and yield the new results, some at a time.
-
-        ``until_ms``: the next part has no arrival before; infinity: there is none."""
+        """Run until the next part is needed; yield new results. ``until_ms``: the next part's earliest arrival."""
         self._pending.append(part)
         in_flight = 0 if self._state is None else int(_in_flight(self._state).sum())
         if until_ms < np.inf and sum(map(len, self._pending)) < in_flight // 2:
@@ -236,7 +231,6 @@ def _engine_steps(state: SimState, first: int, end: int) -> int:
 
 
 def _token_room(state: SimState, places: IntArray) -> IntArray:
-    """Room in the arenas of tokens that the requests at ``places`` have."""
     requests = state.scheduler.requests
     return np.asarray(requests["last_token"][places] - requests["prompt_tokens"][places])
 
@@ -248,7 +242,6 @@ def _has_tokens(state: SimState) -> npt.NDArray[np.bool_]:
 
 
 def _move_scheduler(old: SimState, new: SimState, kept: IntArray) -> None:
-    """Move requests, the running list, the waiting queue and the composed step."""
     before, after, moved_to = old.scheduler, new.scheduler, _moved_to(old, kept)
     requests = before.requests[kept]
     for name in layout.REQUEST.names or ():
@@ -278,7 +271,6 @@ def _move_queue(before: Records, after: Records, moved_to: IntArray) -> None:
 
 
 def _moved_pool(before: Pool, after: Pool) -> Pool:
-    """Move cached and held blocks; their keys follow those of the requests."""
     num_holds = int(before.counts["num_holds"][0])
     holds = np.zeros(max(len(after.holds), num_holds + 1), layout.HOLD)
     holds[: num_holds + 1] = before.holds[: num_holds + 1]
@@ -286,7 +278,6 @@ def _moved_pool(before: Pool, after: Pool) -> Pool:
 
 
 def _move_runs(old: SimState, new: SimState, kept: IntArray) -> None:
-    """Move the clients' side, coming events, the API server's jobs and the clock."""
     before, after, moved_to = old.runs[kept], new.runs, _moved_to(old, kept)
     for name in layout.REQUEST_RUN.names or ():
         if name not in _LINKS:
@@ -328,7 +319,6 @@ def _move_tokens(old: SimState, new: SimState, places: IntArray, new_places: Int
 
 
 def _moved_to(state: SimState, kept: IntArray) -> IntArray:
-    """New place of each old place."""
     moved_to = np.full(len(state.runs), -1, np.int64)
     moved_to[kept] = np.arange(len(kept))
     return moved_to

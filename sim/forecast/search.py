@@ -32,7 +32,8 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.forecast.summary import cohorts_of, hit_rates, span_of, ttft_quantiles
-from sim.kernels.loop import say_if_not_compiled
+from sim.kernels import loop
+from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted
@@ -165,7 +166,7 @@ def search(config: SearchConfig) -> Search:
     smallest = config.quantity == "num-gpu-blocks"
     scale = Scale(*((high, low) if smallest else (low, high)), tolerance=config.tolerance, counts=smallest)
     judge = _Judge(config, captured, model)
-    say_if_not_compiled()
+    say_if_not_compiled(loop.run)
     outcome: Outcome = "interrupted"
     answer: float | None = None
     try:

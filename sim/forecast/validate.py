@@ -18,8 +18,8 @@ from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.saturation import demand_of, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
-from sim.kernels import layout
-from sim.kernels.loop import say_if_not_compiled
+from sim.kernels import layout, loop
+from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.vllm.flags import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
@@ -143,7 +143,7 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
     whole, judged = runs[CAPTURED], config.judged
     if judged is not None:
         runs[CAPTURED] = whole.select(judged)
-    say_if_not_compiled()
+    say_if_not_compiled(loop.run)
     as_it_was = Scenario(config.overrides, cold_prompts=config.cold_prompts or captured.cold)
     predicted = {PREDICTED: Predicted(CAPTURED, *_predict(config, model, captured, as_it_was, whole))}
     if config.cold is not None:

@@ -24,7 +24,8 @@ from sim.forecast.scenarios import (
     scenarios_of,
 )
 from sim.forecast.summary import ForecastSummary, cohorts_of, finite, span_of, summarize
-from sim.kernels.loop import say_if_not_compiled
+from sim.kernels import loop
+from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile.commandline.progress import counted
 
@@ -81,7 +82,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
     loads = [plan(captured, scenario) for scenario in (Scenario({}), *config.scenarios)]
-    say_if_not_compiled()
+    say_if_not_compiled(loop.run)
     drawn = members(model, config.members, config.seed)
     cohorts = cohorts_of(captured.records)
     rows: list[Row] = []

@@ -17,7 +17,6 @@ _reception_ms = kernel(terms.reception_ms)
 
 @kernel
 def work_ms(state: SimState, place: int) -> float:
-    """Time to receive a request."""
     tokens = state.scheduler.requests[place].prompt_tokens
     return float(_reception_ms(state.costs, tokens) * state.draws.frontend[place])
 
@@ -34,7 +33,6 @@ def entry_ms(state: SimState, place: int, arrival_ms: float) -> float:
 
 @kernel
 def accept_job(state: SimState, place: int) -> None:
-    """Queue a request that has arrived at the shared core."""
     clock = state.clock[0]
     state.jobs[clock.last_job] = place
     clock.last_job += 1

@@ -27,7 +27,6 @@ SHARED = (
 
 
 def sources_digest() -> str:
-    """Digest of every source that is compiled."""
     digest = hashlib.sha256()
     for path in (*sorted(Path(__file__).parent.glob("*.py")), *SHARED):
         digest.update(path.read_bytes())

@@ -1,20 +1,16 @@
 """Step loop of the engine: deliver events, compose a step, run it, repeat it while it would be the same again."""
 
 import math
-import sys
-from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from sim.kernels.boundaries import can_cross, cross, forget_due, is_due, note_due
 from sim.kernels.compiling import entry, kernel
 from sim.kernels.frontend import run_alone, run_beside
-from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, SimState, Timeline
-from sim.kernels.noise import step_factor
+from sim.kernels.layout import FINISHED, NONE, OK, SHARED_CORE, Draws, SimState, Timeline
 from sim.kernels.requestruns import deliver_events, end, hand_over, next_ms, receive
-from sim.kernels.scheduler import finish_step, schedule
-from sim.latency import terms
+from sim.kernels.scheduler import can_cross, cross, finish_step, forget_due, is_due, note_due, schedule
+from sim.latency import noise, terms
+from tracefile.hashing.splitmix64 import GOLDEN, mix64
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
 
@@ -22,6 +18,11 @@ DONE, FULL, MORE, NOT_CHAINED = range(4)
 """Reasons to stop: nothing is left to arrive or to compute; the timeline or the arenas of tokens are full; the next
 arrivals are needed; a hash occurs at two depths."""
 _ROUNDING = 1.0 + 1e-9
+_NORMALS = float(noise.NORMALS)
+_GOLDEN = np.uint64(GOLDEN)
+_at = kernel(noise.at)
+_step_log = kernel(noise.step_log)
+_mix64 = kernel(mix64)
 _begin_row = kernel(terms.begin_row)
 _count_chunk = kernel(terms.count_chunk)
 _count_decodes = kernel(terms.count_decodes)
@@ -31,10 +32,7 @@ _delivery_ms = kernel(terms.delivery_ms)
 
 
 def run_state(state: SimState) -> SimState:
-    """Run until arrivals are needed or to the end; the returned state may have a longer timeline.
-
-    Raises InputError if hashes turn out not to be chained.
-    """
+    """Run until arrivals are needed or to the end; timelines may grow. Raises InputError if hashes are not chained."""
     while (stop := run(state)) == FULL:
         state = state._replace(timeline=Timeline(*(_twice_as_long(part) for part in state.timeline)))
     if stop == NOT_CHAINED:
@@ -46,18 +44,6 @@ def _twice_as_long(part: FloatArray) -> FloatArray:
     longer = np.empty((2 * len(part), *part.shape[1:]))
     longer[: len(part)] = part
     return longer
-
-
-def is_compiled() -> bool:
-    """Return whether the loop's machine code is on disk, of this version or an earlier one; if not, a run compiles."""
-    kernel = cast(Any, run)
-    return any(Path(kernel.stats.cache_path).glob(f"*.{kernel.__name__}-*.nbi"))
-
-
-def say_if_not_compiled() -> None:
-    """Tell on stderr that a first run compiles the kernels, if it will."""
-    if not is_compiled():
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
 
 
 @entry
@@ -155,7 +141,6 @@ def _give_room(state: SimState, slot: int) -> bool:
 
 @kernel
 def _run_step(state: SimState, slot: int) -> None:
-    """Move the clock over a step; its tokens appear at its end."""
     scheduler = state.scheduler
     _count(state, slot)
     _advance(state)
@@ -232,13 +217,38 @@ def _advance(state: SimState) -> None:
     """Move the clock over the step in the timeline's next row, and the API server with it on a shared core."""
     clock, row = state.clock[0], state.timeline.rows[state.clock[0].num_steps]
     start_ms, step_ms = clock.now_ms, _row_ms(state.costs, row)
-    step_ms = step_ms * step_factor(state, start_ms, step_ms) + clock.carried_ms
+    step_ms = step_ms * _step_factor(state, start_ms, step_ms) + clock.carried_ms
     clock.carried_ms = 0.0
     if state.scheduler.settings[0].placement == SHARED_CORE:
         _share_core(state, step_ms, row)
     else:
         clock.now_ms = start_ms + step_ms
     _append(state, start_ms)
+
+
+@kernel
+def _step_factor(state: SimState, start_ms: float, step_ms: float) -> float:
+    """Factor of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
+    draws, clock = state.draws, state.clock[0]
+    if len(draws.step_table) == 0:
+        return 1.0
+    normal = 0.0
+    if len(draws.step_key):
+        counter = np.uint64(2) * np.uint64(clock.steps_drawn)
+        own = _at(draws.normals, _uniform(draws, counter) * _NORMALS)
+        fresh = _at(draws.normals, _uniform(draws, counter + np.uint64(1)) * _NORMALS)
+        kept = math.exp(-(start_ms - clock.slow_at_ms) / draws.weights[2])
+        clock.slow = kept * clock.slow + math.sqrt(1.0 - kept * kept) * fresh
+        clock.slow_at_ms = start_ms
+        clock.steps_drawn += 1
+        normal = draws.weights[0] * clock.slow + draws.weights[1] * own
+    return math.exp(_step_log(draws.step_knots, draws.step_table, normal, step_ms))
+
+
+@kernel
+def _uniform(draws: Draws, counter: np.uint64) -> float:
+    drawn = _mix64(draws.step_key[0] + (counter + np.uint64(1)) * _GOLDEN)
+    return float(np.float64(np.int64(drawn >> np.uint64(11))) * 2.0**-53)
 
 
 @kernel
@@ -344,7 +354,7 @@ def _repeat(state: SimState, decodes: int, kv_tokens: int, end_step: int, wake_m
         _count_decodes(row, decodes, kv_tokens)
         timeline.starts_ms[number] = now_ms
         step_ms = _row_ms(state.costs, row)
-        now_ms = now_ms + step_ms * step_factor(state, now_ms, step_ms)
+        now_ms = now_ms + step_ms * _step_factor(state, now_ms, step_ms)
         timeline.ends_ms[number] = now_ms
         seen_ms = max(seen_ms, now_ms)
         timeline.seen_ms[number] = seen_ms

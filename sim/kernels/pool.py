@@ -64,8 +64,7 @@ def with_keys(pool: Pool, keys: UInt64Array) -> Pool:
 
 @kernel
 def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
-    """Leading blocks of the request's chain that are cached, of ``most``; and the idle ones of them, without a
-    holder."""
+    """Count the leading cached blocks of the request's chain, of ``most``, and those of them without a holder."""
     stay_apart()
     depth, idle = 0, 0
     if not pool.settings[0].enable_prefix_caching:
@@ -83,8 +82,7 @@ def lookup(pool: Pool, request: Any, most: int) -> tuple[int, int]:
 
 @kernel
 def hold(pool: Pool, request: Any, most: int) -> int:
-    """Give the request the leading blocks of its chain that are cached, of ``most``; return how many these are. Idle
-    blocks leave the free queue."""
+    """Give the request the leading cached blocks of its chain, of ``most``, off the free queue; return their number."""
     stay_apart()
     depth = 0
     while depth < most:
@@ -279,7 +277,6 @@ def _cut(pool: Pool, number: int, depth: int) -> None:
 
 @kernel
 def index_segments(pool: Pool) -> None:
-    """Fill the table anew with every segment that can be found."""
     pool.table[:] = 0
     for number in range(1, pool.counts[0].num_segments + 1):
         _enter(pool, number)
@@ -360,7 +357,6 @@ def _forget(pool: Pool, copy: int) -> None:
 
 @kernel
 def _enter(pool: Pool, number: int) -> None:
-    """Let a segment be found by its first key, if it can be."""
     segment = pool.segments[number]
     if not _can_be_found(segment):
         return
@@ -419,7 +415,6 @@ def _end_of_match(keys: UInt64Array, one: int, other: int, start: int, end: int)
 
 @kernel
 def _link_after(copies: Records, before: int, copy: int) -> None:
-    """Put ``copy`` into the free queue, behind ``before``."""
     after = copies[before].after
     copies[before].after = copy
     copies[copy].before = before
@@ -429,7 +424,6 @@ def _link_after(copies: Records, before: int, copy: int) -> None:
 
 @kernel
 def _unlink(copies: Records, copy: int) -> None:
-    """Take ``copy`` out of the free queue."""
     before, after = copies[copy].before, copies[copy].after
     copies[before].after = after
     copies[after].before = before

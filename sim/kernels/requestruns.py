@@ -56,7 +56,6 @@ def deliver_events(state: SimState) -> None:
 
 @kernel
 def receive(state: SimState) -> None:
-    """Receive arrivals up to now, while a step runs."""
     clock = state.clock[0]
     while clock.num_arrivals > 0 and state.arrivals[0].time_ms <= clock.now_ms:
         _next_arrival(state)
@@ -73,7 +72,6 @@ def hand_over(state: SimState) -> None:
 
 @kernel
 def end(state: SimState, place: int, outcome: np.int64) -> None:
-    """Settle a request's result, and release its children."""
     run = state.runs[place]
     left_ms = run.arrival_ms + (0.0 if math.isnan(run.abort_after_ms) else run.abort_after_ms)
     if outcome == OK and not math.isnan(run.abort_after_ms) and state.clock[0].seen_ms > left_ms:
@@ -153,7 +151,6 @@ def _forget_unseen(state: SimState, place: int, left_ms: float) -> None:
 
 @kernel
 def _see_tokens(state: SimState, place: int) -> None:
-    """Compute TTFT, gaps and end as the client sees them."""
     run, times_ms, steps = state.runs[place], state.timeline.seen_ms, state.token_steps
     first = run.first_token
     seen_ms = times_ms[steps[first]]

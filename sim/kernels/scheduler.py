@@ -3,6 +3,9 @@
 ``is_quiet`` says that nothing has happened since the last step was composed that could let the queue's head in: the
 step loop may then repeat that step without composing it. What is called for every request in every step gets only the
 arrays that it needs: handing over all of them takes longer than the work.
+
+While all requests only decode, each fills a block and takes a new one every ``block_size`` steps, and the scheduler
+need not compose those steps: ``cross`` does what happens at such block boundaries.
 """
 
 from typing import Any
@@ -19,7 +22,6 @@ _blocks_needed = kernel(rules.blocks_needed)
 
 @kernel
 def accepts(scheduler: Scheduler, place: int) -> bool:
-    """Return whether the request could ever finish: its tokens fit the model's length and, alone, the pool."""
     settings, last_token = scheduler.settings[0], scheduler.requests[place].last_token
     blocks = _blocks_for(last_token - 1, settings.block_size)
     return bool(last_token <= settings.max_tokens and blocks <= settings.usable_blocks)
@@ -27,7 +29,6 @@ def accepts(scheduler: Scheduler, place: int) -> bool:
 
 @kernel
 def add(scheduler: Scheduler, place: int) -> None:
-    """Queue a request at the end."""
     request = scheduler.requests[place]
     request.state = WAITING
     _queue(scheduler, place, scheduler.requests[len(scheduler.requests) - 1].previous_waiting)
@@ -37,7 +38,6 @@ def add(scheduler: Scheduler, place: int) -> None:
 
 @kernel
 def schedule(scheduler: Scheduler, slot: int) -> None:
-    """Compose the next step; its tokens count as computed from now on."""
     step, state, settings = scheduler.steps[slot], scheduler.state[0], scheduler.settings[0]
     step.count = 0
     step.total_tokens = 0
@@ -95,7 +95,6 @@ def abort(scheduler: Scheduler, place: int) -> None:
 
 @kernel
 def drop_finished(scheduler: Scheduler) -> None:
-    """Close the ranks of the running."""
     running, state, kept = scheduler.running, scheduler.state[0], 0
     for position in range(state.num_running):
         place = running[position]
@@ -107,7 +106,6 @@ def drop_finished(scheduler: Scheduler) -> None:
 
 @kernel
 def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
-    """Rule 12's first half: every running request in order gets what it lacks."""
     requests, running, state, step = scheduler.requests, scheduler.running, scheduler.state[0], scheduler.steps[slot]
     position, budget = 0, scheduler.settings[0].max_num_batched_tokens
     while position < state.num_running and budget > 0:
@@ -137,7 +135,6 @@ def _schedule_running(scheduler: Scheduler, slot: int, most: int) -> None:
 
 @kernel
 def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
-    """Rule 12's second half: the queue's head is admitted while its whole prompt fits; it blocks the rest."""
     requests, state, pool, step = scheduler.requests, scheduler.state[0], scheduler.pool, scheduler.steps[slot]
     block_size, chunks = scheduler.settings[0].block_size, scheduler.settings[0].enable_chunked_prefill
     budget = scheduler.settings[0].max_num_batched_tokens - step.total_tokens
@@ -169,8 +166,6 @@ def _admit_waiting(scheduler: Scheduler, slot: int, most: int) -> None:
 
 @kernel
 def _make_room(scheduler: Scheduler, place: int, end: int, slot: int) -> bool:
-    """Rule 13: preempt the last of those running, or of the least priority, until tokens up to ``end`` have blocks;
-    False if that took the request itself."""
     while not _extend(scheduler, place, end):
         state, running = scheduler.state[0], scheduler.running
         state.num_running -= 1
@@ -209,7 +204,6 @@ def _position_of(scheduler: Scheduler, place: int) -> int:
 
 @kernel
 def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
-    """Take back a request's share of the step, if it has one."""
     shares, step, kept = scheduler.shares[slot], scheduler.steps[slot], 0
     for number in range(step.count):
         share = shares[number]
@@ -225,7 +219,6 @@ def _withdraw(scheduler: Scheduler, place: int, slot: int) -> None:
 
 @kernel
 def _adopt(scheduler: Scheduler, place: int, hits: int) -> None:
-    """Give an admitted request the blocks it hit."""
     request, block_size = scheduler.requests[place], scheduler.settings[0].block_size
     hold(scheduler.pool, request, hits)
     hit_tokens = hits * block_size
@@ -255,7 +248,6 @@ def _record_admission(scheduler: Scheduler, place: int, hit_tokens: int) -> None
 
 @kernel
 def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
-    """Give a request blocks for its tokens up to ``end``; False, and nothing changed, if they are not free."""
     request, pool, block_size = scheduler.requests[place], scheduler.pool, scheduler.settings[0].block_size
     lacking = _blocks_for(end, block_size) - request.num_blocks
     if lacking > 0:
@@ -272,7 +264,6 @@ def _extend(scheduler: Scheduler, place: int, end: int) -> bool:
 
 @kernel
 def _publish(scheduler: Scheduler, place: int, end: int) -> None:
-    """Rule 10: blocks full of known tokens can be hit from here on, within the same step too."""
     request = scheduler.requests[place]
     full = end // scheduler.settings[0].block_size
     publish(scheduler.pool, request, request.num_hashed, full)
@@ -283,7 +274,6 @@ def _publish(scheduler: Scheduler, place: int, end: int) -> None:
 
 @kernel
 def count_hashed(scheduler: Scheduler, place: int, blocks: int) -> None:
-    """A request's first ``blocks`` blocks are full."""
     request = scheduler.requests[place]
     request.num_hashed = blocks
     request.next_full = (blocks + 1) * scheduler.settings[0].block_size
@@ -306,7 +296,6 @@ def _launch(request: Any, step: Any, share: Any, place: int, tokens: int) -> Non
 
 @kernel
 def _preempt(scheduler: Scheduler, place: int) -> None:
-    """Rule 13: back into the queue with nothing computed; what is in flight still delivers its token."""
     request = scheduler.requests[place]
     _give_back(scheduler, place)
     request.state = WAITING
@@ -369,3 +358,82 @@ def _leave_queue(scheduler: Scheduler, place: int) -> None:
     requests[before].next_waiting = after
     requests[after].previous_waiting = before
     scheduler.state[0].num_waiting -= 1
+
+
+@kernel
+def note_due(scheduler: Scheduler) -> None:
+    """Note when the running requests' last blocks get full while they all only decode."""
+    block_size = scheduler.settings[0].block_size
+    for position in range(scheduler.state[0].num_running - 1, -1, -1):
+        step = -scheduler.requests[scheduler.running[position]].num_computed % block_size
+        scheduler.also_due[position] = scheduler.due[step]
+        scheduler.due[step] = position + 1
+
+
+@kernel
+def forget_due(scheduler: Scheduler) -> None:
+    block_size = scheduler.settings[0].block_size
+    for position in range(scheduler.state[0].num_running):
+        scheduler.due[-scheduler.requests[scheduler.running[position]].num_computed % block_size] = 0
+
+
+@kernel
+def is_due(scheduler: Scheduler, step: int) -> bool:
+    """Return whether a block is taken or filled in the ``step``-th step after ``note_due``."""
+    taking, filling = _due(scheduler, step)
+    return bool(taking != 0 or filling != 0)
+
+
+@kernel
+def can_cross(scheduler: Scheduler, step: int) -> bool:
+    """Return whether the step's boundaries change nothing but the pool.
+
+    There must be blocks for all, and no newly cached block may let the queue's head in. Taken blocks cannot admit it.
+    """
+    state, settings = scheduler.state[0], scheduler.settings[0]
+    may_admit = (
+        state.num_waiting > 0
+        and state.num_running < settings.max_num_seqs
+        and state.num_running < settings.max_num_batched_tokens
+    )
+    taking, filling = _due(scheduler, step)
+    count = 0
+    while taking != 0:
+        count += 1
+        taking = scheduler.also_due[taking - 1]
+    while may_admit and filling != 0:
+        request = scheduler.requests[scheduler.running[filling - 1]]
+        if request.num_hashed < request.known_keys:
+            return False
+        filling = scheduler.also_due[filling - 1]
+    return bool(count <= scheduler.pool.counts[0].num_free)
+
+
+@kernel
+def cross(scheduler: Scheduler, step: int) -> None:
+    """Take and cache the step's blocks in the scheduler's order; composing ahead, blocks taken are full at its end."""
+    ahead = scheduler.settings[0].composes_ahead
+    taking, filling = _due(scheduler, step)
+    while taking != 0 or filling != 0:
+        if taking != 0 and (ahead or filling == 0 or taking <= filling):
+            request = scheduler.requests[scheduler.running[taking - 1]]
+            take(scheduler.pool, 1)
+            request.num_blocks += 1
+            request.room_tokens += scheduler.settings[0].block_size
+            taking = scheduler.also_due[taking - 1]
+        else:
+            place = scheduler.running[filling - 1]
+            request = scheduler.requests[place]
+            publish(scheduler.pool, request, request.num_hashed, request.num_hashed + 1)
+            count_hashed(scheduler, place, request.num_hashed + 1)
+            filling = scheduler.also_due[filling - 1]
+
+
+@kernel
+def _due(scheduler: Scheduler, step: int) -> tuple[int, int]:
+    """Return position + 1 of the first request that takes a block in that step, and of the first that fills one."""
+    settings = scheduler.settings[0]
+    taking = scheduler.due[step % settings.block_size]
+    if settings.composes_ahead:
+        return taking, taking
+    return taking, scheduler.due[(step + 1) % settings.block_size]

@@ -99,17 +99,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Values of the parameters in the order of ``TERMS``."""
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         return tuple(values.get(term.name, 0.0) for term in TERMS)
 
     @property
     def fit_digests(self) -> list[str]:
-        """Digests of the traces it was fitted on."""
         return [trace.digest for trace in self.fitted_on]
 
     def refuse_fit_traces(self, digest: str, path: str | os.PathLike[str]) -> None:
-        """Raise InputError if the trace of this digest is one the model was fitted on."""
         for trace in self.fitted_on:
             if trace.digest == digest:
                 raise InputError(
@@ -119,7 +116,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_with(config: EngineConfig, overrides: Mapping[str, Any]) -> EngineConfig:
-    """Return ``config`` with every override that is not None."""
     return replace(config, **{name: value for name, value in overrides.items() if value is not None})
 
 

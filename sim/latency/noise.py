@@ -72,7 +72,6 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def step_knots(self) -> FloatArray:
-        """log(ms) of the steps' rows."""
         return np.asarray(np.log(np.asarray(self.step_ms)))
 
     def step_table(self) -> FloatArray:
@@ -118,7 +117,6 @@ class StepNoise:
         self._number, self._slow, self._slow_at_ms = 0, 0.0, -math.inf
 
     def factor(self, start_ms: float, step_ms: float) -> float:
-        """Factor of the next step, which begins at ``start_ms`` and is predicted to take ``step_ms``."""
         if not self._table:
             return 1.0
         return math.exp(step_log(self._knots, self._table, self._normal(start_ms), step_ms))
@@ -172,7 +170,6 @@ def stream(seed: int, name: bytes) -> int:
 
 
 def steps_stream(seed: int) -> int:
-    """Key of the steps' draws."""
     return stream(seed, _STEPS)
 
 

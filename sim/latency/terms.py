@@ -131,7 +131,6 @@ DELIVERED_TOKENS = column("delivery_ms_per_prompt_token")
 
 
 def begin_row(row: Row) -> None:
-    """Count a step with nothing in it yet."""
     for place in range(len(row)):
         row[place] = 0.0
     row[STEPS] = 1.0
@@ -213,7 +212,6 @@ class FrontendClock:
         self._free_ms = float("-inf")
 
     def entry_ms(self, arrival_ms: float, work_ms: float) -> float:
-        """Return the time at which a request that takes ``work_ms`` reaches the scheduler."""
         if not self._is_serial:
             return arrival_ms + work_ms
         self._free_ms = max(arrival_ms, self._free_ms) + work_ms

@@ -33,7 +33,6 @@ class RadixConfig:
 
 
 def add_radix_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flag that chooses the engine, and SGLang's settings under its names."""
     parser.add_argument(
         "--engine",
         choices=("vllm", "sglang"),

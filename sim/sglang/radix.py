@@ -63,14 +63,10 @@ class RadixTree:
 
     @property
     def tokens(self) -> int:
-        """Tokens cached."""
         return self.evictable_tokens + self.protected_tokens
 
     def match(self, keys: Sequence[int], tokens: int) -> RadixNode:
-        """Node where the longest cached prefix of the first ``tokens`` ends: its ``end`` is how many hit.
-
-        A node that matches in part is cut there. All on the way are touched, after what was cut off.
-        """
+        """Node where the longest cached prefix of the first ``tokens`` ends; a node that matches in part is cut."""
         node = self.root
         while node.end < tokens and (child := self._child(node, keys)):
             agreed = self._agree(child, keys, tokens)
@@ -107,7 +103,6 @@ class RadixTree:
             above.locks += 1
 
     def unlock(self, node: RadixNode) -> None:
-        """Take back one ``lock`` of this node."""
         for above in node.path():
             above.locks -= 1
             if above.locks == 0:
@@ -116,10 +111,7 @@ class RadixTree:
                 self._offer(above)
 
     def evict(self, tokens: int) -> list[RadixNode]:
-        """Evict whole leaves, least recently touched first, until ``tokens`` are free or nothing is left to evict.
-
-        A parent whose last child went is a leaf like any other.
-        """
+        """Evict whole leaves, least recently touched first, until ``tokens`` are free or no leaf is left."""
         evicted: list[RadixNode] = []
         freed = 0
         while freed < tokens and (leaf := self._next_leaf()):
@@ -143,7 +135,6 @@ class RadixTree:
             pending += node.children.values()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless sizes, links, locks and the queue agree with the tree."""
         evictable = protected = 0
         for node in self.nodes():
             parent, size = node.parent, self.block_size
@@ -186,16 +177,12 @@ class RadixTree:
         return upper
 
     def _offer(self, node: RadixNode) -> None:
-        """Queue ``node`` for eviction if it is a leaf that nobody locks."""
         if not (node.children or node.locks or node.queued or node is self.root):
             node.queued = True
             heapq.heappush(self._queue, (node.last_access, node))
 
     def _next_leaf(self) -> RadixNode | None:
-        """The least recently touched leaf that nobody locks, taken out of the queue.
-
-        Entries are not moved when their node is touched, locked or given a child: it is seen to here.
-        """
+        """Take the least recently touched unlocked leaf out of the queue, whose entries may be outdated."""
         while self._queue:
             queued_at, node = heapq.heappop(self._queue)
             node.queued = False
@@ -210,10 +197,7 @@ class RadixTree:
 
 
 class RadixPool:
-    """SGLang's KV pool between requests, one at a time: the tree, and when the scheduler evicts from it.
-
-    Everything in it is cached. What a request holds beside that is freed at its end.
-    """
+    """SGLang's KV pool between requests, one at a time: the tree, and the scheduler's rule for evictions."""
 
     __slots__ = ("_chunk", "_page", "_room", "tree")
 
@@ -229,10 +213,7 @@ class RadixPool:
         return self._room is None or self._started_pages(prompt_tokens) + output_tokens + self._page < self._room
 
     def run(self, keys: Sequence[int], prompt_tokens: int, computed_tokens: int) -> int:
-        """Run a request that fits, from lookup to end, and return how many tokens of its prompt hit.
-
-        ``keys`` are the hashes of every block it computes a token of, ``computed_tokens`` all of these.
-        """
+        """Run a request that fits; return the hit tokens of its prompt. ``keys``: hashes of all ``computed_tokens``."""
         tree = self.tree
         node = tree.match(keys, self._whole_pages(prompt_tokens - 1))
         tree.lock(node)
@@ -254,7 +235,6 @@ class RadixPool:
         return hits
 
     def _checkpoint(self, node: RadixNode, keys: Sequence[int], tokens: int) -> RadixNode:
-        """Cache the whole pages of what is computed, and lock that instead of ``node``."""
         reached = self.tree.insert(keys, self._whole_pages(tokens))
         self.tree.unlock(node)
         self.tree.lock(reached)

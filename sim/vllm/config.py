@@ -53,7 +53,6 @@ class EngineConfig:
 
     @property
     def usable_blocks(self) -> int:
-        """Blocks that can hold tokens: all but the null block."""
         return self.num_gpu_blocks - 1
 
     @property

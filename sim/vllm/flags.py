@@ -3,12 +3,11 @@
 import argparse
 from typing import Any, get_args
 
-from sim.vllm.config import SchedulingPolicy
+from sim.vllm.config import EngineConfig, SchedulingPolicy
 from sim.vllm.rules import FREE_RULES, FreeRule
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags under vLLM's names; one that is not given leaves the setting as it is."""
     settings = parser.add_argument_group("engine settings", "where they differ from the known ones")
     add, either = settings.add_argument, argparse.BooleanOptionalAction
     add("--num-gpu-blocks", dest="num_gpu_blocks", type=int, metavar="N", help="KV blocks, the null block included")
@@ -35,7 +34,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None = None) -> None:
-    """Flag of the rule that says where a freed block goes."""
     told = "" if default is None else f" (default {default})"
     parser.add_argument(
         "--free-rule",
@@ -47,18 +45,5 @@ def add_free_rule(parser: argparse._ActionsContainer, default: FreeRule | None =
 
 
 def engine_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given."""
-    names = (
-        "num_gpu_blocks",
-        "block_size",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "long_prefill_token_threshold",
-        "enable_chunked_prefill",
-        "scheduling_policy",
-        "enable_prefix_caching",
-        "async_scheduling",
-        "free_rule",
-    )
+    names = EngineConfig.__dataclass_fields__
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}

@@ -151,21 +151,7 @@ class BlockPool:
         return order
 
     def key_of(self, block: int) -> int | None:
-        """Key that ``block`` is cached under; None: it is not."""
         return self._key[block]
-
-    def twins(self, key: int) -> list[int]:
-        """Blocks cached under ``key``, the one that lookups get first."""
-        line: list[int] = []
-        block = self._cached.get(key)
-        while block is not None and block not in line[:1]:
-            line.append(block)
-            block = self._next_twin[block]
-        return line
-
-    def references(self, block: int) -> int:
-        """Number of holders of ``block``."""
-        return self._references[block]
 
     def _link_after(self, before: int, blocks: Sequence[int]) -> None:
         following, previous = self._next_free, self._previous_free

@@ -59,7 +59,6 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        """Output tokens sampled so far."""
         return self.num_tokens - self.prompt_tokens
 
     @property

@@ -27,7 +27,6 @@ def lookup_limit(num_tokens: Count, block_size: int) -> Count:
 
 
 def blocks_for(num_tokens: Count, block_size: int) -> Count:
-    """Blocks that hold ``num_tokens``."""
     return -(-num_tokens // block_size)
 
 

@@ -40,7 +40,6 @@ class Step:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens computed in this step; 0: nothing to run."""
         return sum(share.num_tokens for share in self.scheduled)
 
 
@@ -59,7 +58,6 @@ class PrefixStats:
     preempted_hit_tokens: int = 0
 
     def record(self, request: Request, hit_tokens: int) -> None:
-        """Count one admission of ``request``."""
         if request.preemptions == 0:
             self.requests += 1
             self.query_tokens += request.num_tokens
@@ -84,7 +82,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def accepts(self, request: Request) -> bool:
@@ -159,10 +156,7 @@ class Scheduler:
         return self.config.max_num_batched_tokens
 
     def _schedule_running(self, step: Step, most: int) -> None:
-        """Rule 12's first half: every running request in order gets what it lacks.
-
-        Most are decodes within a block, which concern the pool neither for room nor for a newly full block.
-        """
+        """Rule 12's first half: every running request in order gets what it lacks."""
         running, budget = self.running, self.config.max_num_batched_tokens
         position = 0
         while position < len(running) and budget > 0:
@@ -218,10 +212,7 @@ class Scheduler:
             self._queue(request, at_front=True)
 
     def lacking(self, request: Request) -> int:
-        """Tokens that are known or about to be sampled, and not computed.
-
-        0 where the last token is already on its way: an asynchronous engine schedules no step for nothing.
-        """
+        """Tokens known or about to be sampled, and not computed; 0 where the last token is already on its way."""
         placeholders, computed = request.placeholders, request.num_computed
         if placeholders and computed + 2 - placeholders >= request.prompt_tokens + request.max_tokens:
             return 0
@@ -243,13 +234,11 @@ class Scheduler:
         return True
 
     def _withdraw(self, request: Request, step: Step) -> None:
-        """Take back a share of ``step``, if it has one."""
         shares = [share for share in step.scheduled if share.request is not request]
         request.steps_in_flight -= len(step.scheduled) - len(shares)
         step.scheduled = shares
 
     def _queue(self, request: Request, *, at_front: bool) -> None:
-        """Let a request wait: at one end of the line, or where its priority puts it."""
         if self._by_priority:
             insort(self.waiting, request, key=lambda one: one.rank)
         elif at_front:
@@ -258,7 +247,6 @@ class Scheduler:
             self.waiting.append(request)
 
     def _adopt(self, request: Request, hits: list[int]) -> None:
-        """Give an admitted request the blocks it hit."""
         self.pool.hold(hits)
         hit_tokens = len(hits) * self.config.block_size
         if self.pool.enable_prefix_caching:
@@ -327,7 +315,6 @@ class Scheduler:
                 self.waiting.remove(request)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless requests, their blocks and the pool agree."""
         assert len(self.running) <= self.config.max_num_seqs
         for request in self.waiting:
             assert request.state == "waiting", f"{request.request_id} waits as {request.state}"

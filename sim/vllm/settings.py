@@ -10,7 +10,6 @@ from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta
 
-FLAGS = {"num_gpu_blocks": "--num-gpu-blocks"}
 _ASSUMED = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
 
 
@@ -54,11 +53,7 @@ def settle(metas: Mapping[str, Meta], overrides: Mapping[str, Any]) -> Settings:
 
 
 def refuse_other_attention(meta: Meta, path: object) -> None:
-    """Raise InputError if the engine's header says that its cache is not of full attention alone.
-
-    A sliding window frees a request's oldest blocks while it runs, and several cache groups (hybrid models) hit by
-    rules of their own: docs/simulator.md has neither.
-    """
+    """Raise InputError if the engine's header tells of a sliding window or of several cache groups."""
     told = {} if meta.engine is None else meta.engine.extra
     if told.get("sliding_window"):
         raise InputError(
@@ -75,7 +70,7 @@ def _trace_block_size(metas: Mapping[str, Meta]) -> int | None:
 
 
 def _flag(name: str) -> str:
-    return FLAGS.get(name, "--" + name.replace("_", "-"))
+    return "--" + name.replace("_", "-")
 
 
 def model_name(metas: Sequence[Meta]) -> str | None:

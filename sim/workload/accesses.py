@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.workload.arrivals import require_times
-from sim.workload.chain import Chains, chain_places, hashed_batches, hashed_records, known_prompt_blocks, leading_keys
+from sim.workload.chain import Chains, chain_places, hashed_batches, known_prompt_blocks, leading_keys
 from sim.workload.groups import Grouping, Groups, namer_of
-from sim.workload.interning import intern_chains, lay_out_chains
+from sim.workload.interning import lay_out_chains
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import IntArray
 from tracefile.records.batches import Batch, Hashes
@@ -37,60 +37,54 @@ class Accesses:
 
     @property
     def input_tokens(self) -> int:
-        """Prompt tokens of all requests."""
         return int(self.prompt_tokens.sum())
 
     @property
     def request_of(self) -> IntArray:
-        """Beside ``blocks``: whose each is."""
+        """Request of each of ``blocks``."""
         return np.repeat(np.arange(len(self.limits)), np.diff(self.starts))
 
     @property
     def may_hit(self) -> npt.NDArray[np.bool_]:
-        """Beside ``blocks``: whether it is short of its prompt's last token."""
+        """True where a block is short of its prompt's last token."""
         lengths = np.diff(self.starts)
         return np.arange(len(self.blocks)) < np.repeat(self.starts[:-1] + self.limits, lengths)
 
 
 def read_accesses(trace: Path, block_size: int | None = None, *, by_arrival: bool = False) -> Accesses:
-    """Read a trace's prompts, in file order or by arrival.
-
-    Raises InputError for a trace without hashes, or times where they are needed, or a block size it cannot be read at.
-    """
+    """Read a trace's prompts, in file order or by arrival. Raises InputError without hashes, or the times needed."""
     with open_trace(trace) as reader:
-        (columns,) = _read_columns(reader, [Chains(reader.meta, block_size)])
+        (columns,) = _read_columns(reader, [block_size])
     return columns.accesses(columns.by_arrival(trace) if by_arrival else None)
 
 
 def read_block_sizes(
     trace: Path, block_sizes: Sequence[int | None], grouping: Grouping | None = None
 ) -> list[Accesses]:
-    """The same in file order at each of several block sizes, from one reading of the file: of its columns, if it has
-    them and records need not be asked for their group."""
+    """Read the prompts in file order at each of several block sizes, in one pass."""
     with open_trace(trace) as reader:
-        chains = [Chains(reader.meta, size) for size in block_sizes]
-        if grouping is None:
-            return [columns.accesses() for columns in _read_columns(reader, chains)]
-        readings = [_Reading(one, Groups(namer_of(grouping))) for one in chains]
-        for record in hashed_records(reader):
-            for reading in readings:
-                reading.add(record)
-    return [reading.accesses() for reading in readings]
+        return [columns.accesses() for columns in _read_columns(reader, block_sizes, grouping)]
 
 
-def _read_columns(reader: TraceReader, chains: Sequence[Chains]) -> "list[_Columns]":
-    columns = [_Columns(one) for one in chains]
+def _read_columns(
+    reader: TraceReader, block_sizes: Sequence[int | None], grouping: Grouping | None = None
+) -> "list[_Columns]":
+    groups = [Groups(namer_of(grouping)) if grouping else None for _ in block_sizes]
+    columns = [_Columns(Chains(reader.meta, size), own) for size, own in zip(block_sizes, groups, strict=True)]
     for batch, hashes in hashed_batches(reader):
+        asked = np.flatnonzero(batch.numbers("prompt_tokens") > 0)
+        records = batch.records(asked) if grouping else []
         for column in columns:
-            column.add(batch, hashes)
+            column.add(batch, hashes, asked, records)
     return columns
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Prompts of a trace, batch by batch: what ``_Reading`` collects record by record."""
+    """Prompts of a trace, batch by batch."""
 
     chains: Chains
+    groups: Groups | None
     names: list[str] = field(default_factory=list)
     arrival_ms: list[npt.NDArray[np.float64]] = field(default_factory=list)
     prompt_tokens: list[IntArray] = field(default_factory=list)
@@ -98,9 +92,8 @@ class _Columns:
     hashes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     """Known keys, request after request."""
 
-    def add(self, batch: Batch, hashes: Hashes) -> None:
+    def add(self, batch: Batch, hashes: Hashes, asked: IntArray, records: Sequence[Record]) -> None:
         tokens = batch.numbers("prompt_tokens")
-        asked = np.flatnonzero(tokens > 0)
         known = np.minimum(known_prompt_blocks(batch, hashes, self.chains), tokens // self.chains.block_size)[asked]
         self.hashes.append(leading_keys(hashes, hashes.starts[asked], known, self.chains.factor))
         self.known.append(known)
@@ -108,6 +101,9 @@ class _Columns:
         self.arrival_ms.append(batch.times("arrival_ms")[asked])
         words = batch.words("request_id")
         self.names += [words[place] or "" for place in asked.tolist()]
+        for record in records:
+            assert self.groups is not None
+            self.groups.add(record, self.chains.prompt(record))
 
     def by_arrival(self, trace: Path) -> IntArray:
         """Places in the order of arrivals. Raises InputError naming one without a time."""
@@ -133,36 +129,5 @@ class _Columns:
             block_size=block_size,
             prompt_tokens=tokens,
             arrival_ms=arrival_ms,
-        )
-
-
-@dataclass(slots=True)
-class _Reading:
-    chains: Chains
-    groups: Groups
-    prompts: list[list[int]] = field(default_factory=list)
-    prompt_tokens: list[int] = field(default_factory=list)
-    arrival_ms: list[float] = field(default_factory=list)
-
-    def add(self, record: Record) -> None:
-        keys = self.chains.prompt(record)
-        self.prompts.append(keys)
-        self.prompt_tokens.append(record.prompt_tokens or 0)
-        self.arrival_ms.append(float("nan") if record.arrival_ms is None else record.arrival_ms)
-        self.groups.add(record, keys)
-
-    def accesses(self) -> Accesses:
-        starts = np.cumsum([0, *map(len, self.prompts)])
-        interned = intern_chains(self.prompts, starts[:-1], int(starts[-1]))
-        tokens = np.array(self.prompt_tokens, np.int64)
-        block_size = self.chains.block_size
-        return Accesses(
-            blocks=interned.keys.astype(np.int64),
-            starts=starts.astype(np.int64),
-            limits=(tokens - 1) // block_size,
-            distinct=interned.distinct,
-            block_size=block_size,
-            prompt_tokens=tokens,
-            arrival_ms=np.array(self.arrival_ms),
             groups=self.groups,
         )

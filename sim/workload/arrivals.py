@@ -48,7 +48,6 @@ class Arrival:
     """Time after its arrival at which the client or a timeout aborts it. None: never."""
 
     def request(self, place: int, arrival_ms: float | None = None) -> Request:
-        """Return the scheduler's view of the request at ``place``."""
         return Request(
             self.record.request_id,
             self.prompt_tokens,
@@ -113,7 +112,6 @@ class Arrivals:
         return replace(self, **columns)
 
     def followed_by(self, *others: Self) -> Self:
-        """Append ``others``."""
         every = (self, *others)
         moved = np.cumsum([0, *(len(one.sources) for one in every)])
         columns: dict[str, Any] = {
@@ -217,7 +215,6 @@ class BatchPlan:
         )
 
     def require_hashes(self) -> None:
-        """Raise InputError if no record had hashes and they matter."""
         if not (self.hashed or self.cold_prompts):
             raise InputError(
                 f"{self.path}: block_hashes: no record has any; expected a trace with them, or --cold-prompts"
@@ -257,7 +254,6 @@ def plan_arrivals(
 
 
 def asked_tokens(batch: Batch) -> IntArray:
-    """Output tokens that each request asks for."""
     most = batch.numbers("max_tokens")
     streamed = np.where(np.isnan(batch.times("ttft_ms")), 0, batch.lengths("itl_ms") + 1)
     seen = batch.numbers("output_tokens")
@@ -291,13 +287,11 @@ def parents_of(
 
 
 def last_children(parents: IntArray) -> IntArray:
-    """Largest place among each request's children; NOBODY: it has none."""
     last, children = np.full(len(parents), NOBODY), np.flatnonzero(parents != NOBODY)
     last[parents[children]] = children
     return last
 
 
 def require_times(path: str | Path, ids: Sequence[str | None], arrival_ms: FloatArray) -> None:
-    """Raise InputError naming the first request without an arrival."""
     for place in np.flatnonzero(np.isnan(arrival_ms))[:1].tolist():
         raise InputError(f"{path}: request {ids[place]}: arrival_ms: missing; expected a time")

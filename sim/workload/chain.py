@@ -44,7 +44,6 @@ class Chains:
 
     @property
     def as_recorded(self) -> bool:
-        """True if the engine's blocks are the trace's."""
         return self.factor == 1
 
     def private(self, count: int) -> list[int]:
@@ -72,11 +71,10 @@ class Chains:
         return known[: self.full_blocks(record)]
 
     def full_blocks(self, record: Record) -> int:
-        """Blocks that are full when the record's request ends."""
         return tokens_computed(record) // self.block_size
 
     def _known(self, record: Record) -> tuple[list[int], list[int]]:
-        """The prompt's keys as far as they are true, and the output's, at the engine's size."""
+        """Known keys of the prompt and of the output, at the engine's size."""
         if self.factor > 1:
             record = downsample(record, self.fine_block_size, self.factor)
         prompt: list[int] = list(record.block_hashes or ())
@@ -91,15 +89,11 @@ def tokens_computed(record: Record) -> int:
 
 
 def is_private(key: int) -> bool:
-    """Return whether ``key`` is private, so that nothing ever hits it."""
     return key <= FIRST_PRIVATE
 
 
 def hashed_records(reader: TraceReader) -> Iterator[Record]:
-    """Records with a known prompt length, as they come; at the end the reader's warnings go to stderr.
-
-    Raises InputError, at the end too, if no record had hashes.
-    """
+    """Yield records with a known prompt length; at the end, print warnings. Raises InputError if none had hashes."""
     hashed = False
     for record in reader:
         hashed = hashed or record.block_hashes is not None
@@ -121,19 +115,13 @@ def _length(tokens: int | None) -> int:
 
 
 def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
-    """First ``known`` keys of the chains at ``starts``, chain after chain, in blocks of ``factor`` of the trace's.
-
-    The hash of a larger block is that of the last smaller block in it.
-    """
+    """First ``known`` keys of the chains at ``starts``; a larger block's hash is that of its last smaller block."""
     within = chain_places(np.zeros(len(known), np.int64), known)
     return np.asarray(hashes.values[np.repeat(starts, known) + within * factor + factor - 1])
 
 
 def hashed_batches(reader: TraceReader) -> Iterator[tuple[Batch, Hashes]]:
-    """A trace's batches and their chains, as they come; at the end the reader's warnings go to stderr.
-
-    Raises InputError, at the end too, if no record had hashes.
-    """
+    """Yield batches and their chains; at the end, print warnings. Raises InputError if no record had hashes."""
     hashed = False
     for batch in reader.batches():
         hashes = batch.hashes()

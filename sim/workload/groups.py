@@ -52,7 +52,6 @@ class Groups:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: Record, keys: Sequence[int]) -> None:
-        """Add the next request."""
         self.of_request.append(self._numbers.setdefault(self.namer(record, keys), len(self._numbers)))
 
     def largest(self, tokens: IntArray, most: int) -> tuple[list[str], IntArray]:
@@ -70,33 +69,24 @@ class Groups:
 
 
 def namer_of(grouping: Grouping) -> Namer:
-    """Return the function that names a record's group."""
     if grouping.by == "prefix":
         return _by_prefix(grouping.prefix_blocks)
     return _by_session if grouping.by == "session" else _by_field(grouping.tenant_field)
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of a grouping."""
-    parser.add_argument("--by", choices=get_args(By), help="tell groups of requests apart")
+    parser.add_argument("--by", choices=get_args(By), help="group requests by leading blocks, session or tenant")
     parser.add_argument(
         "--tenant-field",
         default="model",
         metavar="FIELD",
-        help=f"what tells tenants apart: {_FIELDS} (default model)",
+        help=f"field that names the tenant: {_FIELDS} (default model)",
     )
-    parser.add_argument(
-        "--prefix-blocks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="blocks of a prefix (default 1)",
-    )
+    parser.add_argument("--prefix-blocks", type=int, default=1, metavar="N", help="blocks of a prefix (default 1)")
     parser.add_argument("--groups", type=int, default=10, metavar="N", help="show the N largest groups (default 10)")
 
 
 def grouping_of(arguments: argparse.Namespace) -> Grouping | None:
-    """The grouping that the flags ask for. Raises InputError."""
     if arguments.by is None:
         return None
     return Grouping(

@@ -1,15 +1,15 @@
-"""``sim run`` says why it is quiet for a while the first time."""
+"""Notice of the first compilation, by ``sim run``, ``sim pool`` and others."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sim.kernels import compiling, loop
+from sim.kernels import compiling
 from sim.kernels.loop import run
 
 
-def test_it_is_known_whether_the_kernels_were_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_run_says_that_it_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Stats:
         cache_path = str(tmp_path)
 
@@ -17,10 +17,11 @@ def test_it_is_known_whether_the_kernels_were_compiled(tmp_path: Path, monkeypat
         stats = Stats()
         __name__ = run.__name__
 
-    monkeypatch.setattr(loop, "run", Kernel())
-    assert not loop.is_compiled()
+    compiling.say_if_not_compiled(Kernel())
+    assert "compiling the simulator" in capsys.readouterr().err
     (tmp_path / f"loop.{run.__name__}-15.py311.nbi").touch()
-    assert loop.is_compiled()
+    compiling.say_if_not_compiled(Kernel())
+    assert not capsys.readouterr().err
 
 
 def test_machine_code_of_an_earlier_version_is_forgotten(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sim.vllm.config import EngineConfig, SchedulingPolicy
 from sim.vllm.rules import FreeRule
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import FIRST_PRIVATE
-from sim.workload.interning import intern_chains
+from sim.workload.interning import lay_out_chains
 from tests.sim.oracles.plain_engine import Engine
 from tests.sim.oracles.simulation import Simulation, columns, known_keys, read_simulation, simulate
 from tracefile import BlockHash, Meta, Record, RequestId, load_trace
@@ -226,14 +226,17 @@ def test_known_keys_end_where_private_ones_begin() -> None:
 
 
 @given(
-    chains=st.lists(st.lists(st.integers(-(2**63), 2**64 - 1) | st.integers(0, 3), max_size=8), max_size=8),
-    positive=st.booleans(),
+    chains=st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=8), max_size=8),
+    private=st.lists(st.integers(0, 3), min_size=8, max_size=8),
 )
-def test_equal_keys_get_equal_numbers(chains: list[list[int]], positive: bool) -> None:
-    chains = [[abs(key) for key in chain] for chain in chains] if positive else chains
-    starts = np.cumsum([0, *(len(chain) + 1 for chain in chains)])  # a gap after each
-    interned = intern_chains(chains, starts[:-1], int(starts[-1]))
-    keys = [key for chain in chains for key in (*chain, None)]
+def test_equal_keys_get_equal_numbers(chains: list[list[int]], private: list[int]) -> None:
+    own = iter(range(-1, -100, -1))
+    whole = [chain + [next(own) for _ in range(count)] for chain, count in zip(chains, private, strict=False)]
+    known, lengths = (np.array([len(chain) for chain in some], np.int64) for some in (chains, whole))
+    ends = np.cumsum(lengths + 1)  # a gap after each
+    hashes = np.array([key for chain in chains for key in chain], np.uint64)
+    interned = lay_out_chains(hashes, known, lengths, ends - lengths - 1, int(lengths.sum()) + len(chains))
+    keys = [key for chain in whole for key in (*chain, None)]
     for key, number in zip(keys, interned.keys.tolist(), strict=True):
         same = {other for other, place in zip(keys, interned.keys.tolist(), strict=True) if place == number}
         assert same == {key}
@@ -242,7 +245,8 @@ def test_equal_keys_get_equal_numbers(chains: list[list[int]], positive: bool) -
 
 
 def test_private_keys_are_numbered_apart() -> None:
-    interned = intern_chains([[7, FIRST_PRIVATE], [FIRST_PRIVATE - 1, FIRST_PRIVATE - 2], [7]], np.array([0, 2, 4]), 5)
+    known, lengths, starts = np.array([1, 0, 1]), np.array([2, 2, 1]), np.array([0, 2, 4])
+    interned = lay_out_chains(np.array([7, 7], np.uint64), known, lengths, starts, 5)
     assert interned.keys.tolist() == [0, 1, 2, 3, 0]
     assert interned.distinct == 4
 

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.engine import streaming as parts
-from sim.engine.results import DECIMALS
+from sim.engine.results import DECIMALS, MOST_DIGITS, write_arrays
+from sim.engine.run import Tally, roots_of
 from sim.engine.run import predicted_records as predicted_in_parts
-from sim.engine.run import roots_of
 from sim.engine.streaming import StreamingRun
-from sim.engine.summary import Tally
-from sim.kernels.text import MOST_DIGITS, write_arrays
 from sim.latency.modelfile import Model, make_model
 from sim.latency.terms import FrontendPlacement
 from sim.vllm.config import EngineConfig

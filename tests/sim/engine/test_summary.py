@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.engine.summary import Summary, Tally
+from sim.engine.run import Summary, Tally
 from tracefile import Record, RequestId
 
 

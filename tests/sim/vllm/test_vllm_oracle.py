@@ -164,8 +164,16 @@ def contents(pool: BlockPool) -> dict[int, Content]:
     for block in range(1, pool.num_gpu_blocks):
         key = pool.key_of(block)
         if key is not None and block not in found:
-            found |= {twin: (key, place) for place, twin in enumerate(pool.twins(key))}
+            found |= {twin: (key, place) for place, twin in enumerate(twins(pool, key))}
     return found
+
+
+def twins(pool: BlockPool, key: int) -> list[int]:
+    """Blocks cached under ``key``, the one that lookups get first."""
+    line = [pool._cached[key]]
+    while (block := pool._next_twin[line[-1]]) != line[0]:
+        line.append(block)
+    return line
 
 
 def free_contents(pool: BlockPool) -> list[Content | None]:
@@ -174,7 +182,7 @@ def free_contents(pool: BlockPool) -> list[Content | None]:
 
 
 def holders(pool: BlockPool) -> dict[Content, int]:
-    return {content: pool.references(block) for block, content in contents(pool).items()}
+    return {content: pool._references[block] for block, content in contents(pool).items()}
 
 
 def without_ids(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
