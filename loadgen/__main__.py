@@ -47,13 +47,13 @@ ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "pro
 """Flags that the trace's header has even where they were not given."""
 
 OWN_FIELDS = frozenset({"pattern", "seed"})
-"""Those that stand in the header by themselves."""
+"""Flags with fields of their own in the header."""
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 SAMPLED = 4
-"""Sessions whose prompts are proved; more of the same shape would prove no more."""
+"""Sessions with proved prompts; more of the same shape would prove no more."""
 SOUGHT = 200
-"""Sessions among which two of one prefix are looked for."""
+"""Sessions searched for two of one prefix."""
 MADE_UP_TOKENS = 24
 """Length of the answer that stands in a sampled second turn."""
 
@@ -66,7 +66,6 @@ recorded as client_abort, the trace is complete). The same seed and flags make t
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse ``argv`` and run the load, or measure what this machine can send."""
     if argv[:1] == ["selftest"]:
         from loadgen.selftest.command import main as selftest  # noqa: PLC0415 - no run needs it
 
@@ -75,7 +74,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_config(argv: Sequence[str]) -> LoadConfig:
-    """The config of a command line; raises InputError naming the flag."""
     args = _parser().parse_args(argv)
     dataset, dataset_path = parse_dataset(args.dataset)
     rate, rate_to = parse_rate(args.rate)
@@ -160,7 +158,6 @@ def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
 
 
 def _prompts(args: argparse.Namespace) -> LengthDistribution:
-    """Return the prompt lengths of the flag, or the pattern's default."""
     usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
     return (
         usual
@@ -170,7 +167,6 @@ def _prompts(args: argparse.Namespace) -> LengthDistribution:
 
 
 def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthDistribution, int | None, int | None]:
-    """Return the turns of random sessions, and the bounds on a dataset's; raises InputError."""
     if args.turns is not None and (args.min_turns, args.max_turns) != (None, None):
         raise InputError("--turns: with --min-turns or --max-turns; expected one way to say it")
     if dataset_path is not None:
@@ -289,7 +285,6 @@ def run_load(config: LoadConfig) -> int:
 
 
 def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:
-    """The load, for an engine."""
     return LoadJob(
         config=config,
         model=model,
@@ -303,7 +298,7 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
 
 
 def most_shards(config: LoadConfig) -> int | None:
-    """Into how many shards the load can be cut so that each has sessions, now and then all at once; null: any."""
+    """Most shards of which each has sessions, now and then all at once; null: any number."""
     if config.pattern == "calibration":
         return 1
     bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
@@ -311,7 +306,7 @@ def most_shards(config: LoadConfig) -> int | None:
 
 
 def target_rate(config: LoadConfig) -> TargetRate | None:
-    """Requests a second as planned; null: bursts, or answers and pauses say when the next is sent."""
+    """Requests a second as planned; null: bursts, or responses and pauses decide when the next is sent."""
     if not config.open_loop or not config.single_turns or config.pattern == "burst":
         return None
     rates = rate_profile(config)
@@ -324,7 +319,7 @@ def target_rate(config: LoadConfig) -> TargetRate | None:
 
 
 def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
-    """The trace's header, its clock and digest apart."""
+    """The trace's header, without its clock and digest."""
     config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
@@ -340,7 +335,7 @@ def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
 
 
 def _shape(config: LoadConfig) -> dict[str, object]:
-    """The flags that made the load, to be read by people; those that were left as they are by default are not there."""
+    """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
     given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
     defaults = {each.name: each.default for each in fields(config)}
     told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}
@@ -352,7 +347,6 @@ def _shape(config: LoadConfig) -> dict[str, object]:
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
-    """Return the notes on deviations of the load from its plan."""
     notes = []
     if late := outcome.findings.get(NOT_STARTED):
         notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
@@ -381,7 +375,7 @@ class PreparedText:
 def prepare_text(
     source: str, control: ControlClient, model: str, sessions: Iterable[SessionShape], prefix_tokens: int
 ) -> PreparedText:
-    """Ask the tokenizer that ``--tokenizer`` names. Raises InputError if one that was named cannot be had."""
+    """Ask the tokenizer of ``--tokenizer``. Raises InputError if a named one cannot be had."""
     first = list(islice(sessions, SOUGHT))
     try:
         tokenizer = find_tokenizer(source, control, model)
@@ -405,7 +399,6 @@ def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) ->
 
 
 def _has_texts(sessions: Iterable[SessionShape]) -> bool:
-    """Return whether any message is given word by word."""
     return any(
         isinstance(said, VerbatimMessage) for session in sessions for turn in session.turns for said in turn.said
     )
@@ -444,7 +437,6 @@ def _sample(sessions: Sequence[SessionShape]) -> tuple[list[SessionShape], tuple
 
 
 def _continued(text_maker: TextMaker, conversation: Sequence[SentMessage], session: SessionShape) -> list[SentMessage]:
-    """The second turn's prompt behind an answer of words."""
     said = session.turns[1].messages()
     response = text_maker.say(SyntheticMessage("assistant", (Piece(session.turns[1].prompt_key + 1, MADE_UP_TOKENS),)))
     calls = tuple(call for message in said if (call := text_maker.call(message)) is not None)
@@ -453,7 +445,6 @@ def _continued(text_maker: TextMaker, conversation: Sequence[SentMessage], sessi
 
 
 def command() -> None:
-    """Entry point of the ``loadgen`` console script."""
     run_command("loadgen", main)
 
 

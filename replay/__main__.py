@@ -40,10 +40,10 @@ from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 
 DEFAULT_PROBE_BLOCK = 256
-"""Block size of the cache probe where the engine does not tell its own: more than any engine's."""
+"""Block size of the cache probe if the engine does not tell its own: more than any engine's."""
 SAMPLED = 4
 MOST_TURNS = 32
-"""Of a session, for which the template is learnt before the run; a tokenizer on a disk learns more as they come."""
+"""Turns of a session with templates learnt before the run; a local tokenizer learns more later."""
 
 EPILOG = """\
 Requests that the engine refused in the capture are left out; those that were cut short are sent with as many output
@@ -53,12 +53,10 @@ short by Ctrl-C or SIGTERM (what is in flight is recorded as client_abort, the t
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse ``argv`` and run the replay."""
     return run_replay(parse_config(argv))
 
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
-    """The config of a command line; raises InputError naming the flag."""
     args = _parser().parse_args(argv)
     return ReplayConfig(
         source=args.source,
@@ -92,7 +90,7 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
 
 
 def nonce_of(args: argparse.Namespace) -> str:
-    """Return the given nonce; else the resumed run's, or a new one."""
+    """The given nonce, else the resumed run's, else a new one."""
     if args.nonce is not None:
         return str(args.nonce)
     if args.resume and args.output.exists():
@@ -229,7 +227,7 @@ def run_replay(config: ReplayConfig) -> int:
 
 
 def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
-    """Return the body of a request for a new prompt of two blocks."""
+    """Body of a request for a new prompt of two blocks."""
     # Random, so that no earlier probe's blocks are this probe's.
     tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
     token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
@@ -246,7 +244,7 @@ def report(
     notes: list[str],
     before: Examination,
 ) -> int:
-    """Say what came of it; gives the exit code."""
+    """Print the summary; return the exit code."""
     fidelity = fidelity_of(outcome.findings)
     account = account_of(
         survey,
@@ -275,7 +273,7 @@ def report(
 
 
 def sent_earlier(config: ReplayConfig) -> int:
-    """Requests that the run which this one goes on from has sent to their end."""
+    """Requests sent to their end by the resumed run."""
     if not config.run.resume:
         return 0
     history = (last_header(config.trace).workload or Workload()).extra.get(HISTORY, [])
@@ -283,7 +281,7 @@ def sent_earlier(config: ReplayConfig) -> int:
 
 
 def require_hashes(survey: Survey, config: ReplayConfig) -> None:
-    """Raise InputError if the trace says nothing of what was shared and the run depends on it."""
+    """Raise InputError if the run needs the trace's block hashes and there are none."""
     if survey.has_hashes:
         return
     if config.replay_sessions:
@@ -295,7 +293,7 @@ def require_hashes(survey: Survey, config: ReplayConfig) -> None:
 
 
 def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
-    """Raise InputError for an adapter of the trace that the engine cannot be told by its captured name."""
+    """Raise InputError for an adapter that the engine does not know by its captured name."""
     for lora in sorted(survey.loras):
         if found.dialect.lora_needs_map and lora not in config.loras:
             raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
@@ -308,7 +306,6 @@ def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) ->
 
 
 def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
-    """Return the notes that are known before the run."""
     notes = recognition_notes(found)
     if config.speedup != 1.0:
         notes.append(
@@ -323,19 +320,17 @@ def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> li
 
 
 def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:
-    """Return a note if no request waited for another."""
     if config.replay_sessions and not findings.get(FOLLOWERS):
         return ["--replay-sessions: no request of the trace is known to continue another; all were open loop"]
     return []
 
 
 def pattern_of(config: ReplayConfig) -> str:
-    """The pattern's name in the trace."""
     return "replay-sessions" if config.replay_sessions else "replay"
 
 
 def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
-    """The trace's header, its clock and digest apart."""
+    """The trace's header, without its clock and digest."""
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = facts.engine
     if engine.name is None and found.certain:
@@ -362,7 +357,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
 
 
 def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
-    """The flags that made the load what it is, where they are not left as they were, to be read by people."""
+    """Flags that differ from their defaults, for readers of the trace."""
     told = {
         "api": None if config.api == "completions" else config.api,
         "dialect": found.dialect.name,
@@ -388,7 +383,7 @@ class PreparedReplayText:
 
 
 def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str, survey: Survey) -> PreparedReplayText:
-    """Ask the tokenizer that ``--tokenizer`` names; of a replay in token ids, nothing has to be asked."""
+    """Ask the tokenizer of ``--tokenizer``; a replay in token ids asks none."""
     if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
         return PreparedReplayText(None, Examination(tokenizer=IDS))
     block_size = control.facts().engine.block_size
@@ -404,7 +399,6 @@ def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str
 
 
 def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConfig, survey: Survey) -> Examination:
-    """Prove the prompts of the trace's first requests."""
     text = target.text
     if text.unknown is not None:
         return Examination(tokenizer=text.tokenizer, unknown=text.unknown)
@@ -417,7 +411,6 @@ def examine_capture(tokenizer: Tokenizer, target: TextTarget, config: ReplayConf
 
 
 def command() -> None:
-    """Entry point of the ``replay`` console script."""
     run_command("replay", main)
 
 

@@ -32,18 +32,18 @@ class Captured:
     parent_id: RequestId | None
     turn: int | None
     offset_ms: float
-    """From the first arrival of what is sent."""
+    """From the first sent arrival."""
     end_ms: float | None
-    """When it ended, from there; null: unknown."""
+    """End, from there; null: unknown."""
     hashes: Sequence[BlockHash]
-    """The chain as far as it is true; empty: nothing of it is known to be shared."""
+    """Block hashes, as far as they are valid; empty: no known sharing."""
     has_hashes: bool
-    """Whether the trace knows the prompt's blocks."""
+    """True if the trace has the prompt's blocks."""
     hash_source: HashSource | None
     output_hashes: Sequence[BlockHash] | None
     prompt_tokens: int
     output_tokens: int
-    """How many to generate, of all choices: for a request that was cut short, as many as had come."""
+    """Tokens to generate, of all choices; of a request cut short, the tokens seen."""
     cached_tokens: int | None
     endpoint: str | None
     stream: bool
@@ -52,7 +52,7 @@ class Captured:
     lora: str | None
 
     def as_long(self, record: Record) -> bool:
-        """Return whether a replayed prompt and output have the captured lengths."""
+        """True if a replayed prompt and output have the captured lengths."""
         return (record.prompt_tokens, record.output_tokens) == (self.prompt_tokens, self.output_tokens)
 
 
@@ -80,7 +80,6 @@ def load_requests(
 
 
 def read_kept(survey: Survey, selection: Selection) -> Iterator[Record]:
-    """The records that are to be sent, in file order."""
     with open_trace(survey.path) as reader:
         for record in reader:
             if why_not(record, survey.meta.block_size) or selection.why_not(record):
@@ -99,7 +98,7 @@ def _membership(
 
 
 def output_to_generate(record: Record) -> int:
-    """Return the number of tokens to generate: as recorded, else as many as were seen; at least 1."""
+    """As recorded, else as many as were seen; at least 1."""
     if record.output_tokens:
         return record.output_tokens
     if record.status == "ok" and record.output_tokens is None and record.max_tokens:
@@ -108,7 +107,7 @@ def output_to_generate(record: Record) -> int:
 
 
 def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
-    """A record as a request to send again; hashes in eight bytes each, for a trace has millions."""
+    """Hashes take eight bytes each, because a trace has millions."""
     hashes = array("Q", record.block_hashes or [])
     if record.hashable_blocks is not None:
         del hashes[record.hashable_blocks :]
@@ -138,7 +137,6 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
 
 
 def block_hashes(values: "array[int]") -> Sequence[BlockHash]:
-    """An array of hashes, by its true name."""
     return values  # type: ignore[return-value]  # BlockHash is an int
 
 
@@ -153,7 +151,6 @@ class Groups:
         return len(self._parents) - 1
 
     def find(self, item: int) -> int:
-        """Return the least member of the item's set."""
         while self._parents[item] != item:
             self._parents[item] = self._parents[self._parents[item]]
             item = self._parents[item]
@@ -188,7 +185,7 @@ def group_requests(read: Callable[[], Iterable[Record]], *, output_substitution:
 
 
 def _names(record: Record) -> list[str]:
-    """Return the names that bind a request to others: itself (for its children), its parent, its session."""
+    """Names that bind a request to others: itself (for its children), its parent, its session."""
     names = [f"request {record.request_id}"]
     if record.parent_id is not None:
         names.append(f"request {record.parent_id}")
@@ -198,7 +195,7 @@ def _names(record: Record) -> list[str]:
 
 
 def _bind_carrier(groups: Groups, item: int, record: Record, makers: Mapping[BlockHash, int]) -> None:
-    """Join a request with the requests that generated blocks of its prompt."""
+    """Join a request with the generators of its prompt's blocks."""
     for block in record.block_hashes or ():
         maker = makers.get(block)
         if maker is not None:

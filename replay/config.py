@@ -28,39 +28,39 @@ class ReplayConfig:
     url: str
     trace: Path
     nonce: str
-    """What keeps this run's tokens apart from any other run's."""
+    """Seed that keeps this run's tokens apart from other runs'."""
     run: RunFlags = ONE_PROCESS
     model: str = "auto"
     api: ReplayApi = "completions"
     """Completions take the tokens themselves; the others take words of the target's tokenizer. ``auto``: each request
     goes to the API that it was captured on."""
     tokenizer: str = "auto"
-    """Whose tokens words are made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""
+    """Path, ``engine`` or ``none``; ``auto``: the engine's if it has /tokenize."""
     dialect: str = AUTO
     replay_sessions: bool = False
-    """Follow-ups wait for their parent's end instead of their recorded time."""
+    """Follow-ups wait for the parent's end instead of the recorded time."""
     closed_loop: bool = False
-    """Roots go out as slots of ``parallel`` get free, in recorded order, instead of at their recorded time."""
+    """Roots are sent as slots of ``parallel`` get free, in recorded order."""
     parallel: int | None = None
     """Most requests in flight (closed loop with sessions: most sessions); null: no limit."""
     cold_prompts: bool = False
-    """Every request gets tokens of its own."""
+    """Every prompt has its own tokens."""
     output_substitution: bool = True
-    """Real answers take the place of recorded ones in later prompts."""
+    """Real outputs replace recorded ones in later prompts."""
     speedup: float = 1.0
     """Divisor of arrival offsets and think times."""
     max_think_s: float | None = None
-    """Longer pauses are cut to this; null: kept."""
+    """Longest pause; null: no limit."""
     start_s: float | None = None
     end_s: float | None = None
     limit: int | None = None
     repeat: int = 1
-    """How often the trace is sent, one round after another, each with a nonce of its own."""
+    """Rounds of the trace, each with its own nonce."""
     reset_cache: bool = False
     session_headers: tuple[str, ...] = (SESSION_HEADER,)
-    """Headers that carry a request's session."""
+    """Headers with the session id."""
     loras: Mapping[str, str] = field(default_factory=dict)
-    """The target's name for an adapter, by the capture's; "": the model without one."""
+    """Target's adapter by captured adapter; "": the base model."""
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
@@ -110,7 +110,7 @@ class ReplayConfig:
 
 
 def parse_loras(pairs: list[str]) -> dict[str, str]:
-    """``--lora-map`` pairs of captured and target adapter; raises InputError."""
+    """Parse ``--lora-map`` pairs; raises InputError."""
     found: dict[str, str] = {}
     for pair in pairs:
         captured, equals, target = pair.partition("=")

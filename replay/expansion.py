@@ -26,25 +26,24 @@ class Expansion:
     nonce: str
     vocabulary: Vocabulary
     cold: bool = False
-    """Whether a hash means something else in every request."""
+    """True if a hash means other tokens in every request."""
 
     def blocks(self, hashes: Sequence[BlockHash], request_id: RequestId) -> npt.NDArray[np.uint32]:
-        """Token ids, shape (len(hashes), block_size)."""
         salt = self.request_key(request_id) if self.cold else text_key(self.nonce)
         keys = mix64_array(np.array(hashes, dtype=np.uint64) ^ np.uint64(salt))
         return expand_tokens(keys, self.block_size, self.vocabulary)
 
     def tail(self, count: int, request_id: RequestId) -> TokenIds:
-        """Return ``count`` tokens of this request alone, for the unknown part behind the last full block."""
+        """``count`` tokens of this request alone, behind the last full block."""
         return tokens_of(mix64(self.request_key(request_id) ^ TAIL), count, self.vocabulary)
 
     def request_key(self, request_id: RequestId) -> int:
         return text_key(f"{self.nonce}\0{request_id}")
 
     def rekeyed(self, block_hash: BlockHash, request_id: RequestId) -> BlockHash:
-        """Return a hash of this request alone, for a block whose tokens no other request has."""
+        """Hash of this request alone, for a block that no other request shares."""
         return BlockHash(mix64(block_hash ^ self.request_key(request_id)))
 
     def renamed(self, block_hash: BlockHash) -> BlockHash:
-        """Return a hash of this nonce alone, for a block that is shared within the nonce."""
+        """Hash of this nonce alone, for a block shared within the nonce."""
         return BlockHash(mix64(block_hash ^ text_key(self.nonce)))

@@ -9,7 +9,7 @@ from replay.survey import Survey
 from tracefile import InputError, Record
 
 NOT_SENT = "not sent: "
-"""Before a reason, among the findings of a process."""
+"""Prefix of a reason, among a shard's findings."""
 
 
 class Fidelity(msgspec.Struct):
@@ -17,24 +17,24 @@ class Fidelity(msgspec.Struct):
 
     answered: int = 0
     prompt_exact: int = 0
-    """Whose prompt the engine counted as long as recorded."""
+    """Prompts that the engine counted as long as recorded."""
     output_exact: int = 0
-    """Whose answer was as long as was to be generated."""
+    """Outputs of the length to be generated."""
     cached_reported: int = 0
     cached_nonzero: int = 0
-    """Whose prompt the engine found something of in its cache."""
+    """Prompts with any cached tokens."""
     cached_compared: int = 0
-    """Where capture and replay both know the cached tokens."""
+    """Requests with cached tokens known in capture and replay."""
     cached_exact: int = 0
-    """Where they are equal."""
+    """Of these, requests with equal counts."""
     without_hashes: int = 0
-    """Sent with nothing shared because the capture has no hashes for them."""
+    """Sent without sharing: the capture has no hashes for them."""
     without_ids: int = 0
-    """Whose answers filled blocks, but whose generated ids the engine did not return: they cannot be substituted."""
+    """Outputs that filled blocks but cannot be substituted: the engine returned no ids."""
     substituted_blocks: int = 0
     missed_blocks: int = 0
     not_sent: dict[str, int] = {}
-    """Requests behind a turn that failed in this replay, by the failure."""
+    """Requests behind a failed turn, by failure."""
 
     def add(self, captured: Captured, record: Record) -> None:
         self.without_hashes += not captured.has_hashes
@@ -52,7 +52,7 @@ class Fidelity(msgspec.Struct):
             self.cached_exact += record.cached_tokens == captured.cached_tokens
 
     def leave(self, count: int, failure: str) -> None:
-        """Count requests that are not sent because of a failure before them."""
+        """Count requests not sent because of an earlier failure."""
         if count:
             self.not_sent[failure] = self.not_sent.get(failure, 0) + count
 
@@ -62,14 +62,12 @@ class Fidelity(msgspec.Struct):
 
 
 def fidelity_of(findings: Mapping[str, int]) -> Fidelity:
-    """The counts of a whole run."""
     not_sent = {name.removeprefix(NOT_SENT): count for name, count in findings.items() if name.startswith(NOT_SENT)}
     counts = {name: count for name, count in findings.items() if name in Fidelity.__struct_fields__}
     return msgspec.convert(counts | {"not_sent": not_sent}, Fidelity)
 
 
 def fidelity_lines(fidelity: Fidelity) -> list[str]:
-    """For a terminal."""
     of = fidelity.answered
     lines = [
         f"lengths             prompt as recorded {fidelity.prompt_exact}/{of}, "
@@ -86,7 +84,6 @@ def fidelity_lines(fidelity: Fidelity) -> list[str]:
 
 
 def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool) -> list[str]:
-    """Return the warnings on the replay's fidelity."""
     notes = []
     if cold and fidelity.cached_nonzero:
         notes.append(f"not cold: {fidelity.cached_nonzero} requests of {fidelity.cached_reported} hit the prefix cache")
@@ -111,17 +108,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Requests; what was sent, left out and not sent adds up to ``requests``."""
 
     requests: int
-    """Of the trace, once for each round."""
     sent: int
     earlier: int
-    """Sent by the earlier run that this one goes on from."""
+    """Sent by the resumed run."""
     left_out: Mapping[str, int]
-    """By what makes them unfit or unwanted."""
+    """By reason."""
     not_sent: Mapping[str, int]
-    """By the failure before them, or by what cut the run short."""
+    """By the failure before them, or the end of the run."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless all are accounted for."""
         accounted = self.sent + self.earlier + sum(self.left_out.values()) + sum(self.not_sent.values())
         assert accounted == self.requests, f"{accounted} of {self.requests} requests accounted for"
 
@@ -149,7 +144,6 @@ def account_of(
 
 
 def account_lines(account: Account) -> list[str]:
-    """For a terminal."""
     earlier = f", {account.earlier} by an earlier run" if account.earlier else ""
     lines = [f"requests            {account.requests} in the trace, {account.sent} sent{earlier}"]
     for title, reasons in (("left out", account.left_out), ("not sent", account.not_sent)):

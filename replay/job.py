@@ -28,12 +28,12 @@ class Slot:
     """Place in a closed loop, held by a session until all its requests have ended."""
 
     waiting: "Iterator[Replayed]"
-    """The roots still to come, one queue for all slots."""
+    """Remaining roots, one queue for all slots."""
     open: int = 1
-    """Requests of the session in it that are on their way or waited for."""
+    """Open or waiting requests of its session."""
 
     def ended(self, followers: int) -> Sequence[Send]:
-        """Count a request that ended and has ``followers``; return the next root if the slot is free."""
+        """Count an ended request with ``followers`` follow-ups; return the next root if the slot is free."""
         self.open += followers - 1
         if self.open:
             return ()
@@ -52,25 +52,25 @@ class Replayed:
     round: Round
     captured: Captured
     slot: Slot | None = None
-    """Its session's place in a closed loop of sessions; null: there is none."""
+    """Slot in a closed loop of sessions; null: none."""
     before: Exchange | None = None
-    """Of words: what it waited for, with the answer; null: it goes on from nothing."""
+    """Exchange that it continues in words; null: none."""
     prompt: TokenIds | None = None
     chat: ChatPrompt | None = None
-    """The prompt in words; null: token ids are sent."""
+    """Prompt in words; null: token ids are sent."""
     output_hashes: list[BlockHash] | None = None
 
     def due_ms(self) -> float:
-        """Return a root's due time, by the recorded times."""
+        """By the recorded times; of a root."""
         run = self.round.run
         return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
 
     def send(self, due_ms: float | None) -> Send:
-        """Return the request for the sender; ``due_ms`` null: as soon as there is room for it."""
+        """``due_ms`` null: as soon as there is room."""
         return Send(due_ms, self.build, self.follow_ups, self.describe)
 
     def build(self) -> PlannedRequest:
-        """Return the request with its tokens, real output tokens where they are known."""
+        """Use real output tokens where they are known."""
         captured, run = self.captured, self.round.run
         blocks = self.round.blocks(captured).ravel()
         expansion = self.round.words_for(captured) or self.round.expansion
@@ -98,7 +98,7 @@ class Replayed:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """Return the requests that waited for this one (none after a failure), and the next root of its slot."""
+        """Requests that waited for this one (none after a failure), and the next root of its slot."""
         run, captured = self.round.run, self.captured
         self.round.ends_ms[captured.request_id] = response.end_ms
         exchange = self._exchange(response)
@@ -113,7 +113,7 @@ class Replayed:
         return followers if self.slot is None else [*followers, *self.slot.ended(len(followers))]
 
     def describe(self, response: Response) -> Record:
-        """Return the record with the capture's ids and hashes, as far as they match the request."""
+        """Record with the capture's ids and hashes, as far as they match the request."""
         captured = self.captured
         self.prompt = self.chat = None
         self._count(response)
@@ -131,13 +131,11 @@ class Replayed:
         )
 
     def _model(self) -> dict[str, object]:
-        """Return the fields that name the model, with the captured adapter."""
         run, lora = self.round.run, self.captured.lora
         adapter = "" if lora is None else run.config.loras.get(lora, lora)
         return run.dialect.lora(run.model, adapter) if adapter else {"model": run.model}
 
     def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
-        """Return the path and body: the prompt's tokens, or words in their places."""
         run, stream = self.round.run, self.captured.stream
         if run.text is None or run.text.form_of(self.captured) is None:
             body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)
@@ -146,7 +144,7 @@ class Replayed:
         return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
 
     def _exchange(self, response: Response) -> Exchange | None:
-        """Return the exchange for prompts that continue this output; null: none may."""
+        """Exchange for prompts that continue this output; null: none may."""
         config = self.round.run.config
         if self.chat is None:
             return None
@@ -155,7 +153,7 @@ class Replayed:
         return Exchange(self.captured, self.chat, response) if goes_on_from_it else None
 
     def _substitute(self, response: Response) -> None:
-        """Use the real output tokens in later prompts; set the output hashes that are true in this run."""
+        """Use the real output tokens in later prompts; set the output hashes valid in this run."""
         captured, recorded = self.captured, self.captured.output_hashes
         if not response.ok or response.token_ids is None or recorded is None or self.prompt is None:
             return
@@ -183,7 +181,7 @@ class Replayed:
 
 
 def plan_sends(replay: Replay) -> Iterator[Send]:
-    """Yield the roots in order of time, in a closed loop in order alone; all other requests follow from them."""
+    """Yield the roots in order of time, in a closed loop in recorded order; other requests follow from them."""
     roots = roots_of(replay)
     if replay.width is None:
         for root in roots:
@@ -195,7 +193,6 @@ def plan_sends(replay: Replay) -> Iterator[Send]:
 
 
 def roots_of(replay: Replay) -> Iterator[Replayed]:
-    """Yield the requests that wait for no other, of all rounds."""
     for number in range(replay.config.repeat):
         for captured in replay.requests:
             if replay.link(captured).anchor is None and (number, captured.request_id) not in replay.over:
@@ -211,10 +208,10 @@ class ReplayJob:
     model: str
     dialect: DialectName
     text: TextTarget | None = None
-    """What is known of the target's text; null: token ids are sent."""
+    """Null: token ids are sent."""
 
     def open(self, shard: Shard) -> "OpenReplay":
-        """Read the shard's sessions from the trace. Raises InputError."""
+        """Raises InputError."""
         config = self.config
         requests = load_requests(
             self.survey,
@@ -243,7 +240,7 @@ class OpenReplay:
 
     replay: Replay
     _left: int | None = None
-    """Requests to be sent once some are known to be over; null: all."""
+    """Requests left after resumption; null: all."""
 
     def plan(self) -> Plan:
         return plan_sends(self.replay)
@@ -256,7 +253,7 @@ class OpenReplay:
         return self.replay.digest_share()
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave out roots that have ended with all their followers, up to the first failure."""
+        """Omit roots that ended with all their followers, up to the first failure."""
         replay = self.replay
         kept: set[RequestId] = set()
         gone = 0
@@ -282,18 +279,18 @@ class OpenReplay:
 
 
 FOLLOWERS = "followers"
-"""Among the findings: requests that waited for another one's end."""
+"""Finding that counts requests that waited for another."""
 
 
 def slots_of(config: ReplayConfig, shard: Shard) -> int | None:
-    """Return the number of sessions a closed loop has open in a shard; null: not a closed loop of sessions."""
+    """Open sessions of a shard in a closed loop of sessions; null: another mode."""
     if not config.closed_loop or not config.replay_sessions or config.parallel is None:
         return None
     return len(range(shard.index, config.parallel, shard.count))
 
 
 def sent_to_the_end(replay: Replay, root: Replayed, ended: Mapping[RequestId, bool]) -> list[RequestId]:
-    """Return the requests of a root's tree that were sent, if none is left to send; else nothing."""
+    """Requests of a root's tree if all were sent; else none."""
     sent: list[RequestId] = []
     waiting = [root.captured]
     while waiting:

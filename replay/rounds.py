@@ -37,18 +37,18 @@ class OutputSubstitution:
     def __init__(self, expansion: Expansion, reused: Collection[BlockHash], *, enabled: bool = True) -> None:
         self._expansion = expansion
         self._enabled = enabled
-        """Off, every hash stands for made-up tokens: what a replay without output substitution."""
+        """False: every hash stands for made-up tokens."""
         self._reused = frozenset(reused)
-        """Recorded output hashes that some prompt carries; no others need remembering."""
+        """Recorded output hashes that some prompt carries."""
         self._real: dict[BlockHash, TokenIds] = {}
         self._made_up: set[BlockHash] = set()
         self.substituted_blocks = 0
-        """Prompt blocks sent with real generated tokens."""
+        """Prompt blocks sent with real output tokens."""
         self.missed_blocks = 0
-        """Prompt blocks sent with made-up tokens where the capture had generated ones."""
+        """Prompt blocks sent with made-up tokens in place of output tokens."""
 
     def blocks(self, hashes: Sequence[BlockHash], request_id: RequestId) -> npt.NDArray[np.uint32]:
-        """Return the tokens of a prompt's full blocks, shape (len(hashes), block_size); fixes their meaning."""
+        """Tokens of a prompt's full blocks, shape (len(hashes), block_size); fixes their meaning."""
         blocks = self._expansion.blocks(hashes, request_id)
         for index, block_hash in enumerate(hashes):
             if block_hash not in self._reused:
@@ -94,7 +94,7 @@ class OutputSubstitution:
         assert all(len(tokens) == self._expansion.block_size for tokens in self._real.values())
 
     def _stands_for(self, block_hash: BlockHash, tokens: TokenIds) -> bool:
-        """Return whether the hash has these tokens, from now on if it had none yet."""
+        """True if the hash stands for these tokens; sets them if it had none."""
         if block_hash not in self._reused:
             return True
         if not self._enabled or block_hash in self._made_up:
@@ -107,9 +107,9 @@ class Link:
     """Place of a request in a session-paced replay."""
 
     anchor: RequestId | None
-    """The nearest ancestor that is sent again and had ended before this one came; null: a root, open loop."""
+    """Nearest sent ancestor that had ended before this arrival; null: a root."""
     think_ms: float
-    """From the anchor's end to this one's arrival; 0 for a root."""
+    """From the anchor's end; 0 for a root."""
 
 
 ROOT = Link(None, 0.0)
@@ -123,27 +123,25 @@ class Replay:
     model: str
     dialect: Dialect
     requests: Sequence[Captured]
-    """In order of arrival."""
     links: Mapping[RequestId, Link]
-    """Every request's place in its session; empty: open loop, or a closed one without sessions."""
+    """Empty: open loop, or a closed loop without sessions."""
     block_size: int
     width: int | None
-    """Sessions that a closed loop has open at once; null: it has none, or is an open one."""
+    """Open sessions of a closed loop; null: none, or an open loop."""
     period_ms: float
-    """From one round's beginning to the next one's, as recorded."""
+    """Recorded time between starts of rounds."""
     followers: Mapping[RequestId, Sequence[Captured]]
     reused: AbstractSet[BlockHash]
-    """Generated blocks that some prompt carries."""
+    """Generated blocks in some prompt."""
     text: TextReplay | None = None
-    """Makes words of tokens; null: the tokens are sent."""
+    """Null: token ids are sent."""
     over: set[tuple[int, RequestId]] = field(default_factory=set)
-    """Rounds and roots that an earlier part of the run has sent to their end."""
+    """Rounds and roots that the resumed run has ended."""
     fidelity: Fidelity = field(default_factory=Fidelity)
     rounds: dict[int, "Round"] = field(default_factory=dict)
-    """Those begun."""
 
     def round(self, number: int) -> "Round":
-        """Return round ``number`` from 0, begun on its first use."""
+        """Round ``number`` from 0, begun on its first use."""
         if number not in self.rounds:
             nonce, cold = round_nonce(self.config.nonce, number), self.config.cold_prompts
             expansion = Expansion(self.block_size, nonce, self.config.vocabulary, cold)
@@ -156,12 +154,11 @@ class Replay:
         return self.links.get(captured.request_id, ROOT)
 
     def think_ms(self, captured: Captured) -> float:
-        """Return the pause before a request that waits for another one's end."""
+        """Pause before a request that waits for another one's end."""
         think_ms = self.link(captured).think_ms / self.config.speedup
         return think_ms if self.config.max_think_s is None else min(think_ms, self.config.max_think_s * 1000)
 
     def behind(self, captured: Captured) -> Iterator[Captured]:
-        """Yield all requests after this one in its session."""
         waiting = list(self.followers.get(captured.request_id, ()))
         while waiting:
             following = waiting.pop()
@@ -207,17 +204,15 @@ class Round:
 
     run: Replay
     number: int
-    """From 0."""
     expansion: Expansion
-    """Of token ids."""
     substitution: OutputSubstitution
     words: Expansion | None = None
-    """Of words, by number; null: none are sent."""
+    """Of word numbers; null: none are sent."""
     ends_ms: dict[RequestId, float] = field(default_factory=dict)
-    """When each request ended, by its captured id."""
+    """End of each request, by captured id."""
 
     def request_id(self, captured_id: RequestId) -> RequestId:
-        """Return a request's id in this round; the first round keeps the captured id."""
+        """The first round keeps the captured id."""
         return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
 
     def session_id(self, captured_id: SessionId | None) -> SessionId | None:
@@ -226,18 +221,18 @@ class Round:
         return SessionId(f"{captured_id}~{self.number + 1}")
 
     def blocks(self, captured: Captured) -> npt.NDArray[np.uint32]:
-        """Return the tokens of a prompt's full blocks, or the words in their places."""
+        """Tokens of a prompt's full blocks, or the words in their places."""
         words = self.words_for(captured)
         source = words or (self.expansion if self.run.config.cold_prompts else self.substitution)
         return source.blocks(captured.hashes, captured.request_id)
 
     def words_for(self, captured: Captured) -> Expansion | None:
-        """Return the expansion that makes a request's words; null: it is sent in token ids."""
+        """Null: the request is sent in token ids."""
         text = self.run.text
         return None if text is None or text.form_of(captured) is None else self.words
 
     def hashes(self, captured: Captured) -> list[BlockHash] | None:
-        """Return the prompt's hashes in this round; null: the capture has none."""
+        """Null: the capture has none."""
         if not captured.has_hashes:
             return None
         if self.run.config.cold_prompts:
@@ -245,7 +240,7 @@ class Round:
         return self.own(captured.hashes)
 
     def own(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Return hashes as this round shares them: the capture's in the first round, new ones in others."""
+        """The capture's hashes in the first round, new ones in others."""
         return list(hashes) if self.number == 0 else [self.expansion.renamed(block_hash) for block_hash in hashes]
 
 
@@ -261,7 +256,7 @@ def make_replay(
     period_ms: float = 0.0,
     text: TextReplay | None = None,
 ) -> Replay:
-    """A replay ready to be sent; ``links`` empty: no request waits for another."""
+    """``links`` empty: no request waits for another."""
     generated = {block_hash for request in requests for block_hash in request.output_hashes or ()}
     carried = {block_hash for request in requests for block_hash in request.hashes if block_hash in generated}
     followers: dict[RequestId, list[Captured]] = defaultdict(list)
@@ -285,7 +280,7 @@ def make_replay(
 
 
 def round_nonce(nonce: str, number: int) -> str:
-    """The nonce of round ``number`` from 0; the first one's is the run's."""
+    """The first round's nonce is the run's."""
     return nonce if number == 0 else f"{nonce}~{number + 1}"
 
 

@@ -19,10 +19,10 @@ from wire.answer import GENERATING, LLAMA_CPP
 HTTP_ERROR = 400
 REPLAYABLE = GENERATING | {LLAMA_CPP}
 MOST_TOKENS = 1 << 24
-"""Of one prompt, one response, or one block: some ten times the longest context that is served."""
+"""Of one prompt, output or block: about ten times the longest served context."""
 MOST_CHOICES = 1 << 10
 LONGEST_MS = 366 * 24 * 3600 * 1000.0
-"""From one end of a trace to the other: beyond it, a clock was misread and the run would wait for ever."""
+"""Longest trace: beyond it, a clock was misread and the run would never end."""
 
 RULES: tuple[Rule, ...] = (check_signs, check_hashes)
 
@@ -37,12 +37,12 @@ class Selection:
     """On the trace's clock; null: from its beginning. What arrived before is left out, its follow-ups are not: they
     find their context in the cache as far as others' prompts put it there."""
     end_s: float | None = None
-    """What arrived then or later is left out; null: to its end."""
+    """End, exclusive; null: the trace's end."""
     limit: int | None = None
-    """Of what is left, the first so many by arrival; null: all."""
+    """First requests by arrival; null: all."""
 
     def why_not(self, record: Record) -> str | None:
-        """Return the reason for a record outside; null: inside."""
+        """Reason for a record outside; null: inside."""
         arrival_ms = record.arrival_ms or 0.0
         if self.start_s is not None and arrival_ms < self.start_s * 1000:
             return "before --start"
@@ -62,30 +62,25 @@ class Survey:
     meta: Meta
     source_digest: str
     total: int
-    """Records of the trace."""
     kept: int
-    """Requests to be sent."""
     left_out: Counter[str]
-    """Requests that are not sent, by reason."""
+    """Requests not sent, by reason."""
     cut: tuple[float, int] | None
-    """Arrival and line of the last request that ``--limit`` lets through; null: no limit."""
+    """Arrival and line of the last request within ``--limit``; null: no limit."""
     first_ms: float
-    """The first arrival of what is sent, on the trace's clock."""
+    """First sent arrival, on the trace's clock."""
     last_ms: float
-    """The last end or arrival of what is sent, on the trace's clock."""
+    """Last sent end or arrival, on the trace's clock."""
     has_hashes: bool
-    """Whether the trace knows anything of sharing."""
+    """True if the trace has block hashes."""
     links_known: bool
-    """True if the trace itself has parents."""
     loras: frozenset[str]
     endpoints: frozenset[str]
-    """Of what is sent."""
     beyond_limit: int
-    """Requests whose answers were longer than their own limit."""
+    """Requests with outputs above their own limit."""
 
     @property
     def block_size(self) -> int:
-        """Tokens in a hashed block; 1 for a trace without hashes."""
         return self.meta.block_size or 1
 
     @property
@@ -94,7 +89,7 @@ class Survey:
 
 
 def survey_trace(path: str | os.PathLike[str], selection: Selection = ALL) -> Survey:
-    """Go through a trace once; raises InputError naming the line of a record that makes no sense."""
+    """Raises InputError naming the line of an invalid record."""
     with open_trace(path) as reader:
         check_meta(reader.meta, reader.path)
         seen = _Seen(reader.meta.block_size)
@@ -149,7 +144,6 @@ class _Seen:
             self._beyond_limit += 1
 
     def check_parents(self, reader: TraceReader) -> None:
-        """Raise InputError for a cycle of parents; warn of missing parents."""
         in_cycle = find_cycle(self._parents)
         if in_cycle is not None:
             where = reader.where(self._lines[in_cycle])
@@ -163,7 +157,7 @@ class _Seen:
             )
 
     def survey(self, reader: TraceReader, selection: Selection, source_digest: str) -> Survey:
-        """Return the survey, cut to ``--limit``; raises InputError if nothing is left to send."""
+        """Cut to ``--limit``; raises InputError if nothing is left to send."""
         order = sorted(range(len(self._at)), key=lambda index: (self._arrivals_ms[index], self._at[index]))
         beyond = order[selection.limit :] if selection.limit is not None else []
         if beyond:
@@ -210,14 +204,12 @@ def why_not(record: Record, block_size: int | None) -> str | None:
 
 
 def check_meta(meta: Meta, path: str) -> None:
-    """Raise InputError if the header's blocks cannot be."""
     size = meta.block_size
     if size is not None and not 1 <= size <= MOST_TOKENS:
         raise InputError(f"{path}:1: meta.block_size: {size}; expected 1 to {MOST_TOKENS}")
 
 
 def check_record(record: Record, block_size: int | None, where: str) -> None:
-    """Raise InputError for lengths, times and hashes that cannot be."""
     for field, what in chain.from_iterable(rule(record, block_size) for rule in RULES):
         raise InputError(f"{where}: {field}: {what}")
     if record.prompt_tokens == 0:
@@ -241,7 +233,7 @@ def check_record(record: Record, block_size: int | None, where: str) -> None:
 
 
 def find_cycle(parents: Mapping[RequestId, RequestId]) -> RequestId | None:
-    """A request that is its own ancestor; null: there is none. ``parents``: each child's parent."""
+    """A request that is its own ancestor; null: none."""
     sound: set[RequestId] = set()
     for start in parents:
         trail: dict[RequestId, None] = {}

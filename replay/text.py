@@ -30,14 +30,14 @@ from replay.capture import Captured
 from replay.expansion import Expansion
 
 UNSAID = SentMessage("user", "", length=0)
-"""Where the words will be."""
+"""Place of the words."""
 FINDINGS = "text."
 UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
     "chat": frozenset(),
     "responses": frozenset({"n", "n_cmpl"}),
     "messages": frozenset({"n", "n_cmpl", "priority"}),
 }
-"""What an API has no field for, among what is told of a captured request's shape."""
+"""Fields of a captured shape that an API does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class TextTarget:
     """Text settings of a shard; plain values."""
 
     api: TextApi | Literal["auto"]
-    """``auto``: each request's own, where that takes conversations."""
+    """``auto``: each request's own API, if it takes conversations."""
     text: TargetText
     engine_block_size: int | None = None
-    """In which the engine caches; null: it does not say."""
+    """Of the engine's cache; null: unknown."""
 
 
 @dataclass(slots=True)
@@ -56,34 +56,32 @@ class TextCounts:
     """Counts of the captured blocks in a replay of words."""
 
     longer: int = 0
-    """Prompts with no room for the template's end in their tail."""
+    """Prompts without room for the template's end in their tail."""
     longer_tokens: int = 0
     template_blocks: int = 0
-    """Leading blocks that lie wholly within the template, of all prompts: shared by all of them."""
+    """Leading blocks within the template, of all prompts."""
     continued: int = 0
-    """Prompts that went on from the real answer of the one before."""
+    """Prompts that continued a real output."""
     made_up: int = 0
-    """Prompts that could not, though the capture did: the blocks that the answer filled are words there."""
+    """Prompts that could not, unlike the capture."""
 
     def findings(self) -> dict[str, int]:
         return {FINDINGS + name: count for name, count in asdict(self).items()}
 
 
 def text_counts(findings: Mapping[str, int]) -> TextCounts:
-    """The counts of all shards out of their merged findings."""
+    """Counts of all shards."""
     found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
     return TextCounts(**found)
 
 
 def text_lines(counts: TextCounts) -> list[str]:
-    """For a terminal."""
     if not counts.continued and not counts.made_up:
         return []
     return [f"real outputs        {counts.continued} prompts continued a real output, {counts.made_up} could not"]
 
 
 def text_notes(counts: TextCounts) -> list[str]:
-    """Return the notes on lost properties of the capture."""
     notes = []
     if counts.longer:
         notes.append(
@@ -112,7 +110,7 @@ class TextReplay:
         return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
-        """Return the form of a request in words; null: it is sent in token ids."""
+        """Null: the request is sent in token ids."""
         api = text_api_of(captured.endpoint) if self.api == "auto" else self.api
         return None if api is None else self.forms[api]
 
@@ -120,7 +118,7 @@ class TextReplay:
         return self.counts.findings() | self.text_maker.truth.findings()
 
     def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
-        """Return a request body, with the fields of the captured shape that the API has."""
+        """With the fields of the captured shape that the API has."""
         api = prompt.form.api
         known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]}
         return conversation_body(
@@ -131,7 +129,7 @@ class TextReplay:
         return Vocabulary(0, len(self.text_maker.target.words.texts))
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
-        """Return a captured prompt in words; ``before``: the exchange that it waited for."""
+        """``before``: the exchange that it waited for."""
         form = self.form_of(captured)
         assert form is not None  # it is sent in words
         if before is not None:
@@ -148,7 +146,7 @@ class TextReplay:
         return ChatPrompt(form, [self._user(fitted.numbers)])
 
     def _going_on(self, captured: Captured, numbers: TokenIds, before: "Exchange") -> ChatPrompt | None:
-        """Continue a real output; null: the capture did not, or its length is unknown."""
+        """Continue a real output; null: the capture did not, or the length is unknown."""
         if not goes_on(captured, before.captured):
             return None
         spoken = before.prompt.answered(before.response, 0)
@@ -156,7 +154,7 @@ class TextReplay:
         return None if fitted is None else before.prompt.going_on(before.response, [self._user(fitted.numbers)], 0)
 
     def _fit(self, captured: Captured, numbers: TokenIds, conversation: Sequence[SentMessage]) -> "Fitted | None":
-        """Choose the words of the last message, so that each keeps its place; null: lengths unknown."""
+        """Choose words of the last message that keep their places; null: lengths unknown."""
         gaps = self.text_maker.gaps(order_of(conversation))
         start = self.text_maker.head_length(conversation, len(conversation) - 1)
         if gaps is None or start is None:
@@ -193,19 +191,18 @@ class Exchange:
 
 
 def words_for(captured: Captured, expansion: Expansion) -> TokenIds:
-    """A word in the place of each token of a captured prompt."""
     blocks = expansion.blocks(captured.hashes, captured.request_id).ravel()
     return np.concatenate([blocks, expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)])
 
 
 def goes_on(captured: Captured, before: Captured) -> bool:
-    """Return whether a captured prompt begins with all cached blocks of ``before``, its output included."""
+    """True if a captured prompt begins with all cached blocks of ``before``, its output included."""
     known = [*before.hashes, *(before.output_hashes or ())]
     return len(captured.hashes) >= len(known) > 0 and list(captured.hashes[: len(known)]) == known
 
 
 def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:
-    """A shard's side of it; ``block_size`` is the capture's."""
+    """``block_size`` is the capture's."""
     text_maker = open_text_maker(target.text)
     engine_block = target.engine_block_size or block_size
     forms = {api: TextForm(api, text_maker, dialect, engine_block) for api in PATHS}
@@ -213,10 +210,10 @@ def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextRepl
 
 
 def text_api_of(endpoint: str | None) -> TextApi | None:
-    """The API of a captured endpoint, if it takes conversations."""
+    """Null: the endpoint takes no conversations."""
     return next((api for api, path in PATHS.items() if path == endpoint), None)
 
 
 def orders(turns: int) -> list[Order]:
-    """Return the orders of roles in a session's prompts, up to ``turns`` turns."""
+    """Orders of roles in a session's prompts."""
     return [(("user", 0), *([("assistant", 0), ("user", 0)] * before)) for before in range(turns)]

@@ -32,14 +32,13 @@ def encode_ids(token_ids: TokenIds) -> bytes:
 
 
 def prepare_tables() -> None:
-    """Make the tables now, so that no request pays for them."""
     _digit_table(SHORT_DIGITS)
     _digit_table(LONG_DIGITS)
 
 
 @cache
 def _digit_table(digits: int) -> npt.NDArray[np.void]:
-    """Item i: id i in decimal, right-aligned in ``digits`` bytes, and a comma; each a whole to be copied as one."""
+    """Item i: id i in decimal, right-aligned in ``digits`` bytes, and a comma."""
     numbers = np.arange(10**digits, dtype=np.uint32)
     table = np.full((10**digits, digits + 1), ord(","), dtype=np.uint8)
     for column in range(digits):

@@ -23,11 +23,10 @@ class RateTruth(msgspec.Struct, frozen=True, kw_only=True):
     """Accuracy of the client's times at one rate, in ms; null: not measured."""
 
     rate: float
-    """Requests a second, asked for."""
     requests: int
     ttft_error_p50_ms: float | None
     ttft_error_p99_ms: float | None
-    """Told TTFT − the server's."""
+    """Told TTFT − the server's TTFT."""
     lag_p50_ms: float | None
     lag_p99_ms: float | None
     """Send − schedule."""
@@ -40,35 +39,32 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: str
     measured: str
-    """The day, ISO 8601."""
+    """Day, ISO 8601."""
     procs: int
     requests_per_s: float
     """Streams of 16 tokens, prompts of 256."""
     events_per_s: float
     """Tokens of streams of 256, prompts of 256."""
     prompt_tokens_per_s: float
-    """Of prompts of 8,192, streams of 16."""
+    """Prompts of 8,192 tokens, streams of 16."""
     requests_per_core_s: float
-    """Of 16-token streams, for each second of CPU time that the client's processes used."""
+    """Of 16-token streams, a second of CPU time of the client's processes."""
     events_per_core_s: float
-    """The same of 256-token streams."""
+    """Of 256-token streams, likewise."""
     at_rates: list[RateTruth]
 
     @property
     def seconds_per_request(self) -> float:
-        """Cost of a request without its tokens."""
         prompt, response = SHORT_PROMPT * self.seconds_per_prompt_token, SHORT_OUTPUT * self.seconds_per_event
         return max(0.0, 1 / self.requests_per_s - prompt - response)
 
     @property
     def seconds_per_event(self) -> float:
-        """Cost of one output token."""
         longer = LONG_OUTPUT / self.events_per_s - 1 / self.requests_per_s
         return max(0.0, longer / (LONG_OUTPUT - SHORT_OUTPUT))
 
     @property
     def seconds_per_prompt_token(self) -> float:
-        """Cost of one prompt token."""
         longer = LONG_PROMPT / self.prompt_tokens_per_s - 1 / self.requests_per_s
         return max(0.0, longer / (LONG_PROMPT - SHORT_PROMPT))
 
@@ -79,21 +75,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """Return the identity of a measurement: host, processor, usable cores, Python, kvtape."""
     return (
         f"{platform.node()}, {_processor()}, {usable_cores()} cores, Python {platform.python_version()}, {_version()}"
     )
 
 
 def calibration_file(procs: int) -> Path:
-    """Return the path of this machine's measurement; home folders may be shared between machines, files are not."""
+    """Path of this machine's measurement; home folders may be shared between machines."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.blake2b(f"{machine()}, {procs}".encode(), digest_size=8).hexdigest()
     return cache / "kvtape" / "calibration" / f"{name}.json"
 
 
 def load_calibration(procs: int = 1) -> Calibration | None:
-    """Return this machine's measurement; null: none, or not readable."""
+    """Return this machine's capacity; null: not measured, or not readable."""
     try:
         return msgspec.json.decode(calibration_file(procs).read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError):
@@ -101,7 +96,7 @@ def load_calibration(procs: int = 1) -> Calibration | None:
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Keep it for later runs; returns where. Raises OSError."""
+    """Keep it for later runs; return its path. Raises OSError."""
     path = calibration_file(calibration.procs)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")

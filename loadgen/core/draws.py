@@ -59,7 +59,7 @@ class Vocabulary:
 
 
 ORDINARY = Vocabulary(1000, 100_000)
-"""Neither the special ids that vocabularies begin with nor those that 100k-word ones end with."""
+"""Without the special ids at the start of vocabularies, and the last ids of 100k-word vocabularies."""
 
 
 def draw(seed: int, stream: Stream, *counters: int) -> int:
@@ -104,7 +104,6 @@ def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabula
 
 
 def _into(vocabulary: Vocabulary, bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Random bits as token ids, in place."""
     bits >>= _HALF
     bits *= np.uint64(vocabulary.high - vocabulary.low)
     bits >>= _HALF
@@ -114,7 +113,7 @@ def _into(vocabulary: Vocabulary, bits: npt.NDArray[np.uint64]) -> npt.NDArray[n
 
 @lru_cache(maxsize=64)
 def _counters(start: int, stop: int) -> npt.NDArray[np.uint64]:
-    """Return the numbers that are added to a key for its tokens ``start`` to ``stop`` − 1."""
+    """Numbers that are added to a key for its tokens ``start`` to ``stop`` − 1."""
     counters = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     counters.flags.writeable = False
     return counters

@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 DistributionShape = Literal["uniform", "normal", "lognormal", "zipf"]
 
 UNBOUNDED = float(1 << 31)
-"""What a distribution without MAX is cut at: far beyond any context."""
+"""Upper end of a distribution without MAX: far beyond any context."""
 
 NUMBER = r"\d+(?:\.\d+)?"
 FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zipf:S,MIN,MAX"
@@ -54,7 +54,7 @@ class LengthDistribution:
 
 
 def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> LengthDistribution:
-    """A lengths as a flag says it (``FORMS``); raises InputError naming the flag."""
+    """Parse a length distribution (``FORMS``); raises InputError naming the flag."""
     text = text.strip()
     expected = f"expected {'whole numbers' if whole else 'numbers'} of {minimum:g} or more as {FORMS}"
     named = re.fullmatch(rf"(normal|lognormal|zipf):({NUMBER}(?:,{NUMBER})*)", text)
@@ -72,7 +72,7 @@ def parse_lengths(flag: str, text: str, *, minimum: float, whole: bool) -> Lengt
 
 
 def parse_pause(flag: str, text: str) -> LengthDistribution:
-    """A span of seconds, said with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
+    """Parse seconds, with a unit on every time: ``2s``, ``1s:5s``, ``lognormal:2s,500ms``."""
     bare = re.sub(r"^zipf:[^,]*,", "", DURATION.sub("", text.strip()))
     if number := next((found for found in re.findall(NUMBER, bare) if float(found)), None):
         raise InputError(f"{flag}: {text!r}: {number} has no unit; expected {number}s or {number}ms")
@@ -84,7 +84,7 @@ def parse_pause(flag: str, text: str) -> LengthDistribution:
 
 
 def _distribution(name: str, values: list[float], minimum: float) -> LengthDistribution | None:
-    """The distribution of that name; null: these are not its parameters."""
+    """The distribution of that name; null: wrong parameters."""
     if name == "zipf":
         return (
             LengthDistribution(values[1], values[2], "zipf", exponent=values[0])
@@ -98,7 +98,7 @@ def _distribution(name: str, values: list[float], minimum: float) -> LengthDistr
 
 
 def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Counts:
-    """A whole quantity of the lengths for each 64 random bits, in parts of which ``units`` make 1 of the lengths's."""
+    """A whole quantity for each 64 random bits, in parts of which ``units`` make 1 of the distribution."""
     low, high = round(lengths.low * units), round(lengths.high * units)
     if lengths.shape == "uniform":
         if low == high:
@@ -110,13 +110,13 @@ def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Count
 
 
 def uniform(bits: Bits) -> Floats:
-    """Draws as numbers between 0 and 1, neither of which they are."""
+    """Draws as numbers between 0 and 1, both excluded."""
     drawn: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
     return drawn
 
 
 def standard_normal(bits: Bits) -> Floats:
-    """Draws as standard normal numbers (Box and Muller): one half of the bits is the radius, the other the angle."""
+    """Draws as standard normal numbers (Box and Muller)."""
     half = float(1 << 32)
     radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)).astype(np.float64) + 0.5) / half))
     angle = (bits & np.uint64((1 << 32) - 1)).astype(np.float64) * (2.0 * np.pi / half)
@@ -130,14 +130,13 @@ def _normal(lengths: LengthDistribution, bits: Bits) -> Floats:
 
 
 def _lognormal(lengths: LengthDistribution, bits: Bits) -> Floats:
-    """With this mean and deviation of the values: those of their logarithms follow."""
     variance = np.log1p((lengths.sd / lengths.mean) ** 2)
     drawn: Floats = np.exp(np.log(lengths.mean) - variance / 2 + np.sqrt(variance) * standard_normal(bits))
     return drawn
 
 
 def _zipf(lengths: LengthDistribution, bits: Bits) -> Floats:
-    """A power law over [low, high + 1), to be rounded down, by its inverse distribution function."""
+    """A power law over [low, high + 1), by its inverse distribution function."""
     low, high, drawn = lengths.low, lengths.high + 1, uniform(bits)
     power = 1.0 - lengths.exponent
     if power == 0:

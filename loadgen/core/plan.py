@@ -17,13 +17,13 @@ class Response(msgspec.Struct, frozen=True):
 
     record: Record
     end_ms: float
-    """When it ended, from the plan's t = 0: the trace's, unless the run goes on where an earlier one was cut."""
+    """End from the plan's t = 0: the trace's, unless the run continues an earlier one."""
     token_ids: list[int] | None
-    """The generated ids; null: the engine did not return them."""
+    """Null: the engine did not return them."""
     prompt_token_ids: list[int] | None
-    """The prompt's ids as the engine saw them; null: not returned."""
+    """As the engine saw them; null: not returned."""
     text: str
-    """The generated text, in memory only."""
+    """Generated text, in memory only."""
 
     @property
     def ok(self) -> bool:
@@ -32,12 +32,10 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def nothing_more(response: Response) -> Sequence["Send"]:
-    """No follow-ups."""
     return ()
 
 
 def as_it_is(response: Response) -> Record:
-    """The record as the sender made it."""
     return response.record
 
 
@@ -50,11 +48,11 @@ class Send(msgspec.Struct, frozen=True):
     build: Callable[[], PlannedRequest]
     """Makes the request; called once, shortly before it is due."""
     then: Callable[[Response], Sequence["Send"]] = nothing_more
-    """The follow-ups; called once the request has ended, however it ended."""
+    """Gives the follow-ups; called once the request has ended, in whatever way."""
     describe: Callable[[Response], Record] = as_it_is
-    """The record to write, with what only the plan knows (hashes, sessions); called after ``then``."""
+    """Gives the record, with the data of the plan (hashes, sessions); called after ``then``."""
     until_ms: float | None = None
-    """From t = 0: not sent any more after this, and without a record. Null: sent however late."""
+    """Latest start from t = 0; later: not sent, no record. Null: sent however late."""
     from_start: bool = False
     """Of a follow-up: ``due_ms`` counts from t = 0. It is a session that arrived then; if that was before the parent's
     end, it was queued."""

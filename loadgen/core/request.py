@@ -10,21 +10,21 @@ from wire.url import Origin, parse_url
 
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
-"""What engines and routers mostly look for."""
+"""Header that most engines and routers read."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A serialised request and what its record will say of it besides what happened."""
 
     request_id: RequestId
-    """As the trace has it; the header carries what the plan put there."""
+    """As in the trace; the header carries the plan's id."""
     path: str
     headers: Headers
     body: bytes
     model: str
     max_tokens: int
     prompt_tokens: int | None = None
-    """As planned; null: only the engine will know (chat). Usage overrules it."""
+    """As planned; null: only the engine knows (chat). Usage overrules it."""
     stream: bool = True
     session_id: SessionId | None = None
     parent_id: RequestId | None = None
@@ -67,7 +67,6 @@ class RequestWriter:
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of ``--url``; raises InputError."""
     try:
         return parse_url(url.rstrip("/").removesuffix("/v1"))
     except WireError as error:

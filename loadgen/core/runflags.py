@@ -18,13 +18,13 @@ class RunFlags:
     """Nothing here changes what is sent, or its digest."""
 
     procs: int | None = 1
-    """Shards; null: as many as this machine, or the Ray cluster, has cores for."""
+    """Shards; null: one for every 2 cores of this machine or the Ray cluster."""
     ray: str | None = None
     """Address of the Ray cluster whose machines run the shards; null: this machine does."""
     json_progress: str | None = None
     """File for a JSON line a second, ``-`` for stderr; null: none."""
     resume: bool = False
-    """Go on with the trace that is there."""
+    """Continue the trace that exists."""
 
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
@@ -37,7 +37,6 @@ ONE_PROCESS = RunFlags()
 
 
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that loadgen and replay share."""
     parser.add_argument("--url", required=True, metavar="URL", help="base URL of the engine, or of a tap before it")
     parser.add_argument(
         "-o", "--output", required=True, type=Path, metavar="TRACE", help="the trace to write (.gz and .zst compress)"
@@ -78,7 +77,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:
-    """The flags as they were given; raises InputError naming one."""
     return RunFlags(procs=parse_procs(args.procs), ray=args.ray, json_progress=args.json_progress, resume=args.resume)
 
 
@@ -92,5 +90,4 @@ def parse_procs(text: str) -> int | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

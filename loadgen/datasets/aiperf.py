@@ -48,7 +48,7 @@ class AiperfRow(msgspec.Struct):
 
 
 def read_aiperf(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """A session for each ``session_id``, in order of its first row; a row without one is a session of its own."""
+    """Sessions by ``session_id``, in order of first rows; a row without one is a session."""
     conversations: dict[object, list[tuple[str, AiperfTurn]]] = {}
     for where, row in rows(path):
         found = decode(row, AiperfRow, where, EXPECTED)

@@ -28,14 +28,12 @@ class MessageRow(msgspec.Struct):
 
 
 def read_messages(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """A session a row."""
     for where, row in rows(path):
         messages = messages_of(decode(row, object, where, EXPECTED), where)
         yield session_of(messages, options)
 
 
 def messages_of(found: Any, where: str) -> list[dict[str, Any]]:
-    """The messages of a row, checked; raises InputError."""
     if isinstance(found, dict):
         body = found.get("body")
         found = (body if isinstance(body, dict) else found).get("messages")
@@ -67,7 +65,7 @@ def _turns(messages: Iterable[Message], options: DatasetOptions) -> Iterator[Dat
 
 
 def as_user(tool: VerbatimMessage) -> VerbatimMessage:
-    """A tool's result as a user's message: the model's real answer has made no call that it could belong to."""
+    """A tool's result as a user's message: the model's real output made no call."""
     return VerbatimMessage({"role": "user", "content": tool.message["content"]})
 
 
@@ -79,7 +77,7 @@ def _length(response: VerbatimMessage, options: DatasetOptions) -> int | None:
 
 
 def _calls(message: Message) -> str:
-    """The text of an answer's tool calls, which the model had to write too."""
+    """Text of an output's tool calls."""
     calls = message.get("tool_calls") or ()
     functions = [call.get("function", {}) for call in calls if isinstance(call, dict)]
     return "".join(f"{function.get('name', '')}{function.get('arguments', '')}" for function in functions)

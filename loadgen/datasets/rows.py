@@ -38,7 +38,6 @@ def decode(row: bytes, kind: type[T], where: str, expected: str) -> T:
 
 
 def convert(value: Any, kind: type[T], where: str, expected: str) -> T:
-    """A decoded value as ``kind``; raises InputError likewise."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -84,6 +83,6 @@ def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | 
 
 
 def _field_first(message: str) -> str:
-    """msgspec's message with the field before what is wrong with it."""
+    """msgspec's message with the field first."""
     what, _, field = message.partition(" - at `$")
     return f"{field.rstrip('`').lstrip('.')}: {what}" if field else what

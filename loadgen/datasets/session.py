@@ -15,8 +15,7 @@ BYTES_A_TOKEN = 4
 class TextLengths(Protocol):
     """Counts and cuts texts."""
 
-    def count(self, text: str) -> int:
-        """Return the number of tokens."""
+    def count(self, text: str) -> int: ...
 
     def cut(self, text: str, tokens: int) -> str:
         """Return the beginning of a text, of at most ``tokens`` tokens."""
@@ -26,7 +25,7 @@ class EstimatedLengths:
     """Four bytes of UTF-8 a token: for want of a tokenizer."""
 
     def count(self, text: str) -> int:
-        """Return the number of tokens, at least 1 for a text."""
+        """At least 1 for a text."""
         return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
 
     def cut(self, text: str, tokens: int) -> str:
@@ -57,14 +56,14 @@ class DatasetTurn:
     """Request of a session. The load's flags replace null fields."""
 
     new_tokens: int | None = None
-    """How long the prompt's new part is, all before it not counted; null: ``quoted`` is what is said."""
+    """New tokens of the prompt; null: ``quoted`` is sent."""
     quoted: Sequence[VerbatimMessage] = ()
     """Messages before the response is asked for; empty: only their length is known."""
     from_tool: bool = False
-    """Whether the new tokens are a tool's output, not a user's message."""
+    """True if the new tokens are a tool's output, not a user's message."""
     output_tokens: int | None = None
     think_ms: float | None = None
-    """From the answer before to this request."""
+    """From the last response to this request."""
 
 
 DatasetSession = Sequence[DatasetTurn]
@@ -76,7 +75,7 @@ class DatasetOptions:
 
     lengths: TextLengths
     counts_outputs: bool = True
-    """Whether answers' lengths are wanted; else no time is spent on them."""
+    """True if output lengths are wanted; else no time is spent on them."""
     seed: int = 0
     min_turns: int | None = None
     max_turns: int | None = None
@@ -90,8 +89,8 @@ class Dataset:
     """A format that loads can be made from."""
 
     read: Callable[[Path, DatasetOptions], Iterator[DatasetSession]]
-    """The sessions of a file, in its order, as they are needed. Raises InputError naming file, line and field."""
+    """Reads a file's sessions lazily, in order. Raises InputError naming file, line and field."""
     has_texts: bool
-    """Whether it says what is said, or lengths alone."""
+    """True if it has texts, not only lengths."""
     cuts_turns: bool = False
-    """Whether it makes turns of the lengths and the number that the flags say, instead of having its own."""
+    """True if its turns are cut by the flags' lengths and counts."""

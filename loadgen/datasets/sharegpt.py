@@ -54,7 +54,6 @@ class ShareGptRow(msgspec.Struct):
 
 
 def read_sharegpt(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """A session a conversation."""
     for where, row in rows(path):
         found = decode(row, ShareGptRow, where, EXPECTED)
         if found.conversations is None and found.conversation is None:

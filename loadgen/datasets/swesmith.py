@@ -25,7 +25,7 @@ from tracefile import InputError
 
 FIRST_TURN = LengthDistribution(65_000, 65_000)
 SUBSEQUENT_TURN = LengthDistribution(500, 500)
-"""Where no flag says: evalscope's."""
+"""evalscope's defaults."""
 
 EXPECTED = "a trajectory with messages, or an object with conversations"
 
@@ -37,7 +37,7 @@ class BuiltTurn(msgspec.Struct):
 
 
 def read_swe_smith(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """A session for each trajectory that is long enough, or for each conversation built already."""
+    """Sessions of long enough trajectories, or of conversations built already."""
     for index, (where, row) in enumerate(rows(path)):
         found = decode(row, dict[str, msgspec.Raw], where, EXPECTED)
         if "conversations" in found:
@@ -81,7 +81,7 @@ def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSe
 
 
 def take(texts: Sequence[str], at: int, tokens: int, lengths: TextLengths) -> tuple[list[str], int]:
-    """Texts from number ``at`` on, of ``tokens`` in all as far as there are so many, and the first one not used."""
+    """Texts from number ``at`` on, up to ``tokens`` tokens, and the first unused number."""
     taken: list[str] = []
     left = tokens
     while at < len(texts) and left > 0:
@@ -101,7 +101,7 @@ def _drawn_lengths(options: DatasetOptions, index: int) -> tuple[int, int]:
 
 
 def _drawn_turns(options: DatasetOptions, index: int) -> int | None:
-    """Between the fewest and the most turns that flags say; null: as many as the texts make."""
+    """Turns between the flags' bounds; null: as many as the texts make."""
     if options.max_turns is None:
         return options.min_turns
     return _draw(LengthDistribution(options.min_turns or 1, options.max_turns), options.seed, Stream.TURN_COUNT, index)

@@ -21,7 +21,7 @@ class Growing:
     turns: list[DatasetTurn] = field(default_factory=list)
     last: RequestId | None = None
     tokens: int = 0
-    """Of the last turn's prompt and response."""
+    """Of the last turn's prompt and output."""
 
     def add(self, record: Record) -> None:
         prompt = record.prompt_tokens or 0
@@ -36,7 +36,7 @@ class Growing:
 
 
 def read_trace(*formats: TraceFormat) -> Callable[[Path, DatasetOptions], Iterator[DatasetSession]]:
-    """A reader of traces of these formats; none named: of any."""
+    """Reader of traces of these formats; none: any."""
 
     def read(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
         with open_trace(path) as reader:

@@ -34,7 +34,6 @@ class TrieRow(msgspec.Struct):
 
 
 def read_trie(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
-    """A session a row."""
     for where, row in rows(path):
         found = decode(row, TrieRow, where, EXPECTED)
         for name in ("assistant_response_length", "tool_call_output_length", "tool_call_latency"):

@@ -32,7 +32,7 @@ SECOND_US = 1_000_000
 Floats = npt.NDArray[np.float64]
 
 PARTS = 1_000_000
-"""Into how many parts an arrival is divided: expected arrivals are counted in whole millionths."""
+"""Parts of an arrival: expected arrivals are counted in whole millionths."""
 EXPECTED = "t_s and rate, both numbers of 0 or more, times in order"
 COLUMNS = ("t_s", "rate")
 
@@ -45,7 +45,7 @@ class RateProfile:
     rates: Floats
     """Arrivals a second where each piece starts."""
     slopes: Floats
-    """How much the rate changes a second."""
+    """Change of the rate, a second."""
     expected: Floats
     """Arrivals expected before each piece."""
 
@@ -63,23 +63,21 @@ class RateProfile:
 
 
 def flat(rate_per_s: float) -> RateProfile:
-    """The same rate for ever."""
     return profile([(0.0, rate_per_s)])
 
 
 def ramp(start_per_s: float, end_per_s: float, seconds: float) -> RateProfile:
-    """A rate that changes evenly over ``seconds``."""
     return profile([(0.0, start_per_s), (seconds, end_per_s)])
 
 
 def staircase(start_per_s: float, end_per_s: float, steps: int, step_s: float) -> RateProfile:
-    """``steps`` equal steps of ``step_s`` each, the first at the one rate and the last at the other."""
+    """Equal steps from the first rate to the last."""
     climb = (end_per_s - start_per_s) / (steps - 1)
     return stepped([(step * step_s, start_per_s + step * climb) for step in range(steps)])
 
 
 def stepped(points: Sequence[tuple[float, float]]) -> RateProfile:
-    """A rate that holds from each (time, rate) to the next."""
+    """Rate that holds from each (time, rate) to the next."""
     corners = [(time, rate) for (start, rate), (end, _) in pairwise(points) for time in (start, end)]
     return profile([*corners, points[-1]])
 
@@ -102,7 +100,7 @@ class RatePoint(msgspec.Struct):
 
 
 def read_rate_series(path: Path) -> tuple[tuple[float, float], ...]:
-    """The points of a file; raises InputError naming the line."""
+    """Read the points of a file; raises InputError naming the line."""
     points: list[tuple[float, float]] = []
     with LineReader(path) as lines:
         for where, found in _rows(path, lines):
@@ -159,7 +157,6 @@ def gamma_spaced(seed: int, burstiness: float) -> Chunks:
 
 
 def at_rate(spaced: Chunks, profile: RateProfile) -> Chunks:
-    """Spaced arrivals at their times."""
     for counts in spaced:
         times_us = profile.times_us(counts)
         if len(times_us):
@@ -214,7 +211,7 @@ def gamma(seed: int, positions: Positions, shape: float) -> npt.NDArray[np.float
 
 
 def _added(distances: Callable[[Positions], npt.NDArray[np.float64]]) -> Chunks:
-    """Distances by position added up, each rounded to a whole millionth first: sums of floats would drift apart."""
+    """Cumulative distances, each rounded to a whole millionth first: sums of floats would drift apart."""
     reached = 0
     for start in count(0, CHUNK):
         gaps = np.rint(distances(np.arange(start, start + CHUNK, dtype=np.uint64)) * PARTS).astype(np.int64)

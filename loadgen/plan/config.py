@@ -17,18 +17,16 @@ Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", 
 Spacing = Literal["poisson", "constant", "gamma"]
 
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
-"""Patterns whose rate changes."""
 RANDOM = "random"
-"""The dataset that is no file."""
 ONE_TURN = LengthDistribution(1, 1)
 USUAL_PROMPT = LengthDistribution(256, 256)
 
 STAGED_PROMPT = LengthDistribution(64, 10_000)
-"""Of ``--pattern calibration``, from the shortest to the longest."""
+"""Of ``--pattern calibration``, shortest to longest."""
 STAGED_PARALLEL = 8
 STAGED_ROUNDS = 3
 LEAST_RANGE = 8
-"""How many times the shortest prompt the longest must be, so that their sizes tell costs apart."""
+"""Least ratio of the longest to the shortest prompt, so that sizes tell costs apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +37,21 @@ class LoadConfig:
     trace: Path
     model: str = "auto"
     dialect: str = AUTO
-    """Which engine's fields are sent; ``auto``: it is asked what it is."""
+    """Engine of the request fields; ``auto``: ask the engine."""
     api: Api = "completions"
     tokenizer: str = "auto"
-    """Whose tokens text is made for: a path, ``engine``, ``none``; ``auto``: the engine's if it can be asked."""
+    """Path, ``engine`` or ``none``; ``auto``: the engine's if it has /tokenize."""
     chat_template: bool = False
     """Apply the chat template here and send the ids as completions."""
     pattern: Pattern = "poisson"
     rate: float | None = None
-    """Sessions a second, a session being one request unless it has turns; null: closed loop, or the pattern says."""
+    """Sessions a second; null: closed loop, or the pattern decides."""
     rate_to: float | None = None
-    """Where a staircase or a ramp that starts at ``rate`` ends."""
+    """Last rate of a staircase or ramp."""
     burstiness: float | None = None
     """Shape of gamma-distributed gaps; null: no gamma."""
     spacing: Spacing | None = None
-    """How the arrivals of a rate that changes are spaced; null: poisson."""
+    """Gaps at a changing rate; null: poisson."""
     burst_size: int | None = None
     burst_every_s: float | None = None
     steps: int | None = None
@@ -61,41 +59,40 @@ class LoadConfig:
     rate_series: tuple[tuple[float, float], ...] = ()
     """(seconds, rate) in order of time."""
     rate_between: Literal["steps", "lines"] = "steps"
-    """Whether a series holds each rate until the next, or goes there evenly."""
+    """Keep each rate until the next row, or interpolate."""
     duration_s: float | None = None
-    """No session starts after it; those in flight finish. Null: until ``number``, or as long as the pattern is."""
+    """No session starts after it; open ones finish. Null: until ``number``, or the pattern's end."""
     number: int | None = None
-    """Sessions; null: until the run's time is over, or once through the dataset."""
+    """Sessions; null: until the time is over, or once through the dataset."""
     parallel: int | None = None
     """Most requests in flight; null: no limit."""
     parallel_sessions: int | None = None
-    """Most sessions begun and not over; null: no limit, or in a closed loop ``parallel``."""
+    """Most open sessions; null: no limit, or in a closed loop ``parallel``."""
     seed: int = 0
     dataset: str = RANDOM
     dataset_path: Path | None = None
     dataset_offset: int = 0
-    """How many sessions of the dataset are left out at its beginning."""
+    """Sessions skipped at its start."""
     first_turn_tokens: LengthDistribution | None = None
-    """How long the first turn of a conversation cut out of texts is; null: the texts' own turns."""
+    """First turn of a conversation cut out of texts; null: the texts' own turns."""
     subsequent_turn_tokens: LengthDistribution | None = None
-    """And how long every later one."""
+    """Each later turn, likewise."""
     prompt_tokens: LengthDistribution = USUAL_PROMPT
-    """New tokens of each turn, the shared prefix not counted."""
+    """New tokens of each turn, without the shared prefix."""
     output_tokens: LengthDistribution | None = None
-    """Null: as the dataset says, 16 where it says nothing."""
+    """Null: the dataset's, else 16."""
     prefix_count: int = 0
-    """Shared prefixes to choose from; 0: none."""
+    """Number of shared prefixes; 0: none."""
     prefix_tokens: int = 0
     turns: LengthDistribution = ONE_TURN
-    """Of a random session."""
     min_turns: int | None = None
-    """Sessions of a dataset with fewer are passed over."""
+    """A dataset's shorter sessions are skipped."""
     max_turns: int | None = None
-    """Sessions of a dataset with more are cut."""
+    """A dataset's longer sessions are cut."""
     think_s: LengthDistribution | None = None
-    """From a turn's end to the next one's send; null: as the dataset says, 0 where it says nothing."""
+    """From a response's end to the next send; null: the dataset's, else 0."""
     tool_role: Literal["user", "tool"] = "user"
-    """Whose messages a dataset's tool outputs are, on the chat API."""
+    """Role of a dataset's tool outputs on the chat API."""
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
@@ -114,12 +111,12 @@ class LoadConfig:
 
     @property
     def open_loop(self) -> bool:
-        """True if sessions arrive at times of their own, not when others end."""
+        """True if sessions arrive at their own times, not when others end."""
         return self.rate is not None or self.pattern in ("burst", "series")
 
     @property
     def ends_s(self) -> float | None:
-        """Time after which no session starts; null: ``number`` or the dataset ends the run."""
+        """Seconds; null: ``number`` or the dataset ends the run."""
         if self.pattern == "staircase" and self.steps is not None and self.step_s is not None:
             return self.steps * self.step_s
         if self.pattern == "series" and self.duration_s is None and self.number is None:
@@ -128,24 +125,22 @@ class LoadConfig:
 
     @property
     def once(self) -> bool:
-        """True if the run ends where the dataset does."""
         return self.dataset_path is not None and self.number is None and self.ends_s is None
 
     @property
     def single_turns(self) -> bool:
-        """True if every session is known to be a single request."""
         return self.max_turns == 1 if self.dataset_path is not None else self.turns.high == 1
 
     @property
     def sessions_at_once(self) -> int | None:
-        """Most sessions open; null: any number. A closed loop without a cap of its own keeps one for each slot."""
+        """Null: any number. A closed loop without its own limit keeps one session for each slot."""
         if self.parallel_sessions is not None or self.open_loop:
             return self.parallel_sessions
         return self.parallel
 
     @property
     def requests_at_once(self) -> int | None:
-        """Most requests in flight; null: any number."""
+        """Null: any number."""
         if self.open_loop or self.parallel is not None:
             return self.parallel
         return self.parallel_sessions
@@ -174,7 +169,6 @@ def _check_numbers(config: LoadConfig) -> None:
 
 
 def _check_pattern(config: LoadConfig) -> None:
-    """Refuse flags that belong to another pattern, and patterns without theirs."""
     pattern = config.pattern
     _only_with("--burst-size, --burst-every", config.burst_size or config.burst_every_s, pattern, "burst")
     _only_with("--steps, --step-duration", config.steps or config.step_s, pattern, "staircase")
@@ -200,7 +194,7 @@ def _check_pattern(config: LoadConfig) -> None:
 
 
 def _check_staged(config: LoadConfig) -> None:
-    """Refuse what would make ``--pattern calibration`` another load than the one it is: see ``loadgen.plan.stages``."""
+    """Refuse flags that change ``--pattern calibration``: see ``loadgen.plan.stages``."""
     if config.pattern != "calibration":
         return
     designed = "--pattern calibration, which says by itself what comes when"
@@ -261,7 +255,6 @@ def _check_dataset(config: LoadConfig) -> None:
 
 
 def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
-    """Check flags that need a dataset of texts, or one that is cut to length."""
     lengths = config.first_turn_tokens or config.subsequent_turn_tokens
     if lengths is not None and not dataset.cuts_turns:
         raise InputError(f"--first-turn-length, --subsequent-turn-length: with --dataset {config.dataset}, uncut")
@@ -272,7 +265,6 @@ def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
 
 
 def _check_text(config: LoadConfig) -> None:
-    """Check the flags that applying a chat template here needs."""
     if config.chat_template and config.api != "completions":
         raise InputError(f"--chat-template: with --api {config.api}, where the engine applies it; expected completions")
     if config.chat_template and config.tokenizer == "none":

@@ -27,11 +27,11 @@ from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, open_text_
 from tracefile import BlockHasher, HashKey, InputError, Record, RequestId, SessionId, keyed_id
 
 BUSY = 0.6
-"""Engine load of stage ``mix``, by the time that its sessions take alone: requests meet but do not queue up."""
+"""Utilization in stage ``mix``, by the time of sessions alone: requests meet but do not queue up."""
 NEARLY_AT_ONCE = 0.02
-"""Of what a session takes alone, between two of another wave: all are answered together, and no two arrive so."""
+"""Gap in other waves, as a share of a session's time alone: requests overlap but do not arrive at once."""
 SETTLE_MS = 100.0
-"""Between waves, for the engine to come to rest."""
+"""Between waves, so that the engine is idle."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class Conversations:
     hasher: BlockHasher
     key: HashKey
     load_id: str
-    """Names the workload in every id, so that only runs of equal loads have equal request ids."""
+    """Part of every id, so that only runs of equal loads have equal request ids."""
     width: int | None
-    """Most of the shard's sessions open at once; null: any number."""
+    """Most open sessions of the shard; null: any number."""
     over: Collection[int] = ()
-    """Sessions that an earlier part of the run has brought to their end, by index."""
+    """Indices of sessions that an earlier part of the run has ended."""
     not_started: int = field(default=0, init=False)
-    """Sessions that had arrived but found no room before the run's time was over."""
+    """Sessions without room before the run's time was over."""
 
     def plan(self) -> Iterator[Send]:
         """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
@@ -61,7 +61,7 @@ class Conversations:
                 return
 
     def root(self, session: SessionShape, queue: Iterator[SessionShape]) -> Send:
-        """Return a session's first turn; ``queue`` holds the sessions that wait for others to end."""
+        """``queue``: sessions that wait for others to end."""
         first = Turn(self, session, 0, None, partial(self.next_session, queue))
         if session.due_ms is not None:
             return first.open(session.due_ms)
@@ -69,15 +69,14 @@ class Conversations:
         return first.open(0.0 if self.width else None, until_ms=self.ends_ms)
 
     def session_name(self, index: int) -> str:
-        """Name of session ``index``, of which its id is hashed."""
         return f"{self.load_id}-{index}"
 
     def request_id(self, session: int, turn: int) -> RequestId:
-        """Return a turn's id as a tap with the same key file records it."""
+        """As a tap with the same key file records it."""
         return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
 
     def next_session(self, queue: Iterator[SessionShape], response: Response) -> Sequence[Send]:
-        """Return the session that starts because another has ended, at its own time or late."""
+        """The session that starts after another, at its own time or late."""
         if self.ends_ms is not None and response.end_ms >= self.ends_ms:
             if self.open_loop:
                 self.not_started += sum(1 for _ in queue)
@@ -94,7 +93,6 @@ class Conversations:
 
     @property
     def ends_ms(self) -> float | None:
-        """Time after which no session starts, in ms; null: none."""
         ends_s = self.workload.config.ends_s
         return None if ends_s is None else ends_s * 1000
 
@@ -108,11 +106,11 @@ class Turn:
     index: int
     parent_id: RequestId | None
     over: Callable[[Response], Sequence[Send]]
-    """What follows the session's last response."""
+    """Follow-ups of the session's last response."""
     prompt: Prompt | None = None
 
     def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
-        """Return the session's first turn; ``arrived``: it follows another session but has its own due time."""
+        """``arrived``: it follows another session but has its own due time."""
         return self.send(due_ms, lambda: self.load.open_prompt(self.session), until_ms=until_ms, arrived=arrived)
 
     def send(
@@ -123,7 +121,7 @@ class Turn:
         until_ms: float | None = None,
         arrived: bool = False,
     ) -> Send:
-        """Return the turn for the sender; ``prompt`` is called shortly before it is due."""
+        """``prompt`` is called shortly before it is due."""
 
         def build() -> PlannedRequest:
             self.prompt = prompt()
@@ -150,7 +148,7 @@ class Turn:
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
-        """Return the next turn; after the last or a failed turn, the follow-ups of the session."""
+        """The next turn; after the last or a failed turn, the follow-ups of the session."""
         if response.ok and self.index + 1 < len(self.session.turns):
             return [self.next_turn(response)]
         return self.over(response)
@@ -189,9 +187,9 @@ class StagedPlan:
     _wave: Wave | None = field(default=None, init=False)
     _began_ms: float = field(default=0.0, init=False)
     _open: int = field(default=0, init=False)
-    """Sessions of the wave that are not over."""
+    """Open sessions of the wave."""
     _alone: list[tuple[int, float]] = field(default_factory=list, init=False)
-    """Of each session that was answered with nothing beside it: its first prompt's tokens, and how long it took."""
+    """Prompt tokens and ms of each session that ran alone."""
 
     def plan(self) -> Sequence[Send]:
         return self._begin(0.0)
@@ -209,7 +207,6 @@ class StagedPlan:
         ]
 
     def _over(self, response: Response) -> Sequence[Send]:
-        """Count the end of a session, and begin the next wave after the last one."""
         assert self._wave is not None  # some session of it was open
         if self._wave.stage == "alone" and response.ok:
             first = self._wave.sessions[0].turns[0]
@@ -218,7 +215,6 @@ class StagedPlan:
         return [] if self._open else self._begin(response.end_ms)
 
     def _starts_ms(self, wave: Wave) -> Sequence[float]:
-        """Return each session's start, from the wave's beginning."""
         if wave.stage == "alone" or not self._alone:
             return [0.0] * len(wave.sessions)
         sizes, took_ms = zip(*sorted(self._alone), strict=True)
@@ -230,18 +226,18 @@ class StagedPlan:
 
 
 ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
-"""Of a config, what says nothing of the load itself."""
+"""Fields that do not change the load."""
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
 """Finding that counts sessions without room in time."""
 ESTIMATED_LENGTHS = "estimated_lengths"
 """Finding that counts shards without exact lengths of a dataset's texts."""
 FAR_ENOUGH = 10_000
-"""So many sessions in a row of which an earlier part of the run knows nothing: it had not begun any later one."""
+"""After so many unknown sessions in a row, none of the later ones was begun."""
 
 
 def load_name(config: LoadConfig) -> str:
-    """A name for the load that equal loads have too: of its flags and, if it has one, of its dataset's bytes."""
+    """Name by which equal loads are known: a digest of flags and the dataset's bytes."""
     digest = hashlib.sha256()
     for each in fields(config):
         if each.name not in ELSEWHERE:
@@ -252,7 +248,6 @@ def load_name(config: LoadConfig) -> str:
 
 
 def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file's bytes; raises InputError."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -261,7 +256,7 @@ def file_digest(path: Path) -> bytes:
 
 
 def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
-    """A shard's part of a cap on the whole run; raises InputError where nothing is left for it."""
+    """A shard's part of a limit; raises InputError if nothing is left for it."""
     if cap is None:
         return None
     part = cap // shard.count + (shard.index < cap % shard.count)
@@ -271,7 +266,7 @@ def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
 
 
 def needs_lengths(config: LoadConfig) -> bool:
-    """Return whether text lengths of the dataset matter: for output lengths, or for cutting turns."""
+    """True if output lengths or cut turns need lengths of the dataset's texts."""
     if config.dataset_path is None or not DATASETS[config.dataset].has_texts:
         return False
     return config.output_tokens is None or DATASETS[config.dataset].cuts_turns
@@ -284,25 +279,22 @@ class LoadJob:
     config: LoadConfig
     model: str
     load_id: str
-    """As ``load_name`` has it."""
     key: HashKey
-    """Of the hashes and ids in the trace."""
     block_size: int
-    """In which the trace's hashes are."""
+    """Of the trace's hashes."""
     engine_block_size: int = 16
-    """In which the engine caches, as far as it says."""
+    """Of the engine's cache, if it tells."""
     dialect: Dialect = VLLM
     target: TargetText = NO_TARGET
 
     def open(self, shard: Shard) -> "OpenLoad":
-        """Return the load of one shard. Raises InputError."""
         return OpenLoad(self, shard)
 
     def hasher(self) -> BlockHasher:
         return BlockHasher(self.key, block_size=self.block_size, model=self.model)
 
     def encodes(self) -> bool:
-        """Return whether texts must be encoded during the run: a dataset's, or outputs whose ids the engine omits."""
+        """True if texts must be encoded during the run: a dataset's, or outputs whose ids the engine omits."""
         if self.config.dataset_path is not None and DATASETS[self.config.dataset].has_texts:
             return True
         if self.config.api == "completions":
@@ -310,13 +302,12 @@ class LoadJob:
         return self.config.api != "chat" or "return_token_ids" not in self.dialect.chat_fields("", 1, stream=True)
 
     def text(self) -> str:
-        """Return the fingerprint of the words in the requests; empty: token ids are sent as drawn."""
+        """Fingerprint of the words in the requests; empty: token ids are sent."""
         if self.config.api == "completions" and not self.config.chat_template:
             return ""
         return self.target.fingerprint(rendered=self.config.chat_template)
 
     def opening(self, text_maker: TextMaker, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
-        """Return the function that makes a session's first prompt."""
         config = self.config
         if config.api == "completions" and not config.chat_template:
             form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker, text_maker.truth)
@@ -336,7 +327,7 @@ class OpenLoad:
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
         self._sends: Iterator[Send] | None = None
         self._over = 0
-        """Requests that an earlier part of the run has left nothing to do about."""
+        """Requests ended or abandoned by the earlier run."""
         self._estimated = int(tokenizer is None and needs_lengths(config))
         alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
         width = None if alone else shard_of_cap(config.sessions_at_once, shard)
@@ -363,7 +354,7 @@ class OpenLoad:
         return None if planned is None else planned - self._over
 
     def _ahead(self) -> Iterator[Send]:
-        """Return the plan with its first send already made: a dataset may have to be read to its end for it."""
+        """The plan with its first send already made: it may need the whole dataset."""
         if self._sends is None:
             sends = self._staged() if self.load.workload.config.pattern == "calibration" else self.load.plan()
             self._sends = chain(list(islice(sends, 1)), sends)

@@ -15,7 +15,7 @@ from loadgen.text.targettext import MOST_ORDERS
 from tracefile import BlockHash, BlockHasher
 
 MOST_SESSIONS = 1000
-"""Sessions whose orders of speakers are looked at before a run."""
+"""Sessions searched for orders of roles before a run."""
 
 
 @dataclass(slots=True)
@@ -57,12 +57,10 @@ class ChatOpening:
 
 
 def prefix_of(session: SessionShape, tokens: int) -> PlannedMessage:
-    """Return the message with a session's shared prefix."""
     return SyntheticMessage("system", (Piece(session.prefix_key, tokens),))
 
 
 def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage]:
-    """Return the messages of a session's first prompt."""
     said = list(session.turns[0].messages())
     if session.prefix is None:
         return said
@@ -70,7 +68,7 @@ def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage
 
 
 def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:
-    """Return the orders of roles in the prompts of the first sessions; the template is learnt for these."""
+    """Orders of roles in the prompts of the first sessions, for learning the template."""
     orders: dict[Order, None] = {}
     for number, session in enumerate(sessions):
         if number >= MOST_SESSIONS or len(orders) >= MOST_ORDERS:

@@ -18,22 +18,20 @@ class TurnShape(msgspec.Struct, frozen=True, gc=False):
     """Turn: lengths, the key of its new tokens, and the pause before it."""
 
     prompt_tokens: int
-    """New tokens: the context before them is not counted."""
+    """New tokens, without the context."""
     prompt_key: int
     output_tokens: int
     think_ms: float
-    """From the turn before's end; 0 for a first turn."""
+    """From the end of the turn before; 0 for a first turn."""
     said: Sequence[PlannedMessage] = ()
     """Messages before the output (tool results, a dataset's text, a system message in a first turn). Empty: one user
     message from ``prompt_key``. ``prompt_tokens`` is their length as far as it is known."""
 
     def messages(self) -> Sequence[PlannedMessage]:
-        """Return the turn's messages before the output."""
         return self.said or drawn_user(self.prompt_key, self.prompt_tokens)
 
     @property
     def stand_in_key(self) -> int:
-        """Key of the tokens that replace an output of unknown ids."""
         return mix64(self.prompt_key + Stream.STAND_IN_TOKENS)
 
 
@@ -42,9 +40,9 @@ class SessionShape(msgspec.Struct, frozen=True, gc=False):
 
     index: int
     due_ms: float | None
-    """When its first turn is due; null: as soon as another session ends (closed loop)."""
+    """Due time of its first turn; null: as soon as another session ends (closed loop)."""
     prefix: int | None
-    """Which shared prefix it begins with; null: none."""
+    """Number of its shared prefix; null: none."""
     prefix_key: int
     turns: Sequence[TurnShape]
 
@@ -66,7 +64,7 @@ def session_digest(header: bytes, session: SessionShape) -> int:
 
 
 def _said_bytes(said: PlannedMessage) -> bytes:
-    """Encode a message with its length, so that two messages cannot read as one."""
+    """With its length, so that two messages cannot read as one."""
     if isinstance(said, SyntheticMessage):
         pieces = [(piece.key, piece.tokens) for piece in said.pieces]
         call = None if said.call is None else (said.call.key, said.call.tokens)

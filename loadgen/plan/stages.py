@@ -29,17 +29,17 @@ from loadgen.plan.shapes import SessionShape, TurnShape
 Stage = Literal["alone", "short", "long", "beside", "mix"]
 
 OUTPUT = LengthDistribution(16, 48)
-"""Tokens of an output where no flag says: some dozens of gaps each."""
+"""Default output: some dozens of gaps each."""
 FIRST_WORDS = LengthDistribution(2, 2)
-"""The output before a prompt that comes beside others: when it ends, theirs have begun."""
+"""Output before a prompt that overlaps others: at its end, the others have begun."""
 PAUSE_S = LengthDistribution(0.02, 0.12)
-"""Before a turn that shall find the engine at rest, or nowhere in particular in its step."""
+"""Before a turn: the engine is idle, or at any point of its step."""
 NO_PAUSE = LengthDistribution(0, 0)
 FEWEST_NEW = 16
-"""Tokens that a warm turn adds at least: so few that its time is what long prompts cost beside being computed."""
+"""Least new tokens of a warm turn: its time is then the cost of the cached prompt."""
 MIX_SESSIONS = 16
 MIX_TURNS = 4
-"""Of every second one of them; the others have one."""
+"""Turns of every second session; the others have one."""
 US_PER_S = 1_000_000
 
 
@@ -47,7 +47,6 @@ class TurnPlan(msgspec.Struct, frozen=True):
     """A turn before it is drawn: between which lengths."""
 
     prompt: LengthDistribution
-    """New tokens."""
     output: LengthDistribution
     pause_s: LengthDistribution = NO_PAUSE
 
@@ -68,7 +67,7 @@ class Wave(msgspec.Struct, frozen=True):
     stage: Stage
     sessions: Sequence[SessionShape]
     spaces: Sequence[float]
-    """Before each session's beginning, exponential of mean 1: in what unit is the stage's to say."""
+    """Gaps before sessions, exponential of mean 1, in the stage's unit."""
 
 
 def waves(config: LoadConfig) -> Iterator[Wave]:
@@ -84,14 +83,13 @@ def waves(config: LoadConfig) -> Iterator[Wave]:
 
 
 def outlines(config: LoadConfig) -> Iterator[Outline]:
-    """The rounds, one after another."""
     endless = config.number is not None or config.duration_s is not None
     for number in count() if endless else range(STAGED_ROUNDS):
         yield from round_of(config, number)
 
 
 def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
-    """Round ``number``: every stage once."""
+    """Every stage once."""
     prompts, output = config.prompt_tokens, config.output_tokens or OUTPUT
     assert config.parallel is not None  # checked with the config
     widths = widths_to(config.parallel)
@@ -120,18 +118,17 @@ def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
 
 
 def widths_to(parallel: int) -> list[int]:
-    """2, 4, 8, … and ``parallel`` itself."""
     doubled = [1 << power for power in range(1, parallel.bit_length())]
     return doubled if doubled[-1] == parallel else [*doubled, parallel]
 
 
 def part_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
-    """Prompts of about this share of the longest one."""
+    """Prompts of about this share of the longest."""
     return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
 
 
 def _around(middle: float, prompts: LengthDistribution) -> LengthDistribution:
-    """Within half an octave of ``middle``, and of the lengths that there are."""
+    """Within half an octave of ``middle``, and the bounds."""
     half = math.sqrt(2)
     low, high = max(middle / half, prompts.low), min(middle * half, prompts.high)
     return LengthDistribution(round(low), round(high), "zipf", exponent=1)
@@ -150,7 +147,7 @@ def interrupting(prompt: LengthDistribution) -> list[TurnPlan]:
 
 
 def _drawn(seed: int, index: int, plan: SessionPlan) -> SessionShape:
-    """Session ``index`` of the run with its lengths; nothing in it is shared with another session."""
+    """Nothing in it is shared with another session."""
     turns = [
         TurnShape(
             prompt_tokens=_quantity(turn.prompt, draw(seed, Stream.PROMPT_LENGTH, index, number)),

@@ -40,11 +40,11 @@ Positions = npt.NDArray[np.uint64]
 
 ENDLESS_SESSIONS = 1000
 DIGESTED_SESSIONS = 100_000
-"""A run is named by so many of its first sessions: drawing endless ones to name them would never end."""
+"""Sessions in a run's digest: an endless load needs a bound."""
 
 SECOND_US = 1_000_000
 CLOSED = -1
-"""The due time of a session that waits for another to end."""
+"""Due time of a session that waits for another to end."""
 DEFAULT_OUTPUT = LengthDistribution(16, 16)
 DEFAULT_THINK = LengthDistribution(0, 0)
 
@@ -55,7 +55,7 @@ class Survey:
 
     digest_share: int
     planned: int | None
-    """How many requests there will be if every turn is answered; null: too many to count ahead."""
+    """Requests if every turn succeeds; null: too many to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Workload:
     shard: Shard = WHOLE
     lengths: TextLengths = ESTIMATED
     text: str = ""
-    """Names what words stand for in what is sent; empty: token ids are sent."""
+    """Fingerprint of the words that are sent; empty: token ids are sent."""
 
     def __iter__(self) -> Iterator[SessionShape]:
         if self.config.pattern == "calibration":
@@ -85,7 +85,7 @@ class Workload:
             yield place_session(self.config, entry, int(index), int(due_us))
 
     def _places(self) -> Iterator[tuple[Positions, Counts]]:
-        """Yield this shard's sessions in chunks: their numbers in the whole run, and their due times."""
+        """Chunks of the shard's sessions: numbers in the whole run, and due times."""
         start = 0
         for due_us in arrivals_us(self.config):
             first = (self.shard.index - start) % self.shard.count
@@ -94,7 +94,6 @@ class Workload:
             start += len(due_us)
 
     def survey(self) -> Survey:
-        """Go through the sessions that name the run."""
         config = self.config
         bounded = config.open_loop or config.number is not None or config.once
         most = DIGESTED_SESSIONS if bounded else ENDLESS_SESSIONS
@@ -109,7 +108,7 @@ class Workload:
 
 
 def common_header(config: LoadConfig, text: str) -> bytes:
-    """Return the digest of everything that all sessions of a load share in their requests."""
+    """Digest of the data common to all sessions' requests."""
     closed = None if config.open_loop else (config.sessions_at_once, config.requests_at_once)
     vocabulary = (config.vocabulary.low, config.vocabulary.high)
     prefix = (config.prefix_tokens, config.tool_role)
@@ -130,7 +129,7 @@ def arrivals_us(config: LoadConfig) -> Chunks:
 
 
 def spaced(config: LoadConfig) -> Chunks:
-    """Arrivals in units of their expected number, as the pattern or ``spacing`` says."""
+    """Arrivals in units of their expected number."""
     spacing = config.spacing or config.pattern
     if spacing == "constant":
         return evenly()
@@ -140,7 +139,6 @@ def spaced(config: LoadConfig) -> Chunks:
 
 
 def rate_profile(config: LoadConfig) -> RateProfile:
-    """The rate of an open loop over time."""
     if config.pattern == "series":
         return (stepped if config.rate_between == "steps" else profile)(config.rate_series)
     assert config.rate is not None
@@ -155,7 +153,7 @@ def rate_profile(config: LoadConfig) -> RateProfile:
 
 
 def draw_sessions(config: LoadConfig, indices: Positions, due_us: Counts) -> Iterator[SessionShape]:
-    """Random sessions by number: any of them without those before it."""
+    """Random sessions by number, each independent of those before it."""
     if not len(indices):
         return
     seed = config.seed
@@ -177,7 +175,6 @@ def draw_sessions(config: LoadConfig, indices: Positions, due_us: Counts) -> Ite
 
 
 def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, int]]:
-    """Each session's shared prefix and its key."""
     none = np.zeros(1, dtype=np.uint64)
     if not config.prefix_count:
         return [(None, int(draw_each(config.seed, Stream.PREFIX_TOKENS, none)[0]))] * len(at)
@@ -197,7 +194,7 @@ def dataset_sessions(config: LoadConfig, lengths: TextLengths) -> Iterator[Datas
 
 
 def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterator[DatasetSession]]:
-    """The dataset's sessions, again and again; raises InputError where there are none."""
+    """Endless passes over the dataset; raises InputError if it has no session."""
     path = config.dataset_path
     assert path is not None
     dataset = DATASETS[config.dataset]
@@ -223,7 +220,7 @@ def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterato
 
 
 def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us: int) -> SessionShape:
-    """A dataset's session as number ``index`` of the run; drawn tokens are other ones each time it comes round."""
+    """A dataset's session as number ``index`` of the run; tokens differ each time it returns."""
     at = index + config.dataset_offset
     prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, at), config.prefix_count) if config.prefix_count else None
     prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
@@ -232,7 +229,7 @@ def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us:
 
 
 def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> TurnShape:
-    """Return a dataset's turn, with open fields drawn as for a random session."""
+    """Open fields are drawn as for a random session."""
     key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
@@ -247,7 +244,7 @@ def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> 
 
 
 def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:
-    """Return a single draw, equal to the element that ``draw_sessions`` makes."""
+    """Equal to the element that ``draw_sessions`` makes."""
     if lengths.low == lengths.high:
         return round(lengths.low * units)
     return int(quantities(lengths, np.array([bits], dtype=np.uint64), units)[0])

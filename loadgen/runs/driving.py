@@ -26,7 +26,7 @@ from tracefile.storage.mending import mend
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 STDERR = "-"
-"""For ``--json-progress``: stderr, in place of what people read there."""
+"""For ``--json-progress``: stderr, in place of the panel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,18 @@ class RunConfig:
     url: str
     trace: Path
     meta: Meta
-    """The trace's header but for its clock and its workload's digest."""
+    """The trace's header without its clock and digest."""
     run: RunFlags = ONE_PROCESS
     sessions: int | None = None
-    """Sessions in all, so that no shard is without one; null: unknown, or without end."""
+    """Null: unknown, or without end."""
     parallel: int | None = None
     timeout_s: float | None = None
     overwrite: bool = False
     duration_s: float | None = None
-    """When nothing new is started any more; null: the job ends by itself."""
+    """Time of the last start; null: the job ends by itself."""
     target_rate: TargetRate | None = None
     empty: str = "nothing to send"
-    """What to say of a job without a request."""
+    """Message for a job without a request."""
 
 
 def run_job(config: RunConfig) -> RunOutcome:
@@ -68,7 +68,6 @@ def run_job(config: RunConfig) -> RunOutcome:
 
 @contextlib.contextmanager
 def host_of(flags: RunFlags) -> Iterator[Host]:
-    """Host of the shards. Raises InputError if it cannot be reached."""
     if flags.ray is None:
         yield Host(ShardProcess.start, usable_cores(), apart=False)
         return
@@ -79,7 +78,7 @@ def host_of(flags: RunFlags) -> Iterator[Host]:
 
 
 def shard_count(config: RunConfig, cores: int) -> int:
-    """Into how many shards a run is cut: never more than it has sessions, or requests that may be in flight."""
+    """Never more than there are sessions, or requests allowed in flight."""
     wanted = config.run.procs
     if wanted is None:
         wanted = max(1, cores // CORES_A_SHARD)
@@ -128,7 +127,7 @@ class Run:
         self._stopped: str | None = None
 
     async def shown(self, json_file: TextIO | None) -> list[Done | Failed]:
-        """Run to the end with progress output; return each shard's last message."""
+        """Run to the end; return each shard's last message."""
         config = self._config
         async with Shards(self._count, self._host) as shards:
             with interrupted(shards):
@@ -154,7 +153,7 @@ class Run:
         return words
 
     def outcome(self, words: list[Done | Failed]) -> RunOutcome:
-        """Complete the trace and return the run's outcome. Raises InputError if a shard failed because of the input."""
+        """Complete the trace. Raises InputError if a shard failed because of the input."""
         trace = self._config.trace
         refused = next((word.text for word in words if isinstance(word, Failed) and word.is_input), None)
         if refused is not None and not self._in_parts:  # what is there may be another run's
@@ -170,13 +169,12 @@ class Run:
         return outcome
 
     def tell_of_parts(self) -> None:
-        """Print the paths of recorded parts that are not merged."""
         left = [str(part) for part in self._parts if part.exists()]
         if left and self._where:  # nothing is recorded before they are all ready
             print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
-        """Return each shard's settings: its part of the sessions, of the trace and of the requests in flight."""
+        """Each shard's part of the sessions, the trace and the limits."""
         config, count = self._config, self._count
         return [
             Setup(
@@ -193,7 +191,7 @@ class Run:
         ]
 
     def _header(self, ready: Sequence[Ready]) -> Header:
-        """Return the trace's header, after the shards have drawn the load. Raises InputError for an empty load."""
+        """The header, after the shards have drawn the load. Raises InputError for an empty load."""
         if planned_by(ready) == 0:
             raise InputError(
                 self._config.empty
@@ -206,26 +204,25 @@ class Run:
         return partial(zeroed, self._meta, self._digest)
 
     def _make_room(self) -> None:
-        """Remove files that are to be overwritten, so that none is later read as a part of this run."""
+        """Remove the files to be overwritten, so that none is read as a part of this run."""
         if self._config.overwrite and self._in_parts:
             for path in [*parts_of(self._config.trace), self._config.trace]:
                 path.unlink(missing_ok=True)
 
 
 def zeroed(meta: Meta, digest: str, epoch_unix_ns: int) -> Meta:
-    """The header of a fresh run."""
     workload = msgspec.structs.replace(meta.workload or Workload(), digest=digest)
     return msgspec.structs.replace(meta, workload=workload, epoch_unix_ns=epoch_unix_ns)
 
 
 def planned_by(ready: Sequence[Ready]) -> int | None:
-    """Return the number of requests of all shards; null: unknown to some shard."""
+    """Requests of all shards; null: unknown to some shard."""
     planned = [each.planned for each in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
 
 
 def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Done | Failed) -> None:
-    """Note what a shard says; end a run of which the engine takes nothing, which no shard of several can tell."""
+    """End a run if the engine refuses every request, which no single shard can see."""
     progress.hear(index, word)
     if progress.only_refusals():
         shards.stop("refused")
@@ -233,7 +230,7 @@ def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Do
 
 @contextlib.contextmanager
 def opened(path: str | None) -> Iterator[TextIO | None]:
-    """The file of ``--json-progress``; null: there is none. Raises InputError if it cannot be had."""
+    """File of ``--json-progress``; null: none. Raises InputError."""
     if path is None or path == STDERR:
         yield None if path is None else sys.stderr
         return
@@ -249,7 +246,7 @@ def opened(path: str | None) -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def interrupted(shards: Shards) -> Iterator[None]:
-    """Ctrl-C or SIGTERM stops the run once it is under way; before that, and the second time, it ends at once."""
+    """Ctrl-C or SIGTERM stops a begun run; before t = 0 and the second time, it ends at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # within a coroutine
 

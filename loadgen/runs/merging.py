@@ -22,7 +22,7 @@ from tracefile.storage.durable import rename_durably
 from tracefile.storage.lines import LineReader
 
 CONCURRENCY = re.compile(rb'"concurrency":\d+')
-"""The record's own: a line's known fields come first, and quotes within their values are escaped."""
+"""The record's own field: known fields come first, and quotes within values are escaped."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -36,12 +36,11 @@ _times = msgspec.json.Decoder(Times)
 
 
 def part_of(trace: Path, shard: int) -> Path:
-    """Return the path of a shard's part of a trace."""
     return trace.with_name(f"{trace.name}.shard{shard}.jsonl")
 
 
 def parts_of(trace: Path) -> list[Path]:
-    """The parts that are there, in order of their shards: a killed run's, unless one is running."""
+    """Existing parts, in order of shards: left by a killed run, or of one still running."""
     named = re.compile(re.escape(trace.name) + r"\.shard(\d+)\.jsonl")
     found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
@@ -92,7 +91,7 @@ class InFlight:
         return cls(arrivals_ms, ends_ms)
 
     def at_arrival(self, times: Times) -> int | None:
-        """Return the requests in flight at this one's arrival, itself included; null: arrival unknown."""
+        """Requests in flight at this arrival, itself included; null: arrival unknown."""
         if times.arrival_ms is None or times.e2e_ms is None:
             return None
         gone = bisect_right(self._ends_ms, times.arrival_ms) - (times.e2e_ms == 0.0)
@@ -100,7 +99,7 @@ class InFlight:
 
 
 def record_lines(part: Path) -> Iterator[bytes]:
-    """The lines of a part's records, without a torn last one; none if the part was never begun."""
+    """Lines of a part's records, without a torn last one."""
     if not part.exists():
         return
     with LineReader(part) as lines:
@@ -110,7 +109,7 @@ def record_lines(part: Path) -> Iterator[bytes]:
 
 
 def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
-    """Header and lines in finish order; returns how many records there are."""
+    """Write lines in finish order; return the number of records."""
     file.take(encode_meta(meta))
     count = 0
     for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):
@@ -123,7 +122,7 @@ def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: In
 
 
 def _timed_lines(part: Path) -> Iterator[tuple[float, Times, bytes]]:
-    """A part's lines with the time that each ended; a line of unknown end stays in its place."""
+    """Lines with their end times; a line of unknown end stays in its place."""
     ended_ms = 0.0
     for line in record_lines(part):
         times = _times.decode(line)

@@ -25,12 +25,12 @@ class ShardUse:
     """Work and CPU time of one shard."""
 
     where: str
-    """Its process, or its machine's address."""
+    """Process, or address of its machine."""
     sent: int
     shard_cpu_s: float
-    """Of the process that plans, builds, reads and records."""
+    """Process that plans, builds, reads and records."""
     sender_cpu_s: float
-    """Of the process that sends."""
+    """Process that sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +39,20 @@ class RunOutcome:
 
     tally: Tally
     findings: dict[str, int]
-    """What the job found, over all shards."""
+    """Of the job, over all shards."""
     digest: str
-    """The workload's: equal digests, equal traffic planned."""
+    """Workload's: equal digests, equal planned traffic."""
     sent_digest: str | None
-    """Of the bodies that were sent; null: a shard died and took it along."""
+    """Of the sent bodies; null: a shard died with its share."""
     stopped: str | None
-    """Why it was cut short: SIGINT, SIGTERM, refused, a shard that failed; null: it was not."""
+    """SIGINT, SIGTERM, refused, or a failed shard; null: not cut short."""
     failures: list[str]
-    """What went wrong with shards, a line each."""
+    """Failures of shards, a line each."""
     seconds: float
     """From t = 0 to the last end."""
     shards: list[ShardUse]
     loop_delay_ms: Sample = field(default_factory=Sample)
-    """How late timers rang in the senders."""
+    """Lateness of timers in the senders."""
 
 
 def outcome_of(
@@ -63,7 +63,6 @@ def outcome_of(
     digest: str,
     stopped: str | None,
 ) -> RunOutcome:
-    """Combine the last message of every shard, its part of the trace, and its place."""
     tally, delay_ms, findings, seconds = Tally(), Sample(), Counter[str](), 0.0
     shards: list[ShardUse] = []
     done = [word for word in words if isinstance(word, Done)]
@@ -106,7 +105,7 @@ def recorded(part: Path) -> tuple[Tally, float]:
 
 
 def exit_code(outcome: RunOutcome) -> int:
-    """1 if a process of the run died or nothing ended well; 130 if cut short, so that no script takes it for whole."""
+    """1 if a process died or nothing ended well; 130 if cut short."""
     if outcome.failures:
         return 1
     if outcome.stopped is not None:
@@ -115,7 +114,7 @@ def exit_code(outcome: RunOutcome) -> int:
 
 
 def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
-    """Return the likely reason for an engine that refuses every request; never quotes the engine."""
+    """Likely reason for an engine that refuses every request; never quotes the engine."""
     body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
     response = control.post("/v1/completions", body)
     if response.is_success:

@@ -13,58 +13,51 @@ from measure.tally import Counts, Recent
 
 WINDOW_S = 10.0
 SILENT_S = 2.0
-"""A shard speaks four times a second; one that has said nothing for so long is in trouble."""
+"""Shards report four times a second; a longer silence is shown."""
 
 TargetRate = Callable[[float], float | None]
-"""Requests a second that are planned at a second of the run; null: as many as the answers let through."""
+"""Planned requests a second at a second of the run; null: as responses allow."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Last reported state of a shard."""
 
     where: str
-    """Its process, or its machine's address."""
+    """Process, or address of its machine."""
     sent: int
     in_flight: int
     errors: int
     silent_s: float | None
-    """Seconds since it last spoke; null: not ``SILENT_S`` yet, as it should be, or it is done."""
+    """Seconds since its last report; null: below ``SILENT_S``, or done."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. Counts are from its start; rates and quantiles are of the last 10 s, over all shards."""
 
     elapsed_s: float
-    """Since t = 0."""
     remaining_s: float | None
-    """Until its end at the present rate, or until nothing new is started; null: unknown."""
+    """To the end at the present rate, or to the last start; null: unknown."""
     stopping: str | None
-    """Why what is in flight is being given up; null: it is not."""
+    """Reason for stopping; null: not stopping."""
     planned: int | None
-    """Requests in all; null: unknown."""
     sent: int
     in_flight: int
     done: int
-    """Ended well."""
     errors: int
-    """Ended otherwise."""
     queued: int
-    """Waited for the concurrency limit ``--parallel``."""
     target_rate: float | None
-    """Requests a second as planned for now; null: unknown, or as answers come."""
+    """Planned requests a second; null: unknown, or as responses come."""
     rate: float
-    """Requests a second as sent."""
     output_tokens_per_s: float
     ttft_p50_ms: float | None
-    """Null, here and below: none came."""
+    """Null, here and below: no sample."""
     ttft_p99_ms: float | None
     itl_p50_ms: float | None
     itl_p99_ms: float | None
     lag_p50_ms: float | None
-    """Send minus schedule."""
     lag_p99_ms: float | None
     hit_rate: float | None
-    """Cached over prompt tokens since the start, where the engine reported them; null: it never did."""
+    """Cached over prompt tokens, where reported; null: never."""
     shards: list[ShardStatus]
 
 
@@ -93,13 +86,13 @@ class RateWindow:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def add(self, at_s: float, count: int) -> None:
-        """Fold samples that came just before ``at_s`` into the window."""
+        """Add samples that came just before ``at_s``."""
         self._points.append((at_s, count))
         while len(self._points) > 2 and self._points[1][0] <= at_s - WINDOW_S:
             self._points.popleft()
 
     def per_s(self) -> float:
-        """Return the rate per second; 0 before two points in time."""
+        """0 before two points in time."""
         (from_s, before), (to_s, after) = self._points[0], self._points[-1]
         return (after - before) / (to_s - from_s) if to_s > from_s else 0.0
 
@@ -117,7 +110,7 @@ class RunProgress:
         target_rate: TargetRate | None = None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``stopping`` returns the reason for stopping; null: the run goes on."""
+        """``stopping`` returns the reason for stopping; null: not stopping."""
         self._stopping = stopping
         self._zero = zero
         self._where = where

@@ -28,16 +28,15 @@ from tracefile import InputError
 
 PART = "part.jsonl"
 START_TIMEOUT_S = 120.0
-"""How long a cluster may take to start an actor: it may have to start a worker first."""
+"""Longest start of an actor, which may need a new worker."""
 CONNECT_TIMEOUT_S = 10.0
 CLOCK_QUESTIONS = 10
 CHUNK_BYTES = 4 << 20
-"""A part comes in pieces of this size, one at a time."""
 
 
 @contextlib.contextmanager
 def ray_host(address: str) -> Iterator[Host]:
-    """The machines of a cluster; raises InputError if it cannot be reached, or there is no Ray here."""
+    """Machines of a cluster; raises InputError if it cannot be reached, or Ray is not installed."""
     try:
         import ray  # noqa: PLC0415 - an extra, and slow to load
     except ImportError:
@@ -56,7 +55,7 @@ def ray_host(address: str) -> Iterator[Host]:
 
 
 def require_reachable(address: str) -> None:
-    """Raise InputError if no server listens at a ``HOST:PORT``: Ray itself would retry for minutes."""
+    """Raise InputError if no server listens: Ray itself would retry for minutes."""
     found = re.fullmatch(r"(\S+):(\d+)", address)
     if found is None or "://" in address:
         return
@@ -80,7 +79,7 @@ class RayShard:
 
     @classmethod
     async def start(cls, actor_of: Callable[[], Any], hear: Hear) -> "RayShard":
-        """Start an actor and its shard. Raises InputError if the cluster cannot, or has another kvtape version."""
+        """Raises InputError if the cluster cannot, or has another kvtape version."""
         actor = actor_of()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -101,7 +100,7 @@ class RayShard:
         self._actor.send.remote(message)
 
     async def fetch_part(self, part: Path) -> None:
-        """Copy its part here, as far as it is available, and measure its clock again."""
+        """Copy its part here, and measure its clock again."""
         with part.open("wb") as file, contextlib.suppress(ray_error()):
             while piece := await self._actor.read.remote(file.tell(), CHUNK_BYTES):
                 file.write(piece)
@@ -128,7 +127,7 @@ class RayShard:
 async def measured_offset(
     their_clock: Callable[[], Awaitable[int]], clock: Callable[[], int] = time.time_ns
 ) -> ClockOffset:
-    """Return the offset of another wall clock, measured by the exchange with the shortest round trip."""
+    """Offset of another wall clock, by the exchange with the shortest round trip."""
     best: ClockOffset | None = None
     for _ in range(CLOCK_QUESTIONS):
         before_ns = clock()
@@ -141,7 +140,7 @@ async def measured_offset(
 
 
 def ray_error() -> type[Exception]:
-    """Return the base of Ray's errors: an actor, worker or machine is gone."""
+    """Base of Ray's errors: an actor, worker or machine is gone."""
     from ray.exceptions import RayError  # noqa: PLC0415 - as above
 
     error: type[Exception] = RayError
@@ -157,30 +156,28 @@ class ShardActor:
         self._shard: ShardProcess | None = None
 
     async def start(self) -> tuple[str, str]:
-        """Start the process; return its place and its kvtape version."""
+        """Return its place and its kvtape version."""
         self._shard = await ShardProcess.start(self._said.put_nowait)
         return f"{platform.node()}, {self._shard.where}", version()
 
     async def clock(self) -> int:
-        """Wall clock of this machine, ns since 1970."""
         return time.time_ns()
 
     async def send(self, message: FromParent) -> None:
-        """Pass a message to the shard, which writes its part on this machine."""
         assert self._shard is not None  # started first
         if isinstance(message, Setup):
             message = replace(message, trace=self._part(), overwrite=True)
         self._shard.send(message)
 
     async def hear(self) -> list[FromShard]:
-        """Wait for messages of the shard; return all since the last call."""
+        """Wait for messages; return all since the last call."""
         messages = [await self._said.get()]
         while not self._said.empty():
             messages.append(self._said.get_nowait())
         return messages
 
     async def read(self, offset: int, size: int) -> bytes:
-        """Return a piece of the part; empty behind its end, or without a part."""
+        """A piece of the part; empty behind its end, or without a part."""
         if not self._part().exists():
             return b""
         with self._part().open("rb") as file:
@@ -200,5 +197,4 @@ class ShardActor:
 
 
 def version() -> str:
-    """Return this program's version."""
     return importlib.metadata.version("kvtape")

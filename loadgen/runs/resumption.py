@@ -27,7 +27,7 @@ from tracefile.storage.lines import LineReader
 from tracefile.storage.mending import mend
 
 HISTORY = "resumed"
-"""Of the header's workload: a list with what each resumption found; absent in a run that was never resumed."""
+"""Field of the header's workload: a list with one entry for each resumption."""
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -49,13 +49,12 @@ class Resumed:
     """Point from which a run continues."""
 
     meta: Meta
-    """The header to go on under: the earlier one's zero, with this resumption in its history."""
+    """Header to continue: the earlier zero, and this resumption in its history."""
     kept: int
-    """Records of sessions that are over."""
     dropped: int
-    """Records of sessions that will be sent again."""
+    """Records of sessions to be sent again."""
     from_ms: float
-    """Where in the plan's time it goes on."""
+    """Time in the plan at which the run continues."""
 
 
 def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Resumed | None:
@@ -86,7 +85,6 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
 
 
 def resumed_at(resumed: Resumed, t0_unix_ns: int) -> Meta:
-    """The header once it is known when the plan's zero was."""
     workload = _workload(resumed.meta)
     shift_ms = round((t0_unix_ns - (resumed.meta.epoch_unix_ns or 0)) / 1e6, 3)
     this = {
@@ -105,12 +103,12 @@ class Found:
     """Content of a trace."""
 
     ended: dict[RequestId, bool]
-    """Requests that came to an end of their own, and whether it was a good one; aborted ones are sent again."""
+    """True: ended well. Aborted requests are sent again, and not here."""
     requests: int
     lines: int
-    """More than requests where a merge was killed before it had removed the parts."""
+    """More than requests if a merge was killed before it had removed the parts."""
     until_ms: float
-    """When the last thing in it happened, on its clock."""
+    """Time of its last event, on its clock."""
 
     @classmethod
     def of(cls, trace: Path) -> "Found":
@@ -128,7 +126,7 @@ class Found:
 
 
 def ended_requests(trace: Path) -> dict[RequestId, bool]:
-    """The requests of a trace that came to an end of their own, and whether it was a good one."""
+    """Requests that ended by themselves; True: ended well."""
     return Found.of(trace).ended
 
 
@@ -142,7 +140,6 @@ def _check_same(path: Path, header: Meta, digest: str) -> None:
 
 
 def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
-    """Write the trace anew with these requests' records alone."""
     aside = trace.with_name(f".{trace.name}.resuming")
     file = new_trace_file(aside, overwrite=True, name=trace.name)
     try:
@@ -162,7 +159,7 @@ def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
 
 
 def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
-    """The lines of these requests, one of each."""
+    """One line of each of these requests."""
     wanted = set(over)
     for line in record_lines(trace):
         outline = _outline.decode(line)
@@ -172,7 +169,6 @@ def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
 
 
 def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:
-    """The header with the earlier one's zero, its history and the load's digest."""
     history = _history(earlier)
     extra = _workload(meta).extra | ({HISTORY: history} if history else {})
     workload = msgspec.structs.replace(_workload(meta), digest=digest, extra=extra)
@@ -180,7 +176,7 @@ def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:
 
 
 def last_header(path: Path) -> Meta:
-    """The header that the last records of a whole trace are under."""
+    """Header of the last records of a trace."""
     with LineReader(path) as lines:
         *_, last = (line for line in lines if is_header(line))
     return decode_meta(parse_object(last, str(path))["meta"], str(path))

@@ -53,7 +53,7 @@ from wire.loop import run
 from wire.process import FrameSocket, reap_child, start_child
 
 WARM_CONNECTIONS = 16
-"""How many connections are open before the first request if nothing bounds them; more are opened as they are needed."""
+"""Connections opened before the first request without a limit; more are opened as needed."""
 MOST_WARM_CONNECTIONS = 256
 PROGRESS_INTERVAL_S = 0.25
 SENDER_LEAVE_S = 5.0
@@ -77,7 +77,7 @@ class SenderProcess:
 
     @classmethod
     async def start(cls, setup: SenderSetup) -> "SenderProcess":
-        """Start it and wait until its connections are open. Raises InputError if they cannot be opened."""
+        """Start it and open its connections. Raises InputError if they cannot be opened."""
         process, sock = start_child("loadgen.sending.sender")
         sender = cls(process, setup.url)
         sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
@@ -130,7 +130,7 @@ class SenderProcess:
 
 
 def _unexpected(message: FromSender) -> None:
-    """Before the run it may tell how it is doing, and nothing else."""
+    """Before the run, only pulses come."""
     if isinstance(message, Pulse):
         return
     raise AssertionError(f"unexpected message: {message}")
@@ -149,7 +149,7 @@ class Parent:
 
 
 async def serve(receive: Receive, say: Say) -> None:
-    """Run one shard for one parent; its last word is ``Done`` or ``Failed``, unless it was never told to go."""
+    """Run one shard for one parent; the last message is ``Done`` or ``Failed``, unless ``Go`` never came."""
     try:
         setup = await receive()
         if isinstance(setup, Setup):
@@ -226,7 +226,6 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
 
 
 async def _heed(receive: Receive, running: PlanRun) -> None:
-    """Stop on the parent's order, or when the parent is gone."""
     while True:
         message = await receive()
         if isinstance(message, Stop):
@@ -243,7 +242,7 @@ async def _tell(tally: Tally, say: Say) -> None:
 
 
 def clocks_of(go: Go) -> Clocks:
-    """Return t = 0 and the trace's zero on this machine's clock."""
+    """t = 0 and the trace's zero on this machine's clock."""
     t0_ns = go.t0_ns
     if t0_ns is None:
         t0_ns = time.perf_counter_ns() + go.t0_unix_ns - time.time_ns()
@@ -259,7 +258,7 @@ def _sender_setup(setup: Setup) -> SenderSetup:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """No garbage collection for a while: a full one stops the clock for tens of ms. Reference counts still free."""
+    """Disable garbage collection: a full one stops the clock for tens of ms."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -271,7 +270,7 @@ def collector_off() -> Iterator[None]:
 
 
 async def _serve_socket(fd: int) -> None:
-    """Serve the parent at the other end, until it has the last word or is gone."""
+    """Serve the parent until the last message is sent or the parent is gone."""
     inbox: asyncio.Queue[FromParent | None] = asyncio.Queue()
     ended = asyncio.Event()
 

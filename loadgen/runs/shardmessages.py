@@ -22,15 +22,15 @@ class Setup:
     shard: Shard
     url: str
     trace: Path
-    """What this shard writes: the trace itself, or its part of it."""
+    """The trace itself, or this shard's part of it."""
     overwrite: bool = False
-    """Whether there may be a file at ``trace`` to be replaced."""
+    """True if a file at ``trace`` may be replaced."""
     parallel: int | None = None
-    """Most requests in flight in this shard; null: no limit."""
+    """Of this shard; null: no limit."""
     timeout_s: float | None = None
-    """Longest request; null: no limit."""
+    """Null: no limit."""
     resumed: Path | None = None
-    """What an earlier part of the run recorded and is kept; null: nothing. Equal to ``trace``: go on writing there."""
+    """Records of an earlier run that are kept; null: none. Equal to ``trace``: append there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Ready:
 
     digest_share: int
     planned: int | None
-    """Requests it will send; null: unknown."""
+    """Null: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,11 @@ class Go:
     """Parent → shard: t = 0 is then. ``meta.epoch_unix_ns`` is the trace's zero: ``t0_unix_ns`` unless resumed."""
 
     t0_ns: int | None
-    """On this machine's ``perf_counter_ns``, which all its processes share; null: the shard is on another machine."""
+    """On the machine's ``perf_counter_ns``; null: the shard is on another machine."""
     t0_unix_ns: int
     meta: Meta
-    """The trace's header."""
     from_ms: float = 0.0
-    """Time in the plan at which a resumed run continues: t0 lies that long before now; earlier requests are due now."""
+    """Time in the plan at which a resumed run continues; earlier requests are due now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +76,15 @@ class Done:
     tally: Tally
     findings: dict[str, int]
     sent_share: int
-    """SHA-256 of every body that was sent, with how long after its cause it was due, summed as digest shares are."""
+    """Sum of SHA-256 of every sent body and its due time after its cause."""
     stopped: str | None
-    """Why it was cut short; null: it was not."""
+    """Null: not cut short."""
     seconds: float
     """From t = 0 to the last end."""
     shard_cpu_s: float
     sender_cpu_s: float
     loop_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    """How late a timer rang in the sender, sampled twenty times a second: what a read may have waited for its stamp."""
+    """Lateness of a timer in the sender, twenty times a second: the delay of a read's time stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,8 @@ class Failed:
     """Shard → parent, last: it could not be run, or no further."""
 
     text: str
-    """One line for the user."""
     is_input: bool
-    """Whether the user's input is what was wrong."""
+    """True if the user's input caused it."""
 
 
 FromParent = Setup | Go | Stop
@@ -103,7 +101,6 @@ FromShard = Ready | Progress | Done | Failed
 
 
 def encode(message: FromParent | FromShard) -> bytes:
-    """The message as one frame's payload."""
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 

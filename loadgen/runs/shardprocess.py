@@ -12,7 +12,7 @@ from wire.process import FrameSocket, child_left, reap_child, start_child
 
 MODULE = "loadgen.runs.shard"
 LEAVE_S = 5.0
-"""How long a process may take to leave once it has said its last."""
+"""Longest time to end after the last message."""
 
 Hear = Callable[[FromShard], None]
 
@@ -42,7 +42,7 @@ class ShardProcess:
             self._socket.send(encode(message))
 
     async def fetch_part(self, part: Path) -> None:
-        """Nothing to do: it wrote its part where it is wanted."""
+        """Nothing to do: the part is on this machine."""
 
     def kill(self) -> None:
         self._process.kill()
@@ -70,7 +70,7 @@ class ShardProcess:
 
 
 def how_it_ended(code: int | None) -> str:
-    """In words; null: it still runs."""
+    """End of the process in words; null: it still runs."""
     if code is None:
         return "closed its socket"
     if code < 0:

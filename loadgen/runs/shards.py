@@ -13,10 +13,10 @@ from loadgen.runs.shardmessages import Done, Failed, FromParent, FromShard, Go, 
 from tracefile import InputError, Meta
 
 CORES_A_SHARD = 2
-"""One for the process that plans and records, one for the process that sends."""
+"""One for the shard, one for its sender."""
 
 HEAD_START_S = 0.1
-"""From the word to go to t = 0, in which it reaches every shard and the first requests are built."""
+"""From ``Go`` to t = 0, in which the first requests are built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +25,27 @@ class ClockOffset:
 
     offset_ns: int
     round_trip_ns: int
-    """Of the quickest response: the offset is wrong by half of it at most."""
+    """Of the quickest response; the offset's error is at most half of it."""
 
 
 class ShardLink(Protocol):
     """Shard on any machine."""
 
     where: str
-    """For people: its process, its machine."""
+    """Process or machine, for messages."""
     clock: ClockOffset | None
-    """Null: it is on this machine, and has its clocks."""
+    """Null: on this machine."""
 
     def send(self, message: FromParent) -> None:
-        """Send a message; to one that is gone it is lost."""
+        """Send a message; ignored if the shard is gone."""
 
     async def fetch_part(self, part: Path) -> None:
-        """Have what it wrote at ``part`` on this machine."""
+        """Copy its records to ``part`` on this machine."""
 
-    def kill(self) -> None:
-        """End it at once."""
+    def kill(self) -> None: ...
 
     async def close(self) -> None:
-        """Let it go, once it has said its last."""
+        """Close it, after its last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,14 @@ class Host:
     """Place where shards run."""
 
     start: Callable[[Callable[[FromShard], None]], Awaitable[ShardLink]]
-    """Starts a shard; its messages go to the callable."""
+    """Starts a shard; the callable gets its messages."""
     cores: int
     apart: bool
-    """Whether shards may run on other machines, so that their parts have to be fetched."""
+    """True if shards may run on other machines, so that parts must be fetched."""
 
 
 Header = Callable[[int], Meta]
-"""The trace's header, once it is known when t = 0 is on the wall clock (ns since 1970)."""
+"""Makes the trace's header, from t = 0 in ns since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Zero:
     """Time of t = 0."""
 
     at_ns: int
-    """On this machine's ``perf_counter_ns``."""
+    """On ``perf_counter_ns``."""
     unix_ns: int
 
 
@@ -85,13 +84,11 @@ class Shards:
         self._inbox: asyncio.Queue[tuple[int, FromShard]] = asyncio.Queue()
         self.links: list[ShardLink] = []
         self.stopping: str | None = None
-        """Why they were told to stop; null: they were not."""
+        """Reason for stopping; null: not stopped."""
         self.going = False
-        """Whether they were told to go."""
         self.meta = Meta()
-        """The trace's header, from then on."""
         self.clocks: list[ClockOffset | None] = []
-        """How the shards' clocks stood then."""
+        """Clocks of the shards at the start."""
 
     async def __aenter__(self) -> "Shards":
         starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
@@ -108,7 +105,7 @@ class Shards:
         await self._close()
 
     async def ready(self, setups: Sequence[Setup]) -> list[Ready]:
-        """Set up all shards and wait until they are ready. Raises InputError if one cannot be."""
+        """Set up all shards. Raises InputError if one cannot be."""
         for link, setup in zip(self.links, setups, strict=True):
             link.send(setup)
         found: dict[int, Ready] = {}
@@ -121,7 +118,7 @@ class Shards:
         return [found[index] for index in range(self._count)]
 
     def go(self, header: Header, from_ms: float = 0.0) -> Zero:
-        """Start all shards at one t = 0, or at ``from_ms`` of the plan of an earlier run."""
+        """Start all shards at one t = 0, or at ``from_ms`` of an earlier run's plan."""
         head_start_ns = int(HEAD_START_S * 1e9) - round(from_ms * 1e6)
         zero = Zero(time.perf_counter_ns() + head_start_ns, time.time_ns() + head_start_ns)
         meta = header(zero.unix_ns)
@@ -133,7 +130,7 @@ class Shards:
         return zero
 
     async def ended(self, hear: Callable[[int, Progress | Done | Failed], None]) -> list[Done | Failed]:
-        """Wait for all last messages; stop the others when a shard ends too early. ``hear`` gets every message."""
+        """Wait for all last messages; stop the others if a shard ends early. ``hear`` gets every message."""
         last_words: dict[int, Done | Failed] = {}
         while len(last_words) < self._count:
             index, message = await self._inbox.get()
@@ -147,7 +144,7 @@ class Shards:
         return [last_words[index] for index in range(self._count)]
 
     async def fetch(self, parts: Sequence[Path]) -> Meta:
-        """Copy every shard's part to this machine; return the header with the drift of other machines' clocks."""
+        """Copy every shard's part here; return the header with the drift of other machines' clocks."""
         await asyncio.gather(*(link.fetch_part(part) for link, part in zip(self.links, parts, strict=True)))
         apart = [_clock_told(link, before) for link, before in zip(self.links, self.clocks, strict=True) if before]
         return (
@@ -155,7 +152,6 @@ class Shards:
         )
 
     def stop(self, reason: str) -> None:
-        """Stop sending and record the requests in flight."""
         if self.stopping is None:
             self.stopping = reason
             for link in self.links:
@@ -179,7 +175,7 @@ class Shards:
 
 
 def _go(zero: Zero, meta: Meta, clock: ClockOffset | None, from_ms: float) -> Go:
-    """The word to go, in the times of the shard's own machine."""
+    """``Go`` in the times of the shard's own machine."""
     if clock is None:
         return Go(zero.at_ns, zero.unix_ns, meta, from_ms)
     assert meta.epoch_unix_ns is not None  # a header says when its zero was
@@ -188,7 +184,7 @@ def _go(zero: Zero, meta: Meta, clock: ClockOffset | None, from_ms: float) -> Go
 
 
 def _clock_told(link: ShardLink, before: ClockOffset) -> dict[str, object]:
-    """For the header: how another machine's clock stood at the start, and how far it had moved by the end."""
+    """For the header: another machine's clock at the start, and its drift until the end."""
     moved_ns = 0 if link.clock is None else link.clock.offset_ns - before.offset_ns
     return {
         "where": link.where,

@@ -14,9 +14,9 @@ from measure.samples import Sample
 
 CPU_LIMIT = 0.9
 OFFERED_LIMIT = 0.8
-"""Of what the machine can send: beyond it, a burst is more than that."""
+"""Share of the machine's capacity; beyond it, bursts exceed the capacity."""
 SHORT_S = 2.0
-"""In a run shorter than this, what its processes took to start outweighs what they took to send."""
+"""In shorter runs, start-up outweighs sending."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -33,20 +33,20 @@ class Lateness(msgspec.Struct, frozen=True):
     """Lateness of the client's sends; requests queued by the concurrency limit are not counted."""
 
     limit_ms: float
-    """A request with more lag than this is late."""
+    """Lag above this is late."""
     requests: int
-    """Late ones."""
+    """Late requests."""
     share: float | None
-    """Of the requests that were not queued by ``--parallel``; null: there are none."""
+    """Of the requests not queued by ``--parallel``; null: none."""
     run: bool
-    """Whether the p99 lag is above the limit: then no latency of the run is to be trusted."""
+    """True if the p99 lag is above the limit: the run's latencies are not to be trusted."""
 
 
 class Throughput(msgspec.Struct, frozen=True):
     """Per second of the run, from t = 0 to the last end."""
 
     requests: float
-    """That ended well."""
+    """Completed requests."""
     prompt_tokens: float
     output_tokens: float
 
@@ -59,7 +59,7 @@ class ProcessUse(msgspec.Struct, frozen=True):
     where: str
     cpu_s: float
     cpu: float
-    """CPU time over the run's length; 1 is a whole core."""
+    """CPU time over the run's length, in cores."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +67,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     pattern: str
     digest: str
-    """The workload's: equal digests, equal traffic planned."""
+    """Workload's: equal digests, equal planned traffic."""
     sent_digest: str | None
-    """Of the bodies that were sent: equal where answers were too. Null: a process died and took it along."""
+    """Of the sent bodies: equal if responses were too. Null: a process died with its share."""
     interrupted: str | None
-    """Why the run was cut short; null: it was not."""
+    """Reason; null: not cut short."""
     failures: list[str]
-    """What went wrong with processes of the client."""
+    """Failures of the client's processes."""
     seconds: float
     sent: int
     statuses: dict[str, int]
@@ -81,44 +81,44 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By kind."""
     throughput: Throughput | None
     ttft: Quantiles | None
-    """From the send, over requests whose first token came."""
+    """From send to first token."""
     ttft_from_schedule: Quantiles | None
-    """From when the request should have been sent: a late client cannot hide in it."""
+    """From the schedule: it includes the client's lateness."""
     itl: Quantiles | None
     """Gap over tokens of every later read."""
     tpot: Quantiles | None
-    """Of each request: its gaps' sum over its tokens after the first read."""
+    """Sum of a request's gaps over its tokens after the first read."""
     e2e: Quantiles | None
-    """Over requests that ended well."""
+    """Over completed requests."""
     lag: Quantiles | None
     """Send minus schedule, over requests that did not wait for a slot."""
     lateness: Lateness
     loop_delay: Quantiles | None
-    """How late timers rang in the senders: what a read may have waited for its time stamp."""
+    """Lateness of timers in the senders: the delay of a read's time stamp."""
     queued: int
-    """Requests that waited for the concurrency limit ``--parallel``."""
+    """Requests that waited for ``--parallel``."""
     prompt_tokens: int
     output_tokens: int
     exact_output_share: float | None
-    """Of the requests that ended well, those with as many output tokens as asked for."""
+    """Share of completed requests with the output length asked for."""
     cached_share: float | None
-    """Cached over prompt tokens, where the engine reported them; null: it never did."""
+    """Cached over prompt tokens; null: never reported."""
     cached_reported: int
-    """For how many requests it did."""
+    """Requests with reported cached tokens."""
     client_cpu: float
-    """CPU time of all processes over the run's length; 1 is a whole core."""
+    """CPU time of all processes over the run's length, in cores."""
     processes: list[ProcessUse]
     offered_share: float | None
-    """Of what this machine can send (``loadgen selftest``); null: not calibrated, or sent from other machines."""
+    """Share of this machine's capacity (``loadgen selftest``); null: not measured, or sent from other machines."""
     findings: dict[str, int]
-    """What the load's own checks counted, over all processes."""
+    """Counts of the load's own checks, over all processes."""
     prefix_truth: TruthReport | None = None
-    """Whether prompts were, in the target's tokens, what they were planned to be. Null: not looked at."""
+    """Check of prompts in the target's tokens; null: not checked."""
     counters_before: PrefixCounters | None
     counters_after: PrefixCounters | None
-    """The engine's own prefix cache counters, in tokens."""
+    """The engine's prefix cache counters, in tokens."""
     notes: list[str]
-    """What a reader should know before trusting the numbers."""
+    """Notes for readers, before they trust the numbers."""
 
 
 def summarize(
@@ -128,7 +128,7 @@ def summarize(
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
 ) -> Summary:
-    """Summarise a run that has ended; ``facts``: the engine's before and after it."""
+    """``facts``: the engine's before and after the run."""
     tally = outcome.tally
     lag, ttft = quantiles(tally.lag_ms), quantiles(tally.ttft_ms)
     lateness, processes = lateness_of(tally.lag_ms, ttft), processes_of(outcome)
@@ -169,7 +169,6 @@ def summarize(
 
 
 def quantiles(sample: Sample) -> Quantiles | None:
-    """Return the quantiles of a sample; null: empty."""
     if not sample.count:
         return None
     p50, p90, p99 = (round(each, 3) for each in sample.quantiles(0.5, 0.9, 0.99))
@@ -177,7 +176,6 @@ def quantiles(sample: Sample) -> Quantiles | None:
 
 
 def lateness_of(lag_ms: Sample, ttft: Quantiles | None) -> Lateness:
-    """Count late requests, and judge the run."""
     limit_ms = late_limit_ms(ttft.p50_ms if ttft else None)
     late = lag_ms.count_above(limit_ms)
     run = lag_ms.count > 0 and lag_ms.quantile(LAG_LEVEL) > limit_ms
@@ -194,7 +192,6 @@ def throughput_of(outcome: RunOutcome) -> Throughput | None:
 
 
 def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
-    """Both processes of every shard."""
     return [
         ProcessUse(f"{name} {index}", shard.where, round(cpu_s, 3), round(cpu_s / outcome.seconds, 4))
         for index, shard in enumerate(outcome.shards)
@@ -204,7 +201,7 @@ def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
 
 
 def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
-    """Processes that may have been too busy to measure; empty: none."""
+    """Notes on processes that may have been too busy to measure."""
     return [
         f"client busy: its {process.process} used {process.cpu:.0%} of a core; give it less load, or more --procs"
         for process in processes
@@ -213,7 +210,7 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
 
 
 def offered_share(outcome: RunOutcome) -> float | None:
-    """Return the mean share of this machine's capacity that the run offered; null: see ``Summary``."""
+    """Mean share of this machine's capacity that the run offered; null: see ``Summary``."""
     local = all(shard.where.startswith("process ") for shard in outcome.shards)
     known = load_calibration(len(outcome.shards)) if local else None
     if known is None or not outcome.seconds:
@@ -223,7 +220,6 @@ def offered_share(outcome: RunOutcome) -> float | None:
 
 
 def limit_notes(offered: float | None) -> list[str]:
-    """Return a note if the run was near or beyond the capacity of this machine."""
     if offered is None or offered <= OFFERED_LIMIT:
         return []
     how = "more than" if offered > 1 else f"{offered:.0%} of what"
@@ -232,12 +228,11 @@ def limit_notes(offered: float | None) -> list[str]:
 
 
 def share(part: int, whole: int) -> float | None:
-    """A share; null: of nothing."""
     return round(part / whole, 6) if whole else None
 
 
 def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
-    """The summary for a terminal; ``more`` is what the command found beside it."""
+    """Lines for a terminal; ``more``: lines of the command."""
     ended = ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items()))
     lines = [
         f"{summary.pattern}: {summary.sent} sent in {summary.seconds:.1f} s: {ended or 'none ended'}"
@@ -310,7 +305,7 @@ def _late(summary: Summary) -> str:
 
 
 def _cpu(summary: Summary) -> str:
-    """The busiest process of each kind; all of them are in the JSON."""
+    """Busiest process of each kind; the JSON has all."""
     used = [
         (name, [use.cpu for use in summary.processes if use.process.startswith(name)]) for name in ("shard", "sender")
     ]
@@ -318,7 +313,7 @@ def _cpu(summary: Summary) -> str:
 
 
 def print_summary(summary: msgspec.Struct, lines: list[str], *, as_json: bool) -> None:
-    """Print a summary as lines; as JSON: one object on stdout, and the lines on stderr."""
+    """Print lines; with ``as_json`` one object on stdout, and the lines on stderr."""
     print("\n".join(lines), file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())

@@ -19,14 +19,14 @@ LIVE_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 10.0
 JSON_INTERVAL_S = 1.0
 WIDE, MEDIUM = 80, 54
-"""Columns from which three, or two, groups of numbers stand side by side."""
+"""Least columns for three, or two, groups side by side."""
 
 SHARDS_SHOWN = 8
 SHORTFALL = 0.05
-"""Share of the target rate that may be missing before it is shown as a lack."""
+"""Share below the target rate that is shown as a lack."""
 
 STEADY = 7
-"""Columns that a number has at least, so that others stay where they are while it grows."""
+"""Least width of a number, so that others do not move while it grows."""
 
 Row = tuple[str, Text]
 Watch = Callable[[RunProgress], Coroutine[None, None, None]]
@@ -56,7 +56,6 @@ class View:
 
 
 def status_line(status: Status) -> str:
-    """A status in one line, for a log."""
     of = "" if status.planned is None else f"/{status.planned}"
     parts = [clock(status.elapsed_s), f"sent {status.sent}{of}", f"in flight {status.in_flight}"]
     parts += [f"done {status.done}", f"errors {status.errors}", _rate_text(status)]
@@ -70,7 +69,6 @@ def status_line(status: Status) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, hours if there are any."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -138,12 +136,10 @@ def _quantiles(p50_ms: float | None, p99_ms: float | None, style: str = "") -> T
 
 
 def duration_ms(value_ms: float) -> str:
-    """A duration in ms with as many digits as matter."""
     return f"{value_ms:,.2f}" if value_ms < 10 else f"{value_ms:,.1f}" if value_ms < 1000 else f"{value_ms:,.0f}"
 
 
 def _side_by_side(groups: Sequence[Sequence[Row]]) -> Table:
-    """Groups of named numbers, a pair of columns each."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     for group in groups:
         grid.add_column(style="dim", no_wrap=True, min_width=max(len(name) for name, _ in group))
@@ -159,7 +155,7 @@ def _silent(status: Status) -> list[tuple[int, ShardStatus]]:
 
 
 def _shards_line(status: Status) -> Text:
-    """Each shard's share of what was sent, and which of them are in trouble."""
+    """Each shard's share of sent requests, and silent shards."""
     text = Text("shards  ", style="dim", no_wrap=True, overflow="ellipsis")
     sent = "  ".join(f"{index}: {shard.sent:,}" for index, shard in enumerate(status.shards[:SHARDS_SHOWN]))
     more = len(status.shards) - SHARDS_SHOWN
@@ -171,7 +167,6 @@ def _shards_line(status: Status) -> Text:
 
 @contextlib.asynccontextmanager
 async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncIterator[None]:
-    """Show the run for the length of the ``async with`` block."""
     watches: list[Watch] = [] if json_file is None else [_writing(json_file)]
     if json_file is not sys.stderr:
         watches.append(_show_live if sys.stderr.isatty() else _show_lines)
@@ -203,7 +198,7 @@ async def _show_lines(progress: RunProgress) -> None:
 
 def _writing(file: TextIO) -> Watch:
     async def write(progress: RunProgress) -> None:
-        """Write an object a second, and a last one with the final counts."""
+        """Write an object a second, and one with the final counts."""
         try:
             while True:
                 await asyncio.sleep(JSON_INTERVAL_S)

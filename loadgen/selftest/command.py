@@ -32,7 +32,7 @@ from wire.process import module_command, module_environment
 SHORTEST_S = 0.5
 LONGEST_S = 30.0
 PARALLEL = 64
-"""Requests in flight for each sender where it goes as fast as it can."""
+"""Requests in flight for each sender at full speed."""
 
 RATES = (50.0, 200.0)
 PACED_OUTPUT = 64
@@ -46,7 +46,6 @@ loadgen and replay say which share of it they offered. Not to be confused with t
 
 
 def parser() -> Parser:
-    """Return the parser of ``loadgen selftest``."""
     made = Parser(prog="loadgen selftest", description=__doc__, epilog=EPILOG)
     made.add_argument("--procs", type=int, default=1, metavar="N", help="senders, as in the runs to come (1)")
     made.add_argument(
@@ -57,7 +56,6 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, keep."""
     args = parser().parse_args(argv)
     if not SHORTEST_S <= args.duration <= LONGEST_S or args.procs < 1:
         raise InputError(f"--duration, --procs: {args.duration:g} s, {args.procs}; expected 0.5s to 30s, and 1 or more")
@@ -71,7 +69,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def calibration_lines(found: Calibration) -> list[str]:
-    """The calibration for a terminal."""
     senders = "1 sender" if found.procs == 1 else f"{found.procs} senders"
     return [
         f"{found.machine}: {senders}, beside the built-in server",
@@ -94,7 +91,7 @@ def _ms(value: float | None) -> str:
 
 
 def _keep(found: Calibration) -> str:
-    """Save the result for later runs, and return the line that says where."""
+    """Save the result; return a line with its path."""
     try:
         return f"kept in {save_calibration(found)}"
     except OSError as error:
@@ -119,7 +116,7 @@ class TruthProcess:
 
 @contextlib.contextmanager
 def truth_server(flags: Sequence[str] = (), *, prefix: Sequence[str] = ()) -> Iterator[TruthProcess]:
-    """The server with ``flags`` for the length of the block; ``prefix`` runs it, ``taskset`` say."""
+    """Run the server within the block; ``prefix``: command before it, such as ``taskset``."""
     command = [*prefix, *module_command("loadgen.selftest.truthserver", *flags)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=module_environment())
@@ -145,14 +142,12 @@ class Run:
     """Finished run."""
 
     served: list[Served]
-    """What the server saw of it."""
     summary: dict[str, Any]
-    """As ``loadgen --json`` writes it."""
     trace: Path
 
     @property
     def rate(self) -> float:
-        """Requests a second that reached the server in the steady part of the run."""
+        """Requests a second in the steady part of the run."""
         return steady_rate(received_ns(self.served))
 
 
@@ -190,7 +185,6 @@ class Runner:
         )
 
     def _run(self, server: TruthProcess, name: str, output: int, prompt: int, flags: Sequence[str]) -> Run:
-        """Run loadgen; raises InputError with its stderr if it fails."""
         folder = self.folder / name.replace(" ", "-")
         folder.mkdir()
         trace = folder / "trace.jsonl"
@@ -232,7 +226,7 @@ def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], No
 
 
 def told_ttfts_ns(trace: Path, served: Sequence[Served]) -> dict[str, float]:
-    """Return the client's TTFTs by the server's request ids; a trace has the ids hashed."""
+    """The client's TTFTs by the server's request ids; a trace has the ids hashed."""
     key = load_key()
     _, records = load_trace(trace)
     told = {str(record.request_id): record.ttft_ms for record in records}

@@ -28,7 +28,7 @@ from wire.loop import run as run_loop
 BACKLOG = 4096
 DEFAULT_TOKENS = 16
 TAIL = 512
-"""Where in a body its ``max_tokens`` is looked for first: prompts come first, and are long."""
+"""End of a body that is searched first for ``max_tokens``: prompts come first, and are long."""
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([!-~]+)", re.IGNORECASE)
@@ -43,7 +43,7 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 @lru_cache(maxsize=256)
 def stream_pieces(pace: Pace, tokens: int, *, chat: bool) -> tuple[bytes, ...]:
-    """A whole response in the pieces that are written one by one; the first has the head and the first token."""
+    """Pieces of a whole response; the first has the head and the first token."""
     events = [_event(index, last=index == tokens - 1, chat=chat) for index in range(tokens)]
     step = pace.tokens_per_write
     pieces = [HEAD + events[0], *(b"".join(events[at : at + step]) for at in range(1, tokens, step))]
@@ -52,7 +52,6 @@ def stream_pieces(pace: Pace, tokens: int, *, chat: bool) -> tuple[bytes, ...]:
 
 
 def token_ids(tokens: int) -> Iterable[int]:
-    """The ids of an answer of so many tokens."""
     return range(FIRST_ID, FIRST_ID + tokens)
 
 
@@ -126,7 +125,6 @@ class TruthServer:
         self._started_ns = perf_counter_ns()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; return the port."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(lambda: _Connection(self), host, port, backlog=BACKLOG)
         return int(next(iter(listener.sockets)).getsockname()[1])
@@ -136,7 +134,6 @@ class TruthServer:
         return Truth(served, time.process_time_ns(), self._started_ns, perf_counter_ns())
 
     def serve(self, connection: "_Connection", head: bytes, body: bytes, received_ns: int) -> None:
-        """Start the response to a complete request."""
         found = _REQUEST_ID.search(head)
         request_id = found[1].decode("ascii") if found else f"#{len(self._streams)}"
         wanted = _MAX_TOKENS.search(body, max(0, len(body) - TAIL)) or _MAX_TOKENS.search(body)
@@ -162,7 +159,7 @@ class TruthServer:
         self._alarm.set(self._due[0][0] if self._due else None)
 
     def _go_on(self, stream: _Stream) -> None:
-        """Write the next piece, or all that are left; plan the following piece."""
+        """Write the next piece, or all that are left; schedule the following one."""
         pieces, number, connection = stream.pieces, stream.next_piece, stream.connection
         last = len(pieces) if self._gap_ns == 0 else number + 1
         while number < last:
@@ -218,7 +215,7 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     def write(self, data: bytes) -> bool:
-        """Write now; return False without a reader. The transport keeps bytes that the kernel does not take."""
+        """Write now; return False without a reader."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
@@ -260,7 +257,7 @@ async def _serve(pace: Pace, port: int) -> None:
 
 
 async def _until_input_ends() -> None:
-    """Wait for the end of standard input: the parent has closed it or has died."""
+    """End of standard input: the parent has closed it or died."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -275,7 +272,7 @@ async def _until_input_ends() -> None:
 
 
 def parse_pace(argv: Sequence[str]) -> tuple[Pace, int]:
-    """The pace and the port of a command line; raises InputError naming the flag."""
+    """Pace and port of a command line; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m loadgen.selftest.truthserver", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="default 0: any free one, printed")
     parser.add_argument("--ttft-ms", default="0", metavar="MS", help="N or MIN:MAX, drawn by the request's id (0)")
@@ -303,7 +300,6 @@ def _range_ms(text: str) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until standard input ends."""
     pace, port = parse_pace(argv)
     run_loop(_serve(pace, port))
     return 0

@@ -15,9 +15,9 @@ class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
     warm: int
     """Connections to open before anything is sent."""
     parallel: int | None
-    """Most requests in flight; null: no limit."""
+    """Null: no limit."""
     timeout_ns: int | None
-    """Longest request, from its start to its last byte; null: no limit."""
+    """From a request's start to its last byte; null: no limit."""
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -27,11 +27,11 @@ class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Unique in the run; names it in ``Ended``."""
     at_ns: int
     data: bytes
-    """All that is to be written: head and body."""
+    """Head and body."""
     fills: bool = False
-    """It has no time of its own: from ``at_ns`` on it takes the first slot that is free."""
+    """From ``at_ns`` on it takes the first free slot."""
     until_ns: int | None = None
-    """Not to be started after this; null: however late."""
+    """Latest start; null: however late."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -59,22 +59,22 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     number: int
     scheduled_ns: int
-    """When it was due; of one that fills: when there was room for it."""
+    """Due time; with ``fills``: time of the free slot."""
     sent_ns: int
-    """Just before its first byte was written; of one that never had a connection: when that was known."""
+    """Just before its first byte was written; without a connection: time of the failure."""
     end_ns: int
     status: int | None
-    """HTTP's; null: no response line came."""
+    """HTTP status; null: no response line came."""
     outcome: Outcome
     error_kind: str | None
     concurrency: int
     """Requests in flight at its start, itself included."""
     held: bool
-    """Whether it was due while there was no slot."""
+    """True if it was due while no slot was free."""
     told_reads: int
-    """How many of its reads went into a ``Pulse``."""
+    """Reads reported in a ``Pulse``."""
     reads: list[tuple[int, bytes]]
-    """Body reads with the time taken first thing when they came."""
+    """Body reads, with times taken first."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -82,9 +82,9 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
     ended: list[Ended]
     expired: list[int]
-    """Orders not started because it was too late for them."""
+    """Orders not started: too late."""
     started: int
-    """Orders that are no longer waiting: in flight, ended or expired."""
+    """Orders in flight, ended or expired."""
     in_flight: int
 
 
@@ -94,9 +94,9 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag=True):
     started: int
     in_flight: int
     cpu_ns: int
-    """CPU time of its process since its connections were open: what it took to start is no cost of the load."""
+    """CPU time of its process since its connections were open."""
     delays_ns: list[int]
-    """How late its timer rang, each time since."""
+    """Lateness of its timer, each time since."""
     first_reads_ns: list[int]
     """From send to first read."""
     gaps_ns: list[int]

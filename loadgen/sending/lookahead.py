@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from loadgen.core.plan import Plan, Send
 
 BUILD_AHEAD_MS = 50.0
-"""How long before its time a request is built: late enough that a replay's parents have mostly answered."""
+"""Time from building to sending: late enough that most parents of a replay have ended."""
 MOST_WAITING = 256
-"""Requests built and not yet started."""
+"""Requests built and not started."""
 MOST_WAITING_BYTES = 16 << 20
 
 NS_PER_MS = 1_000_000
@@ -20,9 +20,8 @@ class Clocks:
     """A shard's moments on ``perf_counter_ns``."""
 
     t0_ns: int
-    """The plan's zero."""
     zero_ns: int
-    """The trace's zero: the same, unless the run goes on where an earlier one was cut."""
+    """The trace's zero: ``t0_ns``, unless the run continues an earlier one."""
 
     def plan_ms(self, at_ns: int) -> float:
         return (at_ns - self.t0_ns) / NS_PER_MS
@@ -39,16 +38,16 @@ class Planned:
     number: int
     send: Send = field(compare=False)
     parent_end_ms: float | None = field(compare=False)
-    """On the trace's clock, of the request that it follows; null: a root."""
+    """End of the request that it follows, on the trace's clock; null: a root."""
     held: bool = field(compare=False, default=False)
-    """Whether its time had come before the request that it follows ended."""
+    """True if it was due before the request that it follows ended."""
 
 
 class Lookahead:
     """A plan's sends by time. ``pop`` gives what is to be built now; ``wake_ns`` says when to ask again."""
 
     def __init__(self, plan: Plan, t0_ns: int, not_before_ns: int) -> None:
-        """``not_before_ns``: earliest due time, where the run continues an earlier one."""
+        """``not_before_ns``: earliest due time, in a resumed run."""
         self._roots = iter(plan)
         self._t0_ns, self._not_before_ns = t0_ns, not_before_ns
         self._numbered = 0
@@ -62,7 +61,6 @@ class Lookahead:
         return bool(self._upcoming)
 
     def follow(self, send: Send, end_ns: int, parent_end_ms: float) -> None:
-        """Plan a follow-up of a request that ended at ``end_ns``."""
         self._add(send, self._t0_ns if send.from_start else end_ns, parent_end_ms, end_ns)
 
     def pop(self, now_ns: int) -> Planned | None:
@@ -76,7 +74,7 @@ class Lookahead:
         return planned
 
     def wake_ns(self) -> int | None:
-        """Time at which the next request is to be built; null: none, or a built one must start first."""
+        """Time to build the next request; null: none, or a built one must start first."""
         if not self._upcoming or len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES:
             return None
         return self._upcoming[0].at_ns - int(BUILD_AHEAD_MS * NS_PER_MS)
@@ -88,7 +86,7 @@ class Lookahead:
         self._waiting_bytes += size
 
     def started(self, count: int) -> None:
-        """Note that ``count`` of all requests handed on have started, in nearly the order of their times."""
+        """``count`` of all requests handed on have started, nearly in order of time."""
         while self._waiting and self._given - len(self._waiting) < count:
             self._waiting_bytes -= self._waiting.popleft()
 

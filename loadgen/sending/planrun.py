@@ -25,11 +25,11 @@ from wire.completion import Completion
 from wire.url import Origin
 
 BUILDS_PER_TURN = 64
-"""Handing over wakes the sender, which is a change of process where both share a core: so many at once."""
+"""Handing over wakes the sender, a context switch where both share a core."""
 BUILD_NS = 4_000_000
-"""No turn builds for longer: what ends meanwhile has follow-ups that are due."""
+"""Longest time of building in a turn: follow-ups may be due."""
 SETTLED_PER_TURN = 8
-"""At least, and as many as were built: else what has ended and is not recorded would grow with the run."""
+"""Least requests settled in a turn, or as many as were built."""
 LARGE_BODY_BYTES = 16 << 10
 
 FromSender = Batch | Pulse | Halted
@@ -43,10 +43,10 @@ class SenderLink(Protocol):
     """The way to a sender."""
 
     def give(self, orders: list[Order]) -> None:
-        """Have these sent at their times."""
+        """Send these at their times."""
 
     def halt(self) -> None:
-        """Have it send nothing more and abort what is in flight."""
+        """Send nothing more; abort the requests in flight."""
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Given(msgspec.Struct, frozen=True):
     planned: Planned
     request: PlannedRequest
     share: int
-    """Its part of what proves which bytes were sent."""
+    """Its share of the digest of sent bodies."""
 
 
 class PlanRun:
@@ -87,7 +87,7 @@ class PlanRun:
         self._alarm = Alarm(self._turn, clock)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stopped: str | None = None
-        """Why the run was cut short; null: it was not."""
+        """Null: not cut short."""
         self.sent_share = 0
         self.sender_cpu_ns = 0
         self.last_end_ns = clocks.t0_ns
@@ -97,7 +97,6 @@ class PlanRun:
         self._turn()
 
     def stop(self, reason: str) -> None:
-        """Send nothing more; abort and record the requests in flight."""
         if self.stopped is None:
             self.stopped = reason
             self._lookahead.clear()
@@ -146,7 +145,7 @@ class PlanRun:
         self._fail(SenderDiedError(f"the sender process died with up to {len(begun)} requests in flight"))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if something that ended was never given."""
+        """Raise AssertionError if a request ended that was never given."""
         assert all(ended.number in self._given for ended in self._ended)
         assert self._tally.in_flight <= len(self._given)
 
@@ -175,7 +174,7 @@ class PlanRun:
             self._turn()
 
     def _build(self) -> int:
-        """Build and hand over the requests that are due for it; return their number."""
+        """Build and hand over due requests; return their number."""
         orders: list[Order] = []
         now_ns = self._clock()
         while len(orders) < BUILDS_PER_TURN and (planned := self._lookahead.pop(now_ns)) is not None:
@@ -203,7 +202,7 @@ class PlanRun:
             self._settle_one(self._ended.popleft())
 
     def _settle_one(self, ended: Ended) -> None:
-        """Settle a request that has ended: read its response, plan its follow-ups, write its record."""
+        """Read the response, plan the follow-ups, write the record."""
         given = self._given.pop(ended.number)
         sent = Sent(given.request, ended, given.planned.parent_end_ms)
         response = answer_of(sent, self._clocks)
@@ -245,14 +244,13 @@ class PlanRun:
             self._halt()
 
     def _halt(self) -> None:
-        """Stop the sender; it answers after its last message."""
         if not self._halting:
             self._halting = True
             self._link.halt()
 
 
 def sent_share(due_ms: float | None, request: PlannedRequest) -> int:
-    """SHA-256 over how long after its cause a request was due, where it went, and its body; a number to be summed."""
+    """SHA-256 over a request's due time after its cause, its path and its body; a number to be summed."""
     digest = hashlib.sha256(struct.pack("<d", -1.0 if due_ms is None else due_ms))
     digest.update(request.path.encode() + b"\0")
     digest.update(request.body)
@@ -260,7 +258,6 @@ def sent_share(due_ms: float | None, request: PlannedRequest) -> int:
 
 
 def _lost(planned: Planned, now_ns: int) -> Ended:
-    """Return the known facts of a request whose sender died."""
     return Ended(
         number=planned.number,
         scheduled_ns=planned.at_ns,
@@ -286,11 +283,11 @@ class Sent:
     request: PlannedRequest
     ended: Ended
     parent_end_ms: float | None
-    """When the request that this one follows ended, on the trace's clock; null: a root."""
+    """End of the request that this one follows, on the trace's clock; null: a root."""
 
 
 def answer_of(sent: Sent, clocks: Clocks) -> Response:
-    """Return the result of a request: its record as far as the wire tells, and the output's ids and text."""
+    """The record as far as the wire tells, and the output's ids and text."""
     request, ended = sent.request, sent.ended
     completion = parse_answer(request.path, ended.reads, stream=request.stream)
     return Response(
@@ -340,7 +337,7 @@ def _record(sent: Sent, completion: Completion, clocks: Clocks) -> Record:
 
 
 def _output_tokens(completion: Completion) -> int | None:
-    """Return usage's count; without usage (a stream cut short) the tokens that were seen."""
+    """Usage's count; without usage (a stream cut short) the seen tokens."""
     if completion.output_tokens is not None:
         return completion.output_tokens
     return completion.seen_tokens or None
@@ -353,7 +350,7 @@ def _tokens_source(completion: Completion, planned: int | None) -> TokensSource 
 
 
 def _outcome(ended: Ended, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
-    """Return how the request ended: the wire's status first, then the engine's."""
+    """The wire's status first, then the engine's."""
     if ended.outcome != "ok":
         return ended.outcome, ended.error_kind
     if ended.status is not None and ended.status >= HTTP_ERROR:
@@ -370,5 +367,5 @@ def _since(at_ns: int | None, start_ns: int) -> float | None:
 
 
 def _ms(nanoseconds: float) -> float:
-    """Milliseconds to the microsecond: finer digits are noise that costs bytes."""
+    """Milliseconds to the microsecond: finer digits are noise."""
     return round(nanoseconds / 1e6, 3)

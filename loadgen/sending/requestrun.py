@@ -16,7 +16,7 @@ class Owner(Protocol):
         """The request has ended and its connection is free."""
 
     def stale(self, request: "RequestRun") -> None:
-        """The server had closed the connection before it: it is to be sent again, on a new one."""
+        """The server had closed the connection: send again on a new one."""
 
 
 class RequestRun:
@@ -45,13 +45,13 @@ class RequestRun:
         self.number = order.number
         self.scheduled_ns = scheduled_ns
         self.started_ns = started_ns
-        """From when its timeout counts."""
+        """Start of its timeout."""
         self.concurrency = concurrency
         self.held = held
         self.sent_ns = 0
         """0: not yet."""
         self.end_ns = 0
-        """0: it is not over."""
+        """0: not ended."""
         self.status: int | None = None
         self.outcome: Outcome = "ok"
         self.error_kind: LossKind | None = None
@@ -63,13 +63,12 @@ class RequestRun:
         self._retried = False
 
     def begin(self, connection: ServerConnection) -> None:
-        """Write the request. A second try keeps the first send time, because the server caused the delay."""
+        """A second try keeps the first send time, because the server caused the delay."""
         self._connection = connection
         self.sent_ns = self.sent_ns or perf_counter_ns()
         connection.start(self._request, self)
 
     def give_up(self, outcome: Outcome, kind: LossKind | None) -> None:
-        """End the request now and drop its connection."""
         if self._connection is not None:
             self._connection.abort()
         self._end(outcome, kind)
@@ -129,4 +128,4 @@ class RequestRun:
 
 
 Start = Callable[[RequestRun], None]
-"""Begins a request on a connection, now or as soon as there is one."""
+"""Begins a request on a connection, once there is one."""

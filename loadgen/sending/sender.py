@@ -40,7 +40,7 @@ from wire.process import FrameSocket
 from wire.url import parse_url
 
 SPARE = 4
-"""So many idle connections are kept open beyond those in use, so that a request more finds one."""
+"""Idle connections kept open beyond those in use."""
 
 
 class Connections:
@@ -64,11 +64,9 @@ class Connections:
             self._open()
 
     def start_anew(self, request: RequestRun) -> None:
-        """Begin a request on a new connection."""
         self._open(request)
 
     def serve(self) -> None:
-        """Give idle connections to waiting requests."""
         while self._waiting:
             if self._waiting[0].end_ns:
                 self._waiting.popleft()
@@ -92,7 +90,7 @@ class Connections:
         task.add_done_callback(self._opening.discard)
 
     async def _connect(self, request: RequestRun | None) -> None:
-        """Open a connection for a request, or for the first waiting request."""
+        """Open a connection for this request, or for the first waiting one."""
         try:
             connection = await self._pool.connect()
         except ConnectError as error:
@@ -114,7 +112,7 @@ class Connections:
         self._pool.keep(connection)
 
     def _fail(self, request: RequestRun | None, error: ConnectError) -> None:
-        """End a request with the error: the request of this connection, or the first that waits."""
+        """End this request with the error, or the first waiting one."""
         while request is None or request.end_ns:
             if not self._waiting:
                 return
@@ -166,7 +164,7 @@ class Sender:
         self._cpu_before_ns = time.process_time_ns()
 
     def take(self, orders: Sequence[Order]) -> None:
-        """Hold orders until they are due; start the due ones now."""
+        """Hold orders until they are due."""
         for order in orders:
             heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
         self._advance()
@@ -191,7 +189,6 @@ class Sender:
         assert not any(request.end_ns for request in self._in_flight.values())
 
     def _advance(self) -> None:
-        """Start due requests, and set the alarm for the next."""
         upcoming, now_ns = self._upcoming, self._clock()
         for _ in range(STARTS_PER_TURN):
             if not upcoming or upcoming[0][0] > now_ns:
@@ -241,7 +238,6 @@ class Sender:
             asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        """Send all requests that ended in this turn of the loop as one message."""
         if self._ended or self._expired:
             self._deliver(Batch(self._ended, self._expired, self._started, len(self._in_flight)))
             self._ended, self._expired = [], []

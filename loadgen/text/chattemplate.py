@@ -16,10 +16,10 @@ from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.text.words import Words
 
 MARK = 3
-"""Words that mark a place: as many as do not stand together by chance."""
+"""Words that mark a place: enough not to occur by chance."""
 
 Order = tuple[tuple[str, int], ...]
-"""Who speaks, one after another: role, and how many tool calls the message makes."""
+"""Role and number of tool calls of each message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,18 @@ class Gaps:
     """The template's own tokens for one order: before, between and behind the places where something is said."""
 
     ids: tuple[tuple[int, ...], ...]
-    """One more than there are places."""
+    """One more than places."""
     spaced: tuple[bool, ...]
-    """For each place whether what is said there stands behind a space."""
+    """True for each place behind a space."""
     written: tuple[bool, ...]
-    """For each place whether the template writes it; some have no room for a call."""
+    """True for each place that the template writes; some have no room for a call."""
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the template adds."""
         return sum(map(len, self.ids))
 
 
 def order_of(conversation: Sequence[SentMessage]) -> Order:
-    """Return the roles of a conversation, in order."""
     return tuple((message.role, len(message.calls)) for message in conversation)
 
 
@@ -53,7 +51,6 @@ def learn_gaps(tokenizer: Tokenizer, words: Words, order: Order) -> Gaps:
 
 
 def places(conversation: Sequence[SentMessage]) -> list[SentMessage | Call]:
-    """Return the places of text: each message, then its calls."""
     found: list[SentMessage | Call] = []
     for message in conversation:
         found += (message, *message.calls)
@@ -61,7 +58,7 @@ def places(conversation: Sequence[SentMessage]) -> list[SentMessage | Call]:
 
 
 def compose(words: Words, gaps: Gaps, conversation: Sequence[SentMessage]) -> TokenIds | None:
-    """The conversation's tokens under the template; null: not all that is said is known in tokens."""
+    """Tokens of the conversation; null: unknown in part."""
     parts: list[TokenIds] = [np.asarray(gaps.ids[0], dtype=np.uint32)]
     for place, gap, spaced, written in zip(places(conversation), gaps.ids[1:], gaps.spaced, gaps.written, strict=True):
         if written:
@@ -74,12 +71,12 @@ def compose(words: Words, gaps: Gaps, conversation: Sequence[SentMessage]) -> To
 
 
 def compose_head(words: Words, gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
-    """The tokens before what message number ``message`` says; null: not all of them are known."""
+    """Tokens before message number ``message``; null: unknown in part."""
     return compose(words, _head(gaps, conversation, message), conversation[:message])
 
 
 def head_length(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> int | None:
-    """Return the number of tokens before message number ``message``; null: unknown."""
+    """Null: unknown."""
     return composed_length(_head(gaps, conversation, message), conversation[:message])
 
 
@@ -89,7 +86,7 @@ def _head(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> Gaps
 
 
 def composed_length(gaps: Gaps, conversation: Sequence[SentMessage]) -> int | None:
-    """Return the conversation's length under the template; null: unknown."""
+    """Null: unknown."""
     total = gaps.tokens
     for place, written in zip(places(conversation), gaps.written, strict=True):
         if not written:
@@ -128,7 +125,7 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
 
 
 def _marked(words: Words, order: Order, offset: int) -> list[SentMessage]:
-    """A conversation in which every place has words of its own."""
+    """Every place has words of its own."""
     count = 0
 
     def mark() -> tuple[str, TokenIds]:

@@ -25,7 +25,7 @@ Response = TypeVar("Response")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
 AUTO, ENGINE, NONE = "auto", "engine", "none"
 PROBE = "time"
-"""A text that has tokens in every vocabulary."""
+"""Text with tokens in every vocabulary."""
 
 
 class EngineTokenizer:
@@ -79,7 +79,7 @@ class EngineTokenizer:
 
 
 def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer:
-    """The tokenizer of ``--tokenizer``; raises TokenizerError if there is none and none was insisted on."""
+    """Raises TokenizerError if there is none and none was required."""
     if source == NONE:
         raise TokenizerError("no tokenizer was asked: --tokenizer none")
     if source not in (AUTO, ENGINE):
@@ -93,5 +93,4 @@ def find_tokenizer(source: str, control: ControlClient, model: str) -> Tokenizer
 
 
 def path_of(source: str) -> Path | None:
-    """Return the tokenizer's path for the shards; null: not on disk."""
     return None if source in (AUTO, ENGINE, NONE) else Path(source)

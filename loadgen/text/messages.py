@@ -32,7 +32,6 @@ class SyntheticMessage:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the content."""
         return sum(piece.tokens for piece in self.pieces)
 
 
@@ -47,12 +46,12 @@ class VerbatimMessage:
 
     @property
     def role(self) -> str:
-        """Role as given; ``user`` where the message has none."""
+        """``user`` if the message has none."""
         return str(self.message.get("role", "user"))
 
     @property
     def text(self) -> str:
-        """Content if it is a text, else the texts among its parts, concatenated."""
+        """The content's text, or its text parts, concatenated."""
         content = self.message.get("content")
         if isinstance(content, list):
             return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -60,9 +59,7 @@ class VerbatimMessage:
 
 
 PlannedMessage = SyntheticMessage | VerbatimMessage
-"""One message of a conversation."""
 
 
 def drawn_user(key: int, tokens: int) -> tuple[PlannedMessage, ...]:
-    """A turn that says one user message from one key."""
     return (SyntheticMessage("user", (Piece(key, tokens),)),)

@@ -17,9 +17,9 @@ from tracefile import Record
 IDS = "ids"
 """Tokenizer name of token-id prompts; no tokenizer is asked."""
 GIVEN = "a dataset's texts: what they share is theirs"
-"""Why nothing is to be proved of a dataset's texts."""
+"""Reason to prove nothing of a dataset's texts."""
 FINDINGS = "prefix_truth."
-"""Begins the names of these counts among a shard's findings."""
+"""Prefix of these counts among a shard's findings."""
 
 
 @dataclass(slots=True)
@@ -27,28 +27,27 @@ class PrefixTruth:
     """Counts over requests that ended well and whose length the engine told."""
 
     planned: int = 0
-    """Whose length was planned to the token."""
+    """Prompts planned to the token."""
     unplanned: int = 0
     """Prompts of unplanned length."""
     exact: int = 0
-    """Of the planned, those that were as long as planned."""
+    """Planned prompts that were as long as planned."""
     off_tokens: int = 0
-    """Tokens that the others have more, less or other than planned; answers that changed are not counted here."""
+    """Tokens more, less or different in the other planned prompts; changed outputs are not counted."""
     ids_told: int = 0
-    """Whose tokens the engine told, and they were planned."""
+    """Planned prompts with token ids from the engine."""
     ids_exact: int = 0
-    """Of these, those that were the planned ones."""
+    """Of these, prompts with exactly the planned ids."""
     outputs: int = 0
-    """Answers that a later prompt took as text, and it could be seen what became of them."""
+    """Outputs that a later prompt carried as text, and that could be compared."""
     outputs_changed: int = 0
-    """Of these, those that came back as other tokens than were generated."""
+    """Of these, outputs encoded as other tokens than were generated."""
     shared_tokens: int = 0
-    """What prompts repeat of the turn before (its prompt and response), in whole blocks."""
+    """Tokens repeated from the turn before (prompt and output), in whole blocks."""
     shared_cached: int = 0
-    """How much of that the engine had cached."""
+    """Of these, tokens cached by the engine."""
 
     def check_prompt(self, planned: int | None, record: Record, *, after_output: bool) -> int:
-        """Compare a prompt's length with its plan; return the excess in tokens."""
         if record.status != "ok" or record.tokens_source != "usage" or record.prompt_tokens is None:
             return 0
         if planned is None:
@@ -62,7 +61,7 @@ class PrefixTruth:
         return longer
 
     def check_ids(self, planned: TokenIds | None, told: TokenIds, *, after_output: bool) -> bool:
-        """Compare a prompt's tokens with the planned ones; return whether they are known to differ."""
+        """Return whether the tokens are known to differ from the plan."""
         if planned is None:
             return False
         exact = np.array_equal(planned, told)
@@ -73,12 +72,10 @@ class PrefixTruth:
         return not exact
 
     def check_output(self, *, changed: bool) -> None:
-        """Count an output that a prompt carried as text."""
         self.outputs += 1
         self.outputs_changed += changed
 
     def check_cached(self, shared: int, block_size: int, record: Record) -> None:
-        """Compare the repeated part of a prompt with the engine's cached tokens."""
         if record.status == "ok" and record.cached_tokens is not None:
             whole = shared // block_size * block_size
             self.shared_tokens += whole
@@ -89,7 +86,7 @@ class PrefixTruth:
 
 
 def truth_of(findings: Mapping[str, int]) -> PrefixTruth:
-    """The counts of all shards out of their merged findings."""
+    """Counts of all shards."""
     found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
     return PrefixTruth(**found)
 
@@ -100,17 +97,17 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     prompts: int = 0
     exact: int = 0
-    """Those that are, token by token, the template and the planned words."""
+    """Prompts that are exactly the template and the planned words."""
     most_off: int = 0
-    """Tokens by which the worst of the others differs in length, 1 where only the tokens differ."""
+    """Largest difference in length; 1 if only tokens differ."""
     template_tokens: int | None = None
-    """What the template adds to a first turn."""
+    """Template tokens of a first turn."""
     shared_planned: int | None = None
-    """Tokens that two sampled sessions of one prefix were to share, template included; null: there were no two."""
+    """Planned shared tokens of two sampled sessions, with the template; null: no two."""
     shared_measured: int | None = None
-    """Tokens that they do share."""
+    """Tokens that they share."""
     unknown: str | None = None
-    """Why nothing could be examined; null: it could."""
+    """Reason for no examination; null: examined."""
 
 
 class TruthReport(msgspec.Struct, frozen=True):
@@ -130,7 +127,7 @@ def examine(
     tokenizer: str | None,
     template_tokens: int | None,
 ) -> Examination:
-    """Compare prompts with what the tokenizer makes of them; ``pair``: two that were to share a prefix."""
+    """Compare prompts with the tokenizer's encoding; ``pair``: two that share a planned prefix."""
     off = [_distance(plan, real) for plan, real in zip(planned, encoded, strict=True)]
     shared_planned = shared_measured = None
     if pair is not None:
@@ -151,19 +148,16 @@ def examine(
 
 
 def common_prefix(first: TokenIds, second: TokenIds) -> int:
-    """Return the number of leading tokens that two prompts share."""
     size = min(len(first), len(second))
     different = np.flatnonzero(first[:size] != second[:size])
     return int(different[0]) if len(different) else size
 
 
 def report_truth(before: Examination, counts: PrefixTruth) -> TruthReport:
-    """Return the report on a run's prompts."""
     return TruthReport(_verdict(before, counts), before, counts)
 
 
 def truth_lines(report: TruthReport) -> list[str]:
-    """For a terminal."""
     lines = [f"prefix truth        {report.verdict}"]
     counts, before = report.counts, report.before
     if before.shared_measured is not None and before.prompts:
@@ -179,7 +173,6 @@ def truth_lines(report: TruthReport) -> list[str]:
 
 
 def truth_notes(report: TruthReport) -> list[str]:
-    """Return the warnings on the run's prompts."""
     notes = []
     if report.verdict.startswith("off"):
         notes.append(f"prefix truth {report.verdict}: how much prompts share is not what was asked for")
@@ -210,7 +203,6 @@ def _verdict(before: Examination, counts: PrefixTruth) -> str:
 
 
 def _told(counts: PrefixTruth) -> str:
-    """Word the engine's report on the prompts."""
     if counts.ids_told:
         return f"the engine told the tokens of {counts.ids_told}"
     return f"{counts.exact} of {counts.planned} by usage" if counts.planned else "the engine told no prompt's length"

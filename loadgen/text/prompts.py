@@ -31,15 +31,15 @@ class Chain:
     output: list[BlockHash] | None
     """Null: the generated ids are unknown."""
     source: HashSource = "engine"
-    """Who said what the prompt's ids are: the engine, or a tokenizer of ours."""
+    """Source of the prompt's ids: the engine, or a local tokenizer."""
 
     def whole(self) -> list[BlockHash]:
-        """Return prompt and output blocks: the start of a continuation's chain."""
+        """Prompt and output blocks: start of a continuation's chain."""
         return [*self.prompt, *(self.output or ())]
 
 
 def continue_chain(hasher: BlockHasher, known: Sequence[BlockHash], token_ids: TokenIds) -> list[BlockHash]:
-    """The chain of all full blocks of ``token_ids``, of which the first ones' hashes are ``known``."""
+    """Chain of all full blocks; ``known``: hashes of the first ones."""
     tail = token_ids[len(known) * hasher.block_size :]
     return [*known, *hasher.extend(known[-1] if known else None, tail)]
 
@@ -63,14 +63,12 @@ class Prompt(Protocol):
     """A turn's prompt."""
 
     @property
-    def path(self) -> str:
-        """The endpoint it is for."""
+    def path(self) -> str: ...
 
-    def body(self, model: str, max_tokens: int) -> bytes:
-        """The request body."""
+    def body(self, model: str, max_tokens: int) -> bytes: ...
 
     def planned_tokens(self) -> int | None:
-        """The prompt's length; null: only the engine's tokenizer knows."""
+        """Null: only the engine's tokenizer knows."""
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
         """Hash from the end of the known chain, and extend what is known."""
@@ -95,13 +93,13 @@ class TokenForm:
     vocabulary: Vocabulary
     dialect: Dialect = VLLM
     block_size: int = 16
-    """In which the engine caches, as far as it is known."""
+    """Of the engine's cache, if known."""
     text_maker: TextMaker | None = None
-    """To make ids of texts; null: there are none."""
+    """Encodes texts; null: none."""
     truth: PrefixTruth = field(default_factory=PrefixTruth)
 
     def ids(self, said: Sequence[PlannedMessage]) -> list[TokenIds]:
-        """Return the ids of messages; a tool's call comes before its result. Raises InputError."""
+        """A tool's call comes before its result. Raises InputError."""
         found: list[TokenIds] = []
         for message in said:
             if isinstance(message, SyntheticMessage):
@@ -124,9 +122,9 @@ class TokenPrompt:
     token_ids: TokenIds
     form: TokenForm
     known: list[BlockHash]
-    """Hashes of its first blocks, as far as the turns before told them; one list for a whole conversation."""
+    """Hashes of its first blocks from earlier turns; one list for a conversation."""
     repeated: int = 0
-    """How many of its tokens are the turn before: its prompt and its response."""
+    """Tokens repeated from the turn before."""
 
     @property
     def path(self) -> str:
@@ -139,7 +137,7 @@ class TokenPrompt:
         return len(self.token_ids)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hash the ids that the engine returned, else those of its tokenizer and template."""
+        """Hash the engine's ids, else the tokenizer's."""
         self.form.truth.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
             self.form.truth.check_cached(self.repeated, self.form.block_size, response.record)
@@ -166,9 +164,9 @@ class TextForm:
     text_maker: TextMaker
     dialect: Dialect = VLLM
     block_size: int = 16
-    """In which the engine caches, as far as it is known."""
+    """Of the engine's cache, if known."""
     rendered: bool = False
-    """Whether the chat template is applied here and ids are sent (``--chat-template``)."""
+    """True if the template is applied here and ids are sent (``--chat-template``)."""
 
 
 @dataclass(slots=True)
@@ -178,15 +176,15 @@ class ChatPrompt:
     form: TextForm
     conversation: list[SentMessage]
     before: TokenIds | None = None
-    """The turn before in tokens, prompt and answer; null: a first turn, or not known."""
+    """Tokens of the turn before, prompt and output; null: a first turn, or unknown."""
     repeated: int | None = None
-    """How many tokens of it come again if nothing changed, by lengths alone; null: not known."""
+    """Repeated tokens by lengths alone; null: unknown."""
     output_changed: bool = False
-    """Whether the last answer's text is known to be other tokens than were generated."""
+    """True if the last output's text is known to be other tokens than were generated."""
     _ids: TokenIds | None = None
-    """What the engine saw, once it has answered; null: not known."""
+    """The engine's ids, after its response; null: unknown."""
     _told: bool = False
-    """Whether it was the engine who said so."""
+    """True if the engine returned them."""
     _settled: bool = False
 
     @property
@@ -205,7 +203,7 @@ class ChatPrompt:
         return self.form.text_maker.length(self.conversation)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hash the ids that the engine returned, else those of its tokenizer and template."""
+        """Hash the engine's ids, else the tokenizer's."""
         self.settle(response)
         if self._ids is None:
             return None
@@ -234,7 +232,7 @@ class ChatPrompt:
         return ChatPrompt(self.form, conversation, before, self._repeated(response, conversation), changed)
 
     def _repeated(self, response: Response, conversation: Sequence[SentMessage]) -> int | None:
-        """Return the length of this prompt and its output, if the template writes an old output like a new one."""
+        """Prompt and output tokens, if the template writes an old output like a new one."""
         prompt, output = response.record.prompt_tokens, response.record.output_tokens
         if prompt is None or not output:
             return None
@@ -242,7 +240,7 @@ class ChatPrompt:
         return prompt + output - 1 if head == prompt else None
 
     def answered(self, response: Response, stand_in: int, calls: tuple[Call, ...] = ()) -> SentMessage:
-        """Return the output as a message: generated ids, else the ids of its text, else its length alone."""
+        """The output as a message: generated ids, else the ids of its text, else its length."""
         self.settle(response)
         text_maker = self.form.text_maker
         length = generated_length(response)
@@ -283,7 +281,7 @@ class ChatPrompt:
             truth.check_cached(self.repeated, self.form.block_size, record)
 
     def _take_other_output(self, told: TokenIds | None, longer: int) -> None:
-        """Replace the last output by the tokens that came back, so that it is counted once."""
+        """Replace the last output by the engine's tokens, so that it is counted once."""
         places = [place for place, message in enumerate(self.conversation) if message.role == "assistant"]
         if not places:
             return
@@ -294,7 +292,7 @@ class ChatPrompt:
         self.conversation[at] = replace(response, ids=ids, length=length if ids is None else len(ids))
 
     def _tokens_at(self, told: TokenIds, at: int) -> TokenIds | None:
-        """Return the tokens of message ``at`` in the prompt that the engine returned; null: not found."""
+        """Tokens of message ``at`` in the engine's prompt; null: not found."""
         nothing = np.zeros(0, dtype=np.uint32)
         emptied = list(self.conversation)
         emptied[at] = replace(emptied[at], ids=nothing, length=0)

@@ -25,12 +25,12 @@ PATHS: dict[TextApi, str] = {
 }
 
 EXACT_LENGTHS: frozenset[TextApi] = frozenset({"chat", "responses"})
-"""APIs in which an answer can be made as long as wanted, where the engine can; Anthropic's has no such field."""
+"""APIs in which the output length can be fixed; Anthropic's has no such field."""
 
 TOOL = "lookup"
-"""What every call calls."""
+"""Name of every called function."""
 OPENING_WORD = "find"
-"""Begins every call's argument, so that the words behind it stand behind a space and are a token each."""
+"""First word of every call's argument: the words behind it follow a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class SentMessage:
     role: str
     text: str
     numbers: TokenIds | None = None
-    """Its words by number, where it is made of such."""
+    """Word numbers, if it consists of words."""
     ids: TokenIds | None = None
-    """Its tokens, where they are known otherwise: generated, or a tokenizer's."""
+    """Its tokens, generated or encoded; null: unknown."""
     length: int | None = None
-    """How many tokens it is; null: unknown."""
+    """Tokens; null: unknown."""
     calls: tuple["Call", ...] = ()
-    """An assistant's: the calls that the tool messages right behind it response, in their order."""
+    """Calls of an assistant, in the order of the tool messages behind it."""
     quoted: Message | None = None
-    """As it was given, where it was."""
+    """Verbatim message; null: made of words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Call:
 
 
 def call_ids(conversation: Sequence[SentMessage]) -> list[list[str]]:
-    """For each message the ids of its calls, or of the one call that it answers."""
+    """Ids of each message's calls, or of the call that it answers."""
     found: list[list[str]] = []
     open_ids: list[str] = []
     for place, message in enumerate(conversation):
@@ -81,12 +81,11 @@ def call_ids(conversation: Sequence[SentMessage]) -> list[list[str]]:
 
 
 def _calls(message: SentMessage, ids: Sequence[str]) -> list[tuple[str, Call]]:
-    """A message's calls with their ids; a tool's message has an id and makes none."""
+    """Calls with ids; a tool's message makes none."""
     return list(zip(ids, message.calls, strict=True)) if message.calls else []
 
 
 def chat_messages(conversation: Sequence[SentMessage]) -> list[Message]:
-    """``messages`` of a chat completion."""
     return [_chat_message(message, ids) for message, ids in zip(conversation, call_ids(conversation), strict=True)]
 
 
@@ -105,7 +104,7 @@ def _chat_message(message: SentMessage, ids: Sequence[str]) -> Message:
 
 
 def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
-    """``instructions`` and ``input`` of a response: the first system message is the instructions."""
+    """The first system message is the instructions."""
     fields: dict[str, Any] = {}
     items: list[Message] = []
     for message, ids in zip(conversation, call_ids(conversation), strict=True):
@@ -123,7 +122,7 @@ def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
 
 
 def messages_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
-    """``system`` and ``messages`` of Anthropic's API; results of tools open the user's next message."""
+    """Results of tools open the user's next message."""
     systems = [message.text for message in conversation if message.role == "system"]
     turns: list[Message] = []
     for message, ids in zip(conversation, call_ids(conversation), strict=True):
@@ -156,7 +155,7 @@ def conversation_body(
     extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """A body that asks for an answer of ``max_tokens`` tokens to a conversation; ``extra`` has the last word."""
+    """Body that asks for ``max_tokens`` tokens; ``extra`` has the last word."""
     if api == "chat":
         chat = {"messages": chat_messages(conversation), **dialect.chat_fields(model, max_tokens, stream=stream)}
         return msgspec.json.encode(chat | dict(extra or {}))

@@ -28,7 +28,7 @@ from loadgen.text.tokenizer import LocalTokenizer, Tokenizer, TokenizerError
 from loadgen.text.words import UNPROVEN, Words, find_words, prove
 
 MOST_ORDERS = 256
-"""Orders of speakers that are asked for before a run; a local tokenizer learns others when they come."""
+"""Orders of roles learnt before a run; a local tokenizer learns others later."""
 SHORTEST_CALL = Piece(0, 1)
 
 
@@ -41,11 +41,11 @@ class TargetText:
     tokenizer: str | None = None
     """Tokenizer's directory name, or ``engine``; null: none could be asked."""
     path: Path | None = None
-    """Where a shard finds the tokenizer; null: nowhere, the engine was asked."""
+    """Of the tokenizer; null: the engine was asked."""
     unknown: str | None = None
 
     def fingerprint(self, *, rendered: bool) -> str:
-        """Return a digest of the words; with ``rendered`` also of their ids and the template's."""
+        """Digest of the words; ``rendered``: also of their ids and the template's."""
         said: object = (self.words, *self.gaps.items()) if rendered else self.words.texts
         return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
@@ -77,7 +77,7 @@ class TextMaker:
     target: TargetText
     truth: PrefixTruth = field(default_factory=PrefixTruth)
     tokenizer: Tokenizer | None = None
-    """To learn orders and encode texts as they come; null: what was learnt before the run is all there is."""
+    """Learns orders and encodes texts; null: only the data learnt before the run."""
     _gaps: dict[Order, Gaps | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class TextMaker:
         return SentMessage(said.role, self.target.words.text(numbers), numbers, length=len(numbers))
 
     def call(self, said: PlannedMessage) -> Call | None:
-        """Return the call that a tool's message answers; null: no tool message."""
+        """The call that a tool's message answers; null: no tool message."""
         if said.role != "tool":
             return None
         piece = said.call if isinstance(said, SyntheticMessage) else None
@@ -101,24 +101,24 @@ class TextMaker:
         return np.concatenate([self.target.words.numbers(piece.key, piece.tokens) for piece in pieces])
 
     def ids(self, conversation: Sequence[SentMessage]) -> TokenIds | None:
-        """Return the conversation's tokens as the target sees them; null: unknown."""
+        """Null: unknown."""
         if any(message.quoted is not None for message in conversation):
             return self._encoded(conversation)
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose(self.target.words, gaps, conversation)
 
     def head(self, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
-        """Return the tokens before message number ``message``; null: unknown."""
+        """Null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
 
     def head_length(self, conversation: Sequence[SentMessage], message: int) -> int | None:
-        """Return the number of tokens before message number ``message``; null: unknown."""
+        """Null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else head_length(gaps, conversation, message)
 
     def length(self, conversation: Sequence[SentMessage]) -> int | None:
-        """Return the conversation's length in tokens; null: unknown."""
+        """Null: unknown."""
         if any(message.quoted is not None for message in conversation):
             token_ids = self._encoded(conversation)
             return None if token_ids is None else len(token_ids)
@@ -126,13 +126,13 @@ class TextMaker:
         return None if gaps is None else composed_length(gaps, conversation)
 
     def gaps(self, order: Order) -> Gaps | None:
-        """Return the template's tokens; null: unknown."""
+        """Null: unknown."""
         if order not in self._gaps:
             self._gaps[order] = self._learn(order)
         return self._gaps[order]
 
     def encode(self, text: str) -> TokenIds | None:
-        """Return a text's tokens; null: no tokenizer."""
+        """Null: no tokenizer."""
         return None if self.tokenizer is None else np.asarray(self.tokenizer.encode(text), dtype=np.uint32)
 
     def _learn(self, order: Order) -> Gaps | None:

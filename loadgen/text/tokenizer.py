@@ -9,7 +9,7 @@ import msgspec
 from engines.tokenizer import load_tokenizer, tokenizer_folder
 
 Message = dict[str, Any]
-"""A message as chat completions have it."""
+"""Message of a chat completion."""
 
 
 class TokenizerError(Exception):
@@ -25,8 +25,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
+    def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation, up to the start of the assistant's output."""
@@ -62,7 +61,7 @@ class LocalTokenizer:
 
 
 def _with_parsed_calls(message: Message) -> Message:
-    """Templates expect a call's arguments as a mapping, which the API carries as JSON in a string."""
+    """Parse a call's arguments, which templates expect as a mapping and the API carries as a string."""
     calls = message.get("tool_calls")
     return message if not calls else {**message, "tool_calls": [_parsed(call) for call in calls]}
 

@@ -15,12 +15,12 @@ from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from tracefile.hashing.splitmix64 import mix64
 
 LEADER = "the"
-"""A word before each candidate, to see it behind a space."""
+"""Word before each candidate, to see the candidate behind a space."""
 MOST_WORDS = 2048
 FEWEST_WORDS = 64
-"""With fewer, prompts that should differ would begin alike too often."""
+"""Fewer words: different prompts would too often begin alike."""
 FIRST_ID, LAST_ID, CHUNK = 256, 60_000, 4096
-"""Where a vocabulary is looked through for words: behind bytes and special tokens, not into its rarest part."""
+"""Searched part of a vocabulary: behind bytes and special tokens, before the rarest words."""
 PROOF_ROWS, PROOF_LENGTH = 8, 256
 
 COMMON = """
@@ -41,12 +41,12 @@ class Words:
 
     texts: tuple[str, ...]
     starts: tuple[int, ...] = ()
-    """Each word's id where nothing, or no space, is before it."""
+    """Ids of words at a start or without a space before."""
     follows: tuple[int, ...] = ()
-    """Its id behind a space."""
+    """Ids of words behind a space."""
 
     def numbers(self, key: int, count: int) -> TokenIds:
-        """Return the first ``count`` word numbers of a key's row."""
+        """First ``count`` word numbers of a key's row."""
         return tokens_of(key, count, Vocabulary(0, len(self.texts)))
 
     def text(self, numbers: TokenIds) -> str:
@@ -54,7 +54,7 @@ class Words:
         return " ".join([texts[number] for number in numbers.tolist()])
 
     def ids(self, numbers: TokenIds, *, spaced: bool = False) -> TokenIds:
-        """Return the ids of the words' text; ``spaced``: also the first word is behind a space."""
+        """``spaced``: the first word is also behind a space."""
         found = np.asarray(self.follows, dtype=np.uint32)[numbers]
         if len(found) and not spaced:
             found[0] = self.starts[int(numbers[0])]
@@ -62,11 +62,11 @@ class Words:
 
 
 UNPROVEN = Words(tuple(COMMON))
-"""What is said where no tokenizer can be asked: most vocabularies have a token for each, but nothing is promised."""
+"""Words without a known tokenizer: most vocabularies have a token for each, without a promise."""
 
 
 def find_words(tokenizer: Tokenizer) -> Words:
-    """Up to ``MOST_WORDS`` words of a tokenizer; the same for every run. Raises TokenizerError if it has too few."""
+    """Raises TokenizerError if the vocabulary has too few words."""
     found: dict[str, tuple[int, int]] = {}
     for candidates in _candidates(tokenizer):
         found |= _kept(tokenizer, [word for word in candidates if word not in found])
@@ -79,7 +79,7 @@ def find_words(tokenizer: Tokenizer) -> Words:
 
 
 def prove(tokenizer: Tokenizer, words: Words, seed: int, *, rows: int = PROOF_ROWS, length: int = PROOF_LENGTH) -> None:
-    """Encode random rows of the words; raises TokenizerError if one is not a token a word, the expected one."""
+    """Encode random rows of words; raises TokenizerError unless each word is its one token."""
     for row in range(rows):
         numbers = words.numbers(mix64(seed + row), length)
         token_ids = tokenizer.encode(words.text(numbers))
@@ -90,7 +90,7 @@ def prove(tokenizer: Tokenizer, words: Words, seed: int, *, rows: int = PROOF_RO
 
 
 def _candidates(tokenizer: Tokenizer) -> Iterator[list[str]]:
-    """Plain lower-case words, a chunk of the vocabulary at a time: ids written out, a line each."""
+    """Plain lower-case words, a chunk of the vocabulary at a time."""
     newline = tokenizer.encode("\n")
     yield COMMON
     if len(newline) != 1:
@@ -110,7 +110,7 @@ def _is_plain(word: str) -> bool:
 
 
 def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the candidates with one token in both places, with these two tokens."""
+    """Candidates with one token in both places, and these tokens."""
     leader = tokenizer.encode(LEADER)
     starts = _lines(tokenizer, candidates)
     follows = _lines(tokenizer, [f"{LEADER} {word}" for word in candidates])
@@ -122,7 +122,7 @@ def _kept(tokenizer: Tokenizer, candidates: Sequence[str]) -> dict[str, tuple[in
 
 
 def _lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """The ids of each line, encoded together; raises TokenizerError if line ends cannot be told from lines."""
+    """Ids of each line, encoded together; raises TokenizerError if line ends cannot be found."""
     if not lines:
         return []
     newline = tokenizer.encode("a\na")[1:-1]
