@@ -141,45 +141,27 @@ class HeldResponse:
         return b"".join(self.pieces)
 
 
+@dataclass(eq=False)
 class InjectingRelays(Relays):
     """Relays that inject into requests where possible."""
 
-    def __init__(
-        self,
-        upstreams: Upstreams,
-        link: RecorderLink,
-        budget: CopyBudget,
-        max_body_bytes: int,
-        keep_headers: Sequence[str] = (),
-        *,
-        wanted: frozenset[Injection],
-        dialect: DialectName,
-    ) -> None:
-        super().__init__(upstreams, link, budget, max_body_bytes, keep_headers)
-        self.wanted, self.dialect = wanted, dialect
-        self.passed_by: Counter[str] = Counter()
-        """Requests left unchanged and responses passed with additions, by reason."""
+    wanted: frozenset[Injection] = field(kw_only=True)
+    dialect: DialectName = field(kw_only=True)
+    passed_by: Counter[str] = field(init=False, default_factory=Counter)
+    """Requests left unchanged and responses passed with additions, by reason."""
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> Relay:
-        if head.method == b"POST":
-            endpoint = recorded_endpoint(head.target)
-            if (
-                endpoint is not None
-                and endpoint in INJECTABLE
-                and not wants_websocket(head)
-                and self._may_look_into(head)
-            ):
-                kind = InjectingRelay if self.relayed % TIMED_EVERY else TimedInjectingRelay
-                relay = kind(self, head, client, endpoint)
-                relay.begin()
-                return relay
-        return super().new_relay(head, client)
-
-    def _may_look_into(self, head: RequestHead) -> bool:
+        endpoint = recorded_endpoint(head.target) if head.method == b"POST" else None
+        if endpoint is None or endpoint not in INJECTABLE or wants_websocket(head):
+            return super().new_relay(head, client)
         reason = self._reason_to_pass_by(head)
         if reason is not None:
             self.count_passed_by(reason)
-        return reason is None
+            return super().new_relay(head, client)
+        kind = InjectingRelay if self.relayed % TIMED_EVERY else TimedInjectingRelay
+        relay = kind(self, head, client, endpoint)
+        relay.begin()
+        return relay
 
     def count_passed_by(self, reason: str) -> None:
         self.passed_by[reason] += 1

@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 from measure.histogram import OVERHEAD_S, HistogramCounts, add_value, empty_counts
@@ -47,27 +48,24 @@ TIMED_EVERY = 64
 """The response of one request in so many is timed in the tap."""
 
 
+@dataclass(eq=False)
 class Relays:
     """All relays of a worker: their upstreams, and the copies of what is recorded."""
 
-    def __init__(
-        self,
-        upstreams: Upstreams,
-        link: RecorderLink,
-        budget: CopyBudget,
-        max_body_bytes: int,
-        keep_headers: Sequence[str] = (),
-    ) -> None:
-        self.upstreams, self.link, self.budget = upstreams, link, budget
-        self.max_body_bytes = max_body_bytes
-        self.in_flight = 0
-        self.ending = False
-        """The tap ends the requests that are left."""
-        self.relayed = 0
-        self.bytes_in = self.bytes_out = 0
-        """Bytes of request and response bodies; those of recorded requests count at their end."""
+    upstreams: Upstreams
+    link: RecorderLink
+    budget: CopyBudget
+    max_body_bytes: int
+    keep_headers: Sequence[str] = ()
+    in_flight = relayed = 0
+    bytes_in = bytes_out = 0
+    """Bytes of request and response bodies; those of recorded requests count at their end."""
+    ending = False
+    """The tap ends the requests that are left."""
+
+    def __post_init__(self) -> None:
         self.overhead = Overhead()
-        self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in keep_headers)
+        self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
         relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)

@@ -14,19 +14,21 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 import msgspec
 
+from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
+from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord
 from tap.prompts.prompt import prompt_hasher
-from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import MadeRecord, RecordMaker
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Engine, Record
+from tracefile.records.schema import Engine, Record, Status
 from tracefile.sessions import SessionIndex
 from wire.process import split_frames
 
@@ -104,6 +106,96 @@ class Inbox:
 HASH_BITS = 64
 
 
+FEED_RECORDS = 64
+"""Records in a frame, which leaves after ``FEED_INTERVAL_S`` at the latest."""
+FLUSH_RECORDS = 8
+FEED_INTERVAL_S = 0.25
+MAX_KINDS = 1_000
+"""Kinds of requests counted apart; a bound, since paths may vary endlessly."""
+
+_seen_fields = attrgetter(*SeenRecord.__struct_fields__)
+_WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
+_GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
+
+
+class RecordMeter:
+    """Counts of records for ``/metrics``, and the feed of records to the admin process."""
+
+    def __init__(self, socket_path: str, pid: int) -> None:
+        self._pid = pid
+        self._sender = FeedSender(socket_path)
+        self._kinds: dict[tuple[str, Status, int, str], int] = {}
+        self._ttft_ms = empty_counts(WAIT_S)
+        self._gaps_ms = empty_counts(GAP_S)
+        self._head_s = empty_counts(OVERHEAD_S)
+        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
+        self._batch: list[Record] = []
+        self._feed_skipped = 0
+        self._fed_at = self._pushed_at = float("-inf")
+
+    def observe(self, record: Record, head_ns: int | None) -> None:
+        """Count a record, sampled out or not; ``head_ns``: from its head's arrival to the write upstream."""
+        kinds = self._kinds
+        kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
+        if kind not in kinds and len(kinds) >= MAX_KINDS:
+            kind = ("other", *kind[1:])
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if record.ttft_ms is not None:
+            add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
+        if head_ns is not None:
+            add_value(self._head_s, OVERHEAD_S, head_ns / 1e9)
+        if record.itl_ms:
+            add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
+        self._prompt_tokens += record.prompt_tokens or 0
+        self._cached_tokens += record.cached_tokens or 0
+        self._output_tokens += record.output_tokens or 0
+        batch = self._batch
+        batch.append(record)
+        if not len(batch) % FLUSH_RECORDS:
+            self._sender.flush()
+            if len(batch) == FEED_RECORDS:
+                self._feed()
+
+    def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
+        """Send numbers and records that are due; called a few times a second."""
+        self._sender.flush()
+        if now_s - self._fed_at >= FEED_INTERVAL_S:
+            self._feed()
+            self._fed_at = now_s
+        if now_s - self._pushed_at >= PUSH_INTERVAL_S:
+            self._sender.offer(encode_frame(self.stats(progress(), writing=writing)))
+            self._pushed_at = now_s
+
+    def stats(self, progress: Progress, *, writing: bool) -> RecorderStats:
+        return RecorderStats(
+            pid=self._pid,
+            progress=progress,
+            writing=writing,
+            feed_skipped=self._feed_skipped,
+            requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
+            ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
+            gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
+            request_head=self._head_s,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+    def close(self, progress: Progress) -> None:
+        self._feed()
+        self._sender.offer(encode_frame(self.stats(progress, writing=True)))
+        self._sender.close()
+
+    def _feed(self) -> None:
+        """Send the batch if the other side keeps up; else skip it without encoding."""
+        batch, self._batch = self._batch, []
+        if batch and self._sender.keeping_up:
+            records = [SeenRecord(*_seen_fields(record)) for record in batch]
+            if self._sender.offer(encode_frame(RecordFeed(records))):
+                return
+        self._feed_skipped += len(batch)
+
+
 class SessionSample:
     """A sample of about ``share`` of all sessions, by a keyed hash of their ids: the same at all taps with this key.
 
@@ -175,7 +267,8 @@ class Recorder:
         self._count_unreported(found)
         self._flushed = copy.deepcopy(self._taken)
         self._is_news = False
-        self._say_mended()
+        for sentence in self._trace.mended:
+            print(f"tap: {sentence}", file=sys.stderr, flush=True)
 
     def take(self, exchange: ExchangeCopy) -> None:
         """Record an exchange; a failure is counted by its kind, and the next exchange is taken."""
@@ -284,10 +377,6 @@ class Recorder:
             self._trace.mark_uploaded(name, where)
         return bool(sent)
 
-    def _say_mended(self) -> None:
-        for sentence in self._trace.mended:
-            print(f"tap: {sentence}", file=sys.stderr, flush=True)
-
 
 def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:
     """Return the monotonic clock at the trace's t = 0; a resumed trace's may precede this machine's start.
@@ -305,7 +394,7 @@ def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Recor
 def record_exchanges(sock: socket.socket) -> None:
     """Serve a supervisor over ``sock``: its setup, then the workers' exchanges until all have closed their sides."""
     inbox = Inbox(sock)
-    messages = _messages_of(inbox)
+    messages = (list(map(decode_message, batch)) for batch in inbox.batches(IDLE_S))
     setup = next((batch[0] for batch in messages if batch), None)
     if not isinstance(setup, RecorderSetup):
         return
@@ -323,10 +412,6 @@ def record_exchanges(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
     _record_until_closed(recorder, sock, messages)
-
-
-def _messages_of(inbox: Inbox) -> Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]:
-    return (list(map(decode_message, batch)) for batch in inbox.batches(IDLE_S))
 
 
 def _record_until_closed(

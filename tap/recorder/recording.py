@@ -7,6 +7,7 @@ import secrets
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import zstandard
@@ -212,27 +213,20 @@ class MadeRecord(NamedTuple):
     """True if the number of our prompt ids is the engine's usage. Null: one of the two is unknown."""
 
 
+@dataclass
 class RecordMaker:
     """Maker of a trace's records; keeps request ids unique within the trace."""
 
-    def __init__(
-        self,
-        key: HashKey,
-        prompts: PromptHasher,
-        *,
-        epoch_ns: int,
-        hash_model: str | None,
-        loras: frozenset[str],
-        keep_headers: Sequence[str] = (),
-        dialect: DialectName = "vllm",
-    ) -> None:
-        self._key = key
-        self._prompts = prompts
-        self._epoch_ns = epoch_ns
-        self._hash_model = hash_model
-        self._loras = loras
-        self._keep_headers = keep_headers
-        self._dialect = dialect
+    key: HashKey
+    prompts: PromptHasher
+    _: KW_ONLY
+    epoch_ns: int
+    hash_model: str | None
+    loras: frozenset[str]
+    keep_headers: Sequence[str] = ()
+    dialect: DialectName = "vllm"
+
+    def __post_init__(self) -> None:
         self._hits_reported = False
         """The engine has reported cached tokens: a missing count is 0 from then on."""
         self._ids: OrderedDict[RequestId, None] = OrderedDict()
@@ -244,20 +238,22 @@ class RecordMaker:
         shape, unreadable = _shape(exchange)
         answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
         record = Record(request_id=self._request_id(exchange))
-        _fill_times(record, exchange, answer, self._epoch_ns)
+        _fill_times(record, exchange, answer, self.epoch_ns)
         _fill_outcome(record, exchange, answer)
         _fill_counts(record, exchange, answer)
         self._fill_misses(record)
         self._fill_relay(record, exchange)
         if shape is not None:
-            self._fill_shape(record, shape)
+            for name in SHAPE_FIELDS:
+                setattr(record, name, getattr(shape, name))
+            record.lora = shape.model if shape.model in self.loras else None
         session = explicit_session(exchange.request_headers, shape)
         if session is not None:
-            record.session_id = SessionId(keyed_id(self._key, "session", session))
+            record.session_id = SessionId(keyed_id(self.key, "session", session))
             record.session_source = "explicit"
         if shape is None:
             return MadeRecord(record, unhashed=unreadable, prompt_count_matches=None)
-        self._prompts.served_by(exchange.upstream)
+        self.prompts.served_by(exchange.upstream)
         return self._hash(record, shape, answer)
 
     def _request_id(self, exchange: ExchangeCopy) -> RequestId:
@@ -265,7 +261,7 @@ class RecordMaker:
         if not named:
             self._unnamed += 1
             return RequestId(f"{self._id_prefix}{self._unnamed:012x}")
-        found = RequestId(keyed_id(self._key, "request", named))
+        found = RequestId(keyed_id(self.key, "request", named))
         if found in self._ids:
             return RequestId(f"{found}-{secrets.token_hex(4)}")
         self.remember(found)
@@ -276,15 +272,10 @@ class RecordMaker:
         if len(self._ids) > REMEMBERED_IDS:
             self._ids.popitem(last=False)
 
-    def _fill_shape(self, record: Record, shape: RequestShape) -> None:
-        for name in SHAPE_FIELDS:
-            setattr(record, name, getattr(shape, name))
-        record.lora = shape.model if shape.model in self._loras else None
-
     def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
         headers = exchange.request_headers
-        if self._keep_headers:
-            record.headers = {name: headers[name] for name in self._keep_headers if name in headers} or None
+        if self.keep_headers:
+            record.headers = {name: headers[name] for name in self.keep_headers if name in headers} or None
         record.upstream = exchange.upstream or None
         if exchange.injected:
             record.injected = list(exchange.injected)
@@ -293,19 +284,19 @@ class RecordMaker:
         """Fill in 0 for SGLang, which omits a count of 0, and every count unless told to report."""
         if record.cached_tokens is not None:
             self._hits_reported = True
-        elif self._dialect == "sglang" and self._hits_reported and record.tokens_source == "usage":
+        elif self.dialect == "sglang" and self._hits_reported and record.tokens_source == "usage":
             record.cached_tokens = 0
 
     def _hash(self, record: Record, shape: RequestShape, answer: Completion | None) -> MadeRecord:
         usage_tokens = record.prompt_tokens
-        model = self._hash_model or shape.model or ""
+        model = self.hash_model or shape.model or ""
         start = ChainStart(model, record.lora, shape.cache_salt)
         engine_ids = answer.prompt_token_ids if answer is not None else None
         try:
-            prompt = self._prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
+            prompt = self.prompts.hash_prompt(shape, start, engine_ids or None, usage_tokens)
         except Exception as error:  # a tokenizer may fail in any way; the record remains without hashes
             prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
-        _fill_prompt(record, prompt, self._prompts.block_size)
+        _fill_prompt(record, prompt, self.prompts.block_size)
         if answer is not None and prompt.hashes is not None:
             self._fill_output_hashes(record, start, prompt, answer)
         known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
@@ -326,12 +317,12 @@ class RecordMaker:
         if ids is None or len(ids) != record.output_tokens:
             return
         with contextlib.suppress(InputError):  # invalid ids of an engine have no hashes
-            record.output_block_hashes = self._prompts.output_hashes(start, prompt, ids)
+            record.output_block_hashes = self.prompts.output_hashes(start, prompt, ids)
         record.output_hash_source = None if record.output_block_hashes is None else source
 
     def _text_ids(self, answer: Completion, output_tokens: int) -> Sequence[int] | None:
         try:
-            ids = self._prompts.output_ids(answer.text)
+            ids = self.prompts.output_ids(answer.text)
         except UntokenizableError:
             return None
         if ids is not None and len(ids) + 1 == output_tokens and answer.finish_reason == "stop":
@@ -373,7 +364,8 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
     record.http_status = exchange.http_status
     record.status = exchange.outcome
     record.error = exchange.error_kind
-    if exchange.outcome == "client_abort" and answer is not None and _ended_by_itself(answer):
+    ended = answer is not None and answer.done and answer.first_token_ns is not None
+    if exchange.outcome == "client_abort" and ended:
         # OpenAI's client closes at ``[DONE]``, before the chunk that ends the body: its response was complete.
         record.status, record.error = "ok", None
     if exchange.outcome == "ok" and exchange.http_status is not None and exchange.http_status >= 400:
@@ -384,10 +376,6 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
         record.status, record.error = "error", "response_incomplete"
     if answer is not None:
         record.finish_reason = short_name(answer.finish_reason)
-
-
-def _ended_by_itself(answer: Completion) -> bool:
-    return answer.done and answer.first_token_ns is not None
 
 
 def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:

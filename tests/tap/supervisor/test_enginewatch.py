@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.facts import parse_metrics, read_gauges
-from tap.supervisor.enginewatch import changed_engine, watch_engines
+from tap.supervisor.service import changed_engine, watch_engines
 from tracefile.records.schema import Engine
 from tracefile.storage.segments import segments_there
 from wire.url import Origin
