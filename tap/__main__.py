@@ -266,7 +266,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def command() -> None:
-    """Entry point of the ``tap`` command."""
     run_command("tap", main)
 
 

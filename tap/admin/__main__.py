@@ -41,7 +41,6 @@ class _Server(uvicorn.Server):
 
 
 async def serve_pages(control: socket.socket) -> None:
-    """Serve until the supervisor closes its side."""
     channel = await Channel.over(control, _messages)
     setup = await channel.messages.get()
     if not isinstance(setup, AdminSetup):
@@ -123,7 +122,6 @@ async def _take_all(state: LiveState, reader: asyncio.StreamReader) -> None:
 
 
 async def take_frame(state: LiveState, payload: bytes) -> None:
-    """Take a message, pausing within one with many records."""
     message = _feeds.decode(payload)
     if not isinstance(message, RecordFeed):
         state.take(message, time.monotonic())

@@ -178,7 +178,6 @@ T = TypeVar("T")
 
 
 def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
-    """Return the application over a state, which other tasks keep up to date."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     latest = shared(lambda: snapshot(state, clock()), clock)
     live = shared(lambda: msgspec.json.encode(latest()), clock)

@@ -103,7 +103,6 @@ class RecencyStack:
         return evicted
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the map, the slots and the counts disagree."""
         taken = [slot for slot, mark in enumerate(self._taken) if mark]
         assert taken == sorted(self._slot_of.values())
         assert all(self._slot_of[self._block_at[slot]] == slot for slot in taken)
@@ -128,7 +127,6 @@ class RecencyStack:
         return block
 
     def _move_together(self) -> None:
-        """Give the blocks the lowest slots, in their order."""
         block_at, taken = self._block_at, self._taken
         living = [block_at[slot] for slot in range(self._next) if taken[slot]]
         count = len(living)
@@ -216,13 +214,11 @@ class CacheCurve:
         return total
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the parts disagree."""
         self._exact.check_integrity()
         self._sample.check_integrity()
         assert self._sampled_exact == sum(self._in_sample(block) for block in self._exact)
 
     def _sampled_depths(self, below: Sequence[int]) -> list[float]:
-        """Return the depths of the sampled blocks among leading blocks below the exact part."""
         threshold, weight = self._threshold, self._weight
         sampled = [block for block in below if block & _LOW_BITS < threshold]
         first = self._sampled_exact + 1

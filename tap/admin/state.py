@@ -165,7 +165,6 @@ class LiveState:
             self.prefixes.take(hashes, seen_blocks, now_s, opening=record.turn in (None, 1))
 
     def tick(self, now_s: float) -> None:
-        """Add a sample to the timeline; called about once a second."""
         for number in [number for number in self.workers if now_s - self._workers_heard_s[number] > WORKER_SILENCE_S]:
             del self.workers[number]
         before, self._ticked_s = self._ticked_s, now_s

@@ -127,7 +127,6 @@ def cohort(name: str, curve: Survival) -> CohortCurve:
 
 
 def cohort_title(name: str) -> str:
-    """Return the cohort's name, or its range of uncached tokens."""
     if name in MAIN:
         return cohorts.cohort_title(name)
     low, dash, high = name.removeprefix("uncached:").partition("-")
@@ -176,7 +175,6 @@ _BEYOND_ENGINE: Final = 1.6
 
 
 def hit_curve_view(state: LiveState, now_s: float) -> HitCurve:
-    """Return the curve from its first hits to its end, or well past the engine's size."""
     curve, block_size = state.curve, state.setup.block_size
     counts = curve.recent(now_s)
     hit_tokens = [block_size * blocks for blocks in counts.up_to_size()]

@@ -28,7 +28,6 @@ class Channel(asyncio.Protocol):
         return channel
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message; after the end it is dropped."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
@@ -37,7 +36,6 @@ class Channel(asyncio.Protocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Close the socket once everything sent has left."""
         if self._transport is not None:
             self._transport.close()
 

@@ -45,7 +45,6 @@ class WorkerCounts:
         return self._cells[worker * CELLS : (worker + 1) * CELLS]
 
     def in_flight(self) -> int:
-        """Return the requests to be recorded that are in flight at all workers."""
         cells = self._cells
         if len(self._in_flight) == 1:
             return cells[IN_FLIGHT]

@@ -99,7 +99,6 @@ class ByteBlocks:
         return ends
 
     def _hash(self, hasher: BlockHasher, chain: list[BlockHash], block: bytes) -> BlockHash:
-        """Return the keyed chain over a digest of the block, as long as a block of token ids."""
         digest = hashlib.shake_128(block).digest(4 * self._block_size)
         ids = memoryview(digest).cast("I").tolist()
         return hasher.extend(chain[-1] if chain else None, ids)[0]
@@ -116,7 +115,6 @@ class ByteBlocks:
             del self._lengths[next(iter(self._lengths))]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the bounds are broken or a length is not valid."""
         assert len(self._lengths) <= self._max_blocks
         for lengths in self._lengths.values():
             assert len(lengths) <= MAX_LENGTHS
@@ -175,7 +173,6 @@ def prompt_form(shape: RequestShape) -> PromptForm:
 
 
 def _single(body: Mapping[str, Any], prompt: object) -> TextPrompt | IdsPrompt:
-    """Return a text, ids, or the only item of a list of them; a batch has several chains, and a record one."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
             raise UntokenizableError("batch")
@@ -359,7 +356,6 @@ def _tokenize(tokenizer: Tokenizer, form: TextPrompt | ChatPrompt) -> Sequence[i
 
 
 def _text(form: TextPrompt | ChatPrompt) -> str:
-    """Return a prompt as one text that the next turn's begins with."""
     return form.text if isinstance(form, TextPrompt) else chat_text(form.body)
 
 

@@ -31,6 +31,5 @@ class RecentIds:
         return packed
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the bound is broken or its count is off."""
         assert self._held == sum(len(ids) + ENTRY_IDS for ids in self._entries.values())
         assert self._held <= self._max_ids

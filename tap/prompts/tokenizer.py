@@ -95,7 +95,6 @@ class SegmentCache:
 
 
 def pieces(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Split the text, in order, into added tokens and the non-empty text between them."""
     if not patterns:
         if text:
             yield text
@@ -209,7 +208,6 @@ class TransformersTokenizer:
         self._around = _around(encode(PROBE), self._encode_specially(PROBE))
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
-        """Return the ids of a text."""
         if not add_special_tokens:
             return self._encode(text)
         if self._around is None:
@@ -226,7 +224,6 @@ class TransformersTokenizer:
         return ids
 
     def encode_chat(self, body: Mapping[str, Any]) -> Sequence[int]:
-        """Return the ids of a chat request's prompt, with tools, template and template arguments."""
         return self.encode_text(self.render(body), add_special_tokens=body.get("add_special_tokens") is True)
 
     def render(self, body: Mapping[str, Any]) -> str:

@@ -221,13 +221,11 @@ class InjectingRelay(Relay):
         """The response is chunked anew: a chunk for each read that leaves bytes."""
 
     def begin(self) -> None:
-        """Begin the copy; the head waits for the body, whose length it tells."""
         self._copy = self._relays.new_copy(self._head, self._picked.base_path)
 
     # The request, from the client.
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """Keep a read until the body is complete, or too large to be copied."""
         if self._raws is None:
             super().request_body(raw, data)
             return
@@ -319,7 +317,6 @@ class InjectingRelay(Relay):
         super().response_lost(kind)
 
     def _hold(self, held: HeldResponse, response_filter: ResponseFilter, data: bytes) -> None:
-        """Hold a read of a response; one too large to be held passes with its additions."""
         held.pieces.append(data)
         held.size += len(data)
         if held.size > self._relays.max_body_bytes:
@@ -377,7 +374,6 @@ def is_json(head: ResponseHead) -> bool:
 
 
 def is_encoded(head: ResponseHead) -> bool:
-    """Return whether the body has a content coding: then it passes unchanged."""
     codings = header_values(head.headers, b"content-encoding")
     return any(coding.strip().lower() not in (b"", b"identity") for coding in codings)
 

@@ -137,7 +137,6 @@ def without_members(members: dict[str, Member], names: frozenset[str]) -> list[E
 
 
 def apply_edits(text: bytes, edits: Sequence[Edit]) -> bytes:
-    """Return the text with the edits made; they do not overlap, in any order."""
     pieces: list[bytes] = []
     at = 0
     for edit in sorted(edits):

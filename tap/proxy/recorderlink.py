@@ -58,7 +58,6 @@ class RecorderLink:
         self._connect()
 
     def begin(self) -> int:
-        """Count a request to be recorded; return the number in flight at all workers."""
         cells = self._cells
         cells[OFFERED] += 1
         cells[IN_FLIGHT] += 1
@@ -86,7 +85,6 @@ class RecorderLink:
             self._due = self._loop.call_later(OUTBOX_S, self._send)
 
     async def finish(self, timeout_s: float) -> None:
-        """Send the rest, for at most ``timeout_s``, and close the connection."""
         deadline = monotonic() + timeout_s
         while not self._empty.is_set() and monotonic() < deadline:
             if self._socket is None and monotonic() - self._connected_at > UNCONNECTED_S:

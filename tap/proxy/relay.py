@@ -226,7 +226,6 @@ class Relay:
             self._client.write(start)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """Send a read of the body to the client unchanged, and copy it with its time."""
         if self._response_start:
             self._flush_response_start(data if self._dechunk else raw)
         else:
@@ -255,14 +254,12 @@ class Relay:
             reset(self._client)
 
     def pause_request(self) -> None:
-        """The upstream is slow: stop reading the client's body."""
         self._client.pause_reading()
 
     def resume_request(self) -> None:
         self._client.resume_reading()
 
     def _flush_response_start(self, body: bytes = b"") -> None:
-        """Write a waiting head and the first bytes of the body in one."""
         start, self._response_start = self._response_start, b""
         if start or body:
             self._client.write(start + body)
@@ -283,7 +280,6 @@ class Relay:
         return headers
 
     def _end(self, outcome: Status, error_kind: str | None) -> None:
-        """Give the copy to the recorder, at the first call."""
         if self._ended:
             return
         self._ended = True

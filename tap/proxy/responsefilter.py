@@ -157,7 +157,6 @@ class ResponseFilter:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def finish(self) -> bytes:
-        """Return the last bytes of a stream whose last event lacks its empty line."""
         out: list[bytes] = []
         if rest := self._cutter.rest():
             self._take(rest, out)

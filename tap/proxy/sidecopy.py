@@ -70,7 +70,6 @@ class SideCopy:
         self._exchange.injected = list(injected)
 
     def response_head(self, status: int, headers: Headers, names: Sequence[bytes]) -> None:
-        """Keep the status and the few headers that parsing needs, of the final response head."""
         self._exchange.http_status = status
         self._exchange.response_headers = _kept(headers, names, KEPT_RESPONSE_HEADERS)
 
@@ -96,7 +95,6 @@ class SideCopy:
         return exchange
 
     def give_up(self, reason: str) -> None:
-        """Drop the copy; the traffic goes on."""
         self.dropped = reason
         self._exchange.request_body = None
         self._exchange.response_reads = []

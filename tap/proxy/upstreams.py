@@ -104,7 +104,6 @@ class Upstreams:
             upstream.pool.close()
 
     def _in_order(self, head: RequestHead) -> list[Upstream]:
-        """Return the upstreams in the order of trying, those thought to be up first."""
         session = session_of(head) if self._by_session else None
         if session is None:
             places = in_turn(self._turn, len(self._all))

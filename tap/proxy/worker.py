@@ -48,7 +48,6 @@ class WorkerMeter:
         self._worst_delay_s = 0.0
 
     async def push_regularly(self) -> None:
-        """Send the numbers once a second, for ever; watch the delay of the event loop in between."""
         pushed_s = monotonic()
         while True:
             due_s = monotonic() + LOOP_CHECK_S
@@ -108,7 +107,6 @@ class Worker:
         self._server = Server(self._relays.new_relay)
 
     async def serve(self, channel: Channel) -> None:
-        """Take connections until told to drain, or until the supervisor is gone."""
         await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
         # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
         gc.collect()
@@ -131,7 +129,6 @@ class Worker:
         return asyncio.create_task(meter.push_regularly())
 
     async def _until_drain(self, channel: Channel) -> float:
-        """Follow changes of the upstreams; return the time for the drain."""
         while True:
             message = await channel.messages.get()
             if isinstance(message, Reload):
@@ -200,7 +197,6 @@ def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``python -m tap.proxy.worker FD`` with the supervisor's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(AttributeError):  # Windows has no SIGHUP

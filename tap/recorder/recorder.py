@@ -157,7 +157,6 @@ class RecordMeter:
                 self._feed()
 
     def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
-        """Send numbers and records that are due; called a few times a second."""
         self._sender.flush()
         if now_s - self._fed_at >= FEED_INTERVAL_S:
             self._feed()
@@ -299,7 +298,6 @@ class Recorder:
             self._meter.push_if_due(now_s, self.progress, writing=not self._trace.failing)
 
     def tick(self) -> Progress | None:
-        """Flush records to the files, rotate, upload; return the counts if they changed."""
         retrying = self._trace.failing
         news = self._is_news or retrying
         if news and self._trace.flush():
@@ -323,7 +321,6 @@ class Recorder:
         )
 
     def close(self) -> Progress:
-        """End the trace; records that the disk does not take are dropped."""
         whole = self._trace.close()
         recorded = self._trace.recorded - self._before
         if not whole:
@@ -333,7 +330,6 @@ class Recorder:
         return self.progress()
 
     def finish_uploads(self) -> Progress:
-        """Upload the segments closed last, as far as there is time."""
         self._follow_uploads()
         if self._uploader is not None:
             self._uploader.close(UPLOAD_AT_END_S)
@@ -441,7 +437,6 @@ def _tell(sock: socket.socket, progress: Progress | None) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``python -m tap.recorder.recorder FD`` with the supervisor's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):

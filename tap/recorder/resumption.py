@@ -119,7 +119,6 @@ def records_of(path: Path, *, skipped: int = 0) -> Iterator[Record]:
 
 
 def _take_in(found: Resumption, path: Path) -> None:
-    """List a segment that is not in the manifest; remove it if it has no records."""
     if not found.mend(path).records:
         path.unlink()
         return
@@ -130,7 +129,6 @@ def _take_in(found: Resumption, path: Path) -> None:
 
 
 def _continue_segments(found: Resumption, path: Path) -> None:
-    """Take over the clock of the last existing segment, else the manifest's."""
     files = [path.with_name(segment.name) for segment in reversed(found.manifest.segments)]
     last = next((file for file in files if file.exists()), None)
     if last is not None:

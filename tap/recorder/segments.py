@@ -173,7 +173,6 @@ class SegmentedTrace:
         return True
 
     def change_meta(self, meta: Meta) -> None:
-        """Write later records under this header, in a new segment if the trace has segments."""
         self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
         if self._segment is None or self._ending:
             return  # the next segment starts with it
@@ -185,7 +184,6 @@ class SegmentedTrace:
             self._segment.file.take(encode_meta(self.meta))
 
     def close(self) -> bool:
-        """End the trace; False if records taken are missing, see ``recorded``."""
         if self._closed:
             return self.recorded == self._taken
         self._closed = True
@@ -227,7 +225,6 @@ class SegmentedTrace:
                 yield from records_of(path)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the counts do not add up."""
         assert self.recorded <= self._taken
         assert self._segment is not None or not self._ending
         if not self._closed:

@@ -44,7 +44,6 @@ class Uploader:
         self._thread.start()
 
     def offer(self, path: Path) -> None:
-        """Upload a closed segment after those before it; offering it again has no effect."""
         if path not in self._offered:
             self._offered.add(path)
             self._waiting.put(path)
@@ -108,7 +107,6 @@ def _target(url: str) -> tuple[Any, str]:
 
 
 def _bare(url: str) -> str:
-    """Return the URL without parts that could be a credential."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
 

@@ -36,7 +36,6 @@ class Account:
     unhashed: Counter[str] = field(default_factory=Counter)
 
     def line(self) -> str:
-        """Return the account in one line, with the share of trusted hashes."""
         line = f"{self.recorded} of {self.offered} requests recorded"
         if self.sampled_out:
             line += f", {self.sampled_out} sampled out"
@@ -70,7 +69,6 @@ class Ledger:
         return self._counts.in_flight()
 
     def worker_died(self, worker: int) -> None:
-        """Keep the counts of a dead worker; its row goes to its successor."""
         self._dead.update(dict(enumerate(self._counts.take(worker))))
 
     def account(self, *, ended: bool = False) -> Account:

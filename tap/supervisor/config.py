@@ -164,7 +164,6 @@ def at_least(flag: str, value: float, least: float) -> None:
 
 
 def more_than_zero(flag: str, value: float | None) -> None:
-    """Raise InputError if a flag was given and its number is not positive."""
     if value is not None and not value > 0:
         raise InputError(f"{flag} {value:g}: expected more than 0")
 

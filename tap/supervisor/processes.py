@@ -115,7 +115,6 @@ class RecorderProcess:
         )
 
     def engine_changed(self, engine: Engine) -> None:
-        """Tell the recorder that records from here on belong to another engine than the header's."""
         self._setup = msgspec.structs.replace(
             self._setup, meta=msgspec.structs.replace(self._setup.meta, engine=engine)
         )

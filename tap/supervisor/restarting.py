@@ -69,7 +69,6 @@ class RestartingChild:
             self._child.channel.send(message)
 
     async def finish(self, timeout_s: float) -> bool:
-        """Close the child's input and wait until it has left; False if it had to be killed."""
         if self._child is not None:
             self._child.channel.finish()
         return await self.left(timeout_s)

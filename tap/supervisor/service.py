@@ -75,7 +75,6 @@ def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.so
 
 
 def end_before_the_start() -> None:
-    """Let SIGTERM and SIGINT end the start."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -330,7 +329,6 @@ class Service:
         )
 
     def reload(self) -> None:
-        """Read the file of upstreams again; an invalid file changes nothing."""
         file = self._config.upstreams_file
         if file is None:
             say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
@@ -368,7 +366,6 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def recording(setup: RecorderSetup, ledger: Ledger) -> AsyncIterator[RecorderProcess]:
-    """Yield a ready recorder; at the end it writes the rest, and the account is printed and kept."""
     recorder = RecorderProcess(setup, ledger)
     await recorder.child.start()
     try:
