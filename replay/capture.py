@@ -1,8 +1,4 @@
-"""A captured trace, read and checked for replay: what to send of it, and what cannot be sent.
-
-It is read twice. The survey goes through all of it before anything is sent, holds no record, and raises what is wrong;
-then each process of the run takes in its own sessions, in a few bytes for each block.
-"""
+"""Requests of a captured trace, read by each shard after the survey: its own sessions, a few bytes for each block."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,11 +60,7 @@ def load_requests(
     sessions: bool = False,
     output_substitution: bool = True,
 ) -> list[Captured]:
-    """Load the requests of one shard, in order of arrival.
-
-    ``sessions``: infer parents where the trace has none. ``output_substitution``: keep requests that share generated
-    blocks in one shard.
-    """
+    """Requests of one shard, in order of arrival. ``output_substitution``: sharers of output blocks stay together."""
     read = partial(read_kept, survey, selection)
     if sessions and survey.meta.block_size is not None and not survey.links_known:
         linked = infer_sessions(read(), survey.block_size).records
@@ -162,11 +154,7 @@ class Groups:
 
 
 def group_requests(read: Callable[[], Iterable[Record]], *, output_substitution: bool) -> Mapping[RequestId, int]:
-    """Number every request's group from 0, in the order of the groups' first records.
-
-    ``read`` iterates the records: once for sessions, and with ``output_substitution`` once more for prompts that carry
-    generated blocks. No record is kept.
-    """
+    """Number every request's group from 0, by first records. ``read`` iterates the records, once or twice."""
     groups = Groups()
     items: dict[RequestId, int] = {}
     names: dict[str, int] = {}

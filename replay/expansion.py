@@ -1,7 +1,6 @@
-"""From hashes to tokens: equal hashes give equal blocks, different hashes different ones, on every machine.
+"""From hashes to tokens: a block's tokens are a fixed function of its hash and the run's nonce.
 
-A block's tokens are a fixed function of its hash and the run's nonce (``loadgen.core.draws``), over ordinary vocabulary
-only. A hash stands for its whole prefix, so prompts that shared a prefix in the capture share one here.
+A hash stands for its whole prefix, so prompts that shared a prefix in the capture share one here.
 """
 
 from collections.abc import Sequence

@@ -124,10 +124,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 def account_of(
     survey: Survey, fidelity: Fidelity, *, rounds: int, sent: int, stopped: str | None, earlier: int = 0
 ) -> Account:
-    """The account of a run that is over. ``stopped``: why it was cut short; null: it was not.
-
-    Raises InputError if requests are missing for an unknown reason.
-    """
+    """Account of a run that is over. Raises InputError if requests are missing for an unknown reason."""
     not_sent = {f"after {failure}": count for failure, count in fidelity.not_sent.items()}
     missing = survey.kept * rounds - sent - earlier - sum(not_sent.values())
     if missing and stopped is None:

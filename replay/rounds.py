@@ -1,8 +1,4 @@
-"""The capture as a plan for loadgen's sender: at its recorded times, each turn after the one before, or slot by slot.
-
-Several rounds of one trace are sent one after another, each with tokens and ids of its own, so that nothing hits
-across them.
-"""
+"""The capture as rounds of requests, each round with its own tokens and ids, so that nothing hits across rounds."""
 
 import hashlib
 import struct
@@ -69,10 +65,7 @@ class OutputSubstitution:
         prompt: TokenIds,
         generated: Sequence[int],
     ) -> list[BlockHash]:
-        """Let the recorded output hashes stand for the real tokens; returns the hashes that are true in this run.
-
-        Fewer than recorded if fewer tokens came. The last token has no KV yet, so no block holds it.
-        """
+        """Let recorded output hashes stand for real tokens; return the valid hashes. The last token has no KV yet."""
         size = self._expansion.block_size
         computed = np.concatenate([prompt, np.asarray(generated[:-1], dtype=np.uint32)])
         first = len(prompt) // size
@@ -166,11 +159,7 @@ class Replay:
             waiting += self.followers.get(following.request_id, ())
 
     def digest_share(self) -> int:
-        """Return the sum of one SHA-256 per request and round: its time or pause, lengths, hashes, shape, token key.
-
-        Tokens are a fixed function of hash, nonce and request id, so equal digests mean equal prompts, save the
-        model's name, the engine's own fields and real answers.
-        """
+        """Sum of one SHA-256 per request and round; equal digests: equal prompts, save model name and real outputs."""
         config = self.config
         head = hashlib.sha256(
             f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} {config.max_think_s} "
@@ -287,10 +276,8 @@ def round_nonce(nonce: str, number: int) -> str:
 def link_requests(requests: Sequence[Captured]) -> dict[RequestId, Link]:
     """Link every request to its anchor, from the parents that the records name.
 
-    A child that came before its parent had ended did not wait for it: it hangs on the next ancestor up, and becomes
-    a root if there is none. So does the child of a request that cannot be sent again. Children of one parent that ran
-    side by side do so again, each its own pause after the parent's end. A request that waited for several (a join) has
-    one parent in a trace, the one of them that ended last: it waits for that one.
+    A child that came before its parent had ended did not wait for it: its anchor is the next ancestor, or it is a root.
+    So is the child of a request that cannot be sent. A join waits for its recorded parent, the last one to end.
     """
     known = {request.request_id: request for request in requests}
     return {request_id: _link(request, known) for request_id, request in known.items()}

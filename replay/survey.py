@@ -1,7 +1,6 @@
-"""A captured trace, checked before any of it is sent: what can be sent again, and what is left out.
+"""A captured trace, checked before any of it is sent: requests to send, and requests left out.
 
-The trace is read once and no record is kept. A breach of what a replay stands on is an InputError that names the line
-and the field: a prompt of 10**12 tokens is refused, not expanded. Other invariants are those of ``tracefile check``.
+The trace is read once and no record is kept. An invalid record is an InputError that names the line and the field.
 """
 
 import os
@@ -186,11 +185,7 @@ class _Seen:
 
 
 def why_not(record: Record, block_size: int | None) -> str | None:
-    """Return the reason why a request cannot be sent again; null: it can.
-
-    What the engine refused (HTTP 4xx, 5xx) or never saw took none of its time, so it is left out; what was cut short
-    after the engine had it is sent with as many output tokens as had come.
-    """
+    """Reason why a request cannot be sent again; null: it can. Refused requests took no time of the engine."""
     if record.endpoint is not None and record.endpoint not in REPLAYABLE:
         return "no generation: embeddings, scores, audio"
     if record.status == "error" and record.ttft_ms is None and not record.output_tokens:

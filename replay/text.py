@@ -1,16 +1,14 @@
 """A captured prompt as words: for the APIs that take conversations, in the target's own tokens.
 
 A hash stands for ``block_size`` words of one token each, and a word keeps the place in the prompt that its token had.
-The chat template's tokens take the first places and the last ones, so that the prompt is as long as it was and its
-blocks end where they did:
+The chat template's tokens take the first and last places, so that length and blocks stay:
 
     captured   | block 1 | block 2 | … | block k | tail        |
     sent       template  | words of block 1 … k  | tail | template
 
-Prompts that shared k blocks share k blocks, and those that shared less share less; only blocks that lie within the
-template's beginning are shared by all. Where the tail has no room for the template's end, the prompt is longer by what
-is missing: a block that others share is never cut. In a session a prompt goes on from the one before and its real
-response, as messages, and only what comes behind them is words.
+Only blocks within the template's beginning are shared by all prompts. If the tail has no room for the template's end,
+the prompt is longer: a shared block is never cut. In a session a prompt continues the last one and its real output,
+as messages, and only the rest is words.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,10 +17,7 @@ LONG_DIGITS = 6
 
 
 def encode_ids(token_ids: TokenIds) -> bytes:
-    """A JSON array of the ids, each padded with spaces to a fixed width.
-
-    A fixed width makes encoding one table lookup, some 20 times faster than writing numbers; JSON ignores the spaces.
-    """
+    """JSON array of the ids, each padded with spaces to a fixed width: one table lookup, 20 times faster."""
     if not len(token_ids):
         return b"[]"
     for digits in (SHORT_DIGITS, LONG_DIGITS):
@@ -58,9 +55,6 @@ def completions_body(
     extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """A completions body that has the engine generate exactly ``max_tokens`` tokens and return their ids.
-
-    As far as its dialect can say so; it goes to ``dialect.path``. ``extra`` has the last word on a field.
-    """
+    """Body for exactly ``max_tokens`` tokens with their ids, as far as the dialect can; ``extra`` has the last word."""
     fields = dialect.completion_fields(model, max_tokens, stream=stream) | dict(extra or {})
     return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]

@@ -1,8 +1,7 @@
 """Sending capacity of a machine, measured by ``loadgen selftest`` and kept for later runs.
 
-Three saturating loads give what a request, an event and a prompt token cost: one of short answers, one of long answers,
-one of long prompts. A later run's requests, events and prompt tokens a second at these costs are the share of the
-machine's most that it offers.
+Three saturating loads (short outputs, long outputs, long prompts) give the cost of a request, an event and a prompt
+token. At these costs, a later run's rates are its share of the capacity.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ class RateTruth(msgspec.Struct, frozen=True, kw_only=True):
     """In cores."""
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Sending capacity of one machine with ``procs`` senders."""
 
     machine: str
@@ -80,27 +79,27 @@ def machine() -> str:
     )
 
 
-def calibration_file(procs: int) -> Path:
+def capacity_file(procs: int) -> Path:
     """Path of this machine's measurement; home folders may be shared between machines."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.blake2b(f"{machine()}, {procs}".encode(), digest_size=8).hexdigest()
     return cache / "kvtape" / "calibration" / f"{name}.json"
 
 
-def load_calibration(procs: int = 1) -> Calibration | None:
+def load_capacity(procs: int = 1) -> Capacity | None:
     """Return this machine's capacity; null: not measured, or not readable."""
     try:
-        return msgspec.json.decode(calibration_file(procs).read_bytes(), type=Calibration)
+        return msgspec.json.decode(capacity_file(procs).read_bytes(), type=Capacity)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def save_calibration(calibration: Calibration) -> Path:
+def save_capacity(capacity: Capacity) -> Path:
     """Keep it for later runs; return its path. Raises OSError."""
-    path = calibration_file(calibration.procs)
+    path = capacity_file(capacity.procs)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(capacity), indent=2) + b"\n")
     fresh.replace(path)
     return path
 

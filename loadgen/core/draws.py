@@ -1,8 +1,7 @@
 """Randomness as a function of position: the same draws on every machine, Python and numpy, in any order.
 
-A draw is ``mix64`` (the splitmix64 finaliser) over a seed and counters, so that any process can make request 41,207
-without making the ones before it, and so that nothing depends on a library's generator or on ``hash(str)``. Draws
-become integers by multiply-shift, times by whole microseconds: no float rounding decides a plan.
+A draw is ``mix64`` (the splitmix64 finaliser) over a seed and counters: any process can make request 41,207 without
+earlier ones. Draws become integers by multiply-shift, times by whole microseconds: no float rounding decides a plan.
 """
 
 import hashlib
@@ -89,10 +88,7 @@ def below(bits: int, limit: int) -> int:
 
 
 def expand_tokens(keys: npt.NDArray[np.uint64], count: int, vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
-    """Token ids for each key: shape (len(keys), count); token j of key k depends on k and j alone.
-
-    Made a piece at a time, because each step's 64-bit numbers must still be in the cache at the next one.
-    """
+    """Token ids, shape (len(keys), count), in pieces that fit the cache; token j of key k depends on k and j alone."""
     ids = np.empty((len(keys), count), dtype=np.uint32)
     rows, columns = max(1, PIECE // max(1, count)), max(1, min(PIECE, count))
     for left in range(0, count, columns):

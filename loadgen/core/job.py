@@ -34,16 +34,10 @@ class OpenJob(Protocol):
         """Number of requests to come, without resumed ones; null: unknown."""
 
     def digest_share(self) -> int:
-        """Sum of one SHA-256 per session (arrivals, lengths, pauses, token keys), modulo 2**256.
-
-        The shares of all shards add up to the run's digest, into however many shards it is cut.
-        """
+        """Sum of one SHA-256 per session, modulo 2**256; the shares of all shards add up to the run's digest."""
 
     def resume(self, ended: Mapping[RequestId, bool]) -> Collection[RequestId]:
-        """Leave ended sessions out of the plan; call it before ``plan``. Return the requests of these sessions.
-
-        ``ended``: recorded requests of the earlier run, True if the request ended well. Other sessions are sent again.
-        """
+        """Leave ended sessions out of the plan, before ``plan``; return their requests. ``ended``: True: ended well."""
 
     def findings(self) -> dict[str, int]:
         """Counts that add up over shards; read at the end."""

@@ -1,8 +1,4 @@
-"""Lengths as a number, a range or a distribution, written in a few characters and drawn by position.
-
-Every draw ends as a whole number (of tokens, turns, microseconds), which hides the last digit in which machines'
-logarithms and sines differ.
-"""
+"""Lengths as a number, a range or a distribution, drawn by position and rounded, so that all machines draw the same."""
 
 import re
 from collections.abc import Callable
@@ -32,8 +28,7 @@ FORMS = "N, MIN:MAX, normal:MEAN,SD[,MIN,MAX], lognormal:MEAN,SD[,MIN,MAX] or zi
 class LengthDistribution:
     """Distribution of values from ``low`` to ``high``, both included; uniform unless another shape is named.
 
-    ``normal`` and ``lognormal`` have the mean and deviation of the values themselves before they are cut: what falls
-    outside counts as the nearer end. ``zipf`` is a power law: density falls as value to the −S, rounded down.
+    ``normal`` and ``lognormal`` have mean and deviation before values are cut to the bounds. ``zipf``: value to the −S.
     """
 
     low: float

@@ -1,7 +1,6 @@
 """Plans: requests, their times, and their follow-up requests. Every load is an iterable of ``Send``.
 
-Open loop is a plan whose sends have no follow-ups; a session is a chain of them; branches are a ``then`` that gives
-several. The sender knows nothing else about a load.
+Sends of an open loop have no follow-ups; a session is a chain of them; branches are a ``then`` with several.
 """
 
 from collections.abc import Callable, Iterable, Sequence

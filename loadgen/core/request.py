@@ -36,10 +36,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def request_headers(
     request_id: str, session_id: str | None, session_names: Sequence[str] = (SESSION_HEADER,)
 ) -> Headers:
-    """The headers every request of ours carries; ids must be printable ASCII without spaces.
-
-    ``session_names``: the headers by which a router may know a session, to keep it on one engine.
-    """
+    """Headers of every request; ids must be printable ASCII. ``session_names``: headers with the session id."""
     headers = [
         (b"Content-Type", b"application/json"),
         (b"Accept", b"text/event-stream, application/json"),

@@ -1,7 +1,7 @@
 """Conversations of OpenAI messages, JSON Lines: an array of messages a line, or an object with ``messages``.
 
-An array a line is evalscope's ``custom_multi_turn`` (evalscope/perf/plugin/datasets/custom.py); ``messages`` in an
-object is OpenAI's format for fine-tuning, and, within ``body``, for batches. Tools that a row offers are not sent.
+An array is evalscope's ``custom_multi_turn`` (evalscope/perf/plugin/datasets/custom.py); ``messages`` is OpenAI's
+format for fine-tuning, and, within ``body``, for batches. Tools that a row offers are not sent.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def rows(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each row as JSON text and where it is: ``file:line``, or ``file: item 3`` of an array.
-
-    A file whose first line is no row by itself is one array of rows, or one row, over several lines.
-    """
+    """Yield rows as JSON text with their place: ``file:line``, or ``file: item 3`` of a single array."""
     with LineReader(path) as lines:
         stat = path.stat()
         items = _one_array(path, stat.st_mtime_ns, stat.st_size)
@@ -45,10 +42,7 @@ def convert(value: Any, kind: type[T], where: str, expected: str) -> T:
 
 
 def _is_row(line: bytes) -> bool:
-    """Return whether a line is an object or an array of messages: a conversation, not the single array of a file.
-
-    Such a file may be one line, and large: nothing is made of it here.
-    """
+    """True if a line is an object or an array of messages, not the file's only array; a large line is not decoded."""
     try:
         if not line.lstrip().startswith(b"["):
             msgspec.json.decode(line, type=msgspec.Raw)
@@ -62,10 +56,7 @@ def _is_row(line: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def _one_array(path: Path, mtime_ns: int, size: int) -> Sequence[msgspec.Raw] | None:
-    """The items of a file that is one array, or the one that it is; null: a row a line.
-
-    Kept for when the dataset is gone through again, which may be while requests are due.
-    """
+    """Items of a file that is one array or one row; null: a row a line. Cached, because a dataset may be read again."""
     del mtime_ns, size  # another file of that name is another file
     with LineReader(path) as lines:
         first = next(lines, None)

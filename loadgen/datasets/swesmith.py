@@ -2,10 +2,8 @@
 
 Two kinds of file, as in evalscope's ``swe_smith`` (evalscope/perf/plugin/datasets/swe_smith.py): trajectories, JSON
 Lines or an array of ``{"messages": [...]}`` (an array, or one as JSON in a string, as SWE-bench/SWE-smith-trajectories
-has it), of which turns are built; or one object ``{"conversations": [[{"messages": [...]}, …], …]}`` built already.
-
-A turn takes messages as long as they fit into its length, then the beginning of the next one; of that one the rest is
-left out. A trajectory that ends before its turns are full is passed over.
+has it), or one object ``{"conversations": [[{"messages": [...]}, …], …]}`` built already. A turn takes messages up to
+its length and cuts the last one. A trajectory that ends before its turns are full is skipped.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Arrival times of sessions in whole microseconds from t = 0, in order, generated lazily.
 
-Arrivals are spaced in units of their expected number (evenly, exponentially, by a gamma distribution), in whole
-millionths, and a rate says when so many are expected: with a rate that changes this is the exact process, not an
-approximation in steps. Each way of spacing is one function.
+Arrivals are spaced in units of their expected number, in whole millionths, and a rate gives their times: with a rate
+that changes this is the exact process, not an approximation in steps.
 """
 
 import csv
@@ -149,10 +148,7 @@ def exponentially(seed: int) -> Chunks:
 
 
 def gamma_spaced(seed: int, burstiness: float) -> Chunks:
-    """Independent gamma distances of shape ``burstiness``: below 1 in bursts, 1 a Poisson process, above 1 more even.
-
-    Their deviation over their mean is 1/√burstiness.
-    """
+    """Independent gamma distances of shape ``burstiness``: deviation over mean is 1/√burstiness; 1: Poisson."""
     return _added(lambda positions: gamma(seed, positions, burstiness) / burstiness)
 
 
@@ -185,10 +181,7 @@ def before(chunks: Chunks, number: int | None, seconds: float | None) -> Chunks:
 
 
 def gamma(seed: int, positions: Positions, shape: float) -> npt.NDArray[np.float64]:
-    """Gamma numbers of this shape and scale 1, each a function of its position (Marsaglia and Tsang, 2000).
-
-    A shape below 1 is had from the one above it by a power of another uniform number.
-    """
+    """Gamma numbers of this shape and scale 1, each a function of its position (Marsaglia and Tsang, 2000)."""
     if shape < 1:
         boost = uniform(draw_each(seed, Stream.ARRIVAL_BOOST, positions))
         return gamma(seed, positions, shape + 1) * np.power(boost, 1 / shape)

@@ -48,11 +48,7 @@ class SessionShape(msgspec.Struct, frozen=True, gc=False):
 
 
 def session_digest(header: bytes, session: SessionShape) -> int:
-    """Return the SHA-256 of everything drawn or given in a session, and of the data common to all sessions.
-
-    Token ids are fixed functions of their keys, so equal digests mean equal bodies, except for the model's name and
-    its outputs.
-    """
+    """SHA-256 of a session's draws and the header; equal digests: equal bodies, save the model's name and outputs."""
     due_ms = -1.0 if session.due_ms is None else session.due_ms
     prefix_key = 0 if session.prefix is None else session.prefix_key
     parts = [header, SESSION_FORM.pack(session.index, due_ms, prefix_key, len(session.turns))]

@@ -1,16 +1,14 @@
-"""Load of ``--pattern calibration``: designed so that every cost that ``sim fit`` looks for varies on its own.
+"""Load of ``--pattern calibration``: every cost that ``sim fit`` looks for varies on its own.
 
-It comes in rounds of the same stages, a round in waves of sessions, and a wave begins when all of the one before it
-is over, so that each meets an idle engine however fast that is:
+Rounds of the same stages, a round in waves of sessions; a wave begins after the end of the one before, so that each
+meets an idle engine:
 
-- ``alone``: one cold prompt at a time, of sizes from the shortest to the longest, each extended by a warm second turn;
-- ``short``: 2, 4, 8, … short prompts nearly at once: what one more output costs a step;
-- ``long``: as many, of prompts that together are twice the longest: what the tokens behind an output cost it;
-- ``beside``: long prompts that come while others are being answered;
-- ``mix``: all of it at random times, as often as the engine can serve: how requests meet by chance, and
-  above all how warm turns join those that are being answered, which is most of what real sessions do.
-
-Nothing here measures the client: that is ``loadgen selftest``.
+- ``alone``: one cold prompt at a time, from the shortest to the longest, each extended by a warm second turn;
+- ``short``: 2, 4, 8, … short prompts nearly at once: the cost of one more output in a step;
+- ``long``: as many, of prompts that together are twice the longest: the cost of an output's context;
+- ``beside``: long prompts during the decode of others;
+- ``mix``: all of it at random times, at the rate that the engine can serve: chance overlaps, above all of warm turns
+  with decodes, as in real sessions.
 """
 
 import math
@@ -110,8 +108,7 @@ def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
 
 
 def rungs(prompts: LengthDistribution) -> list[LengthDistribution]:
-    """From the shortest to the longest prompt, each about twice the one before; as likely anywhere between neighbours
-    on the scale of their logarithms."""
+    """Prompt lengths from the shortest to the longest, each about twice the last, log-uniform between neighbours."""
     steps = math.ceil(math.log2(prompts.high / prompts.low))
     middles = [prompts.low * (prompts.high / prompts.low) ** (step / steps) for step in range(steps + 1)]
     return [_around(middle, prompts) for middle in middles]
@@ -135,8 +132,7 @@ def _around(middle: float, prompts: LengthDistribution) -> LengthDistribution:
 
 
 def extended(prompt: LengthDistribution, output: LengthDistribution, turns: int = 2) -> list[TurnPlan]:
-    """A cold prompt, then the same conversation with little that is new, up to so many turns: all of these together add
-    a quarter at most."""
+    """A cold prompt and its conversation up to ``turns`` turns; all later turns add a quarter at most."""
     new = LengthDistribution(FEWEST_NEW, max(FEWEST_NEW, round(prompt.high / 4 / (turns - 1))), "zipf", exponent=1)
     return [TurnPlan(prompt, output), *[TurnPlan(new, output, PAUSE_S)] * (turns - 1)]
 

@@ -185,8 +185,7 @@ def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, i
 
 
 def dataset_sessions(config: LoadConfig, lengths: TextLengths) -> Iterator[DatasetSession]:
-    """A dataset's sessions from ``dataset_offset`` on, over and over, as evalscope takes them; or once, where the run
-    ends with the dataset."""
+    """A dataset's sessions from ``dataset_offset`` on, in endless passes; or once, if the run ends with the dataset."""
     entries = _entries_again(config, lengths)
     if config.once:
         return islice(next(entries, iter(())), config.dataset_offset, None)

@@ -91,10 +91,7 @@ def shard_count(config: RunConfig, cores: int) -> int:
 
 
 def find_earlier(config: RunConfig) -> Resumed | None:
-    """Return the earlier run that this one continues; null: none, or no continuation wanted.
-
-    Raises InputError if it cannot go on with that, or if what is there would be lost.
-    """
+    """The earlier run that this one continues; null: none. Raises InputError if it cannot, or if data would be lost."""
     trace = config.trace
     if config.run.resume:
         return resume_trace(trace, parts_of(trace), config.job, config.meta)

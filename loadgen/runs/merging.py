@@ -1,8 +1,7 @@
 """Shards' parts as one trace: in finish order, under one header, with requests in flight counted over all of them.
 
-Each shard writes a trace of its own beside the one that was asked for (``run.jsonl.shard0.jsonl``). The merged trace
-is made aside and put in its place only once the disk has it; then the parts go. Lines pass through as they are, so
-that memory holds two numbers for each request and no records.
+Each shard writes its own trace (``run.jsonl.shard0.jsonl``). The merged trace replaces the target once it is on the
+disk; then the parts are removed. Lines pass through unchanged: memory holds two numbers for each request.
 """
 
 import heapq
@@ -47,11 +46,7 @@ def parts_of(trace: Path) -> list[Path]:
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
-    """Merge the parts into ``trace`` and remove them; return the number of records.
-
-    ``trace`` itself may be a part (of an earlier run), and is replaced. A torn part gives its complete lines. Raises
-    InputError if something cannot be read or written; then every part still exists.
-    """
+    """Merge the parts into ``trace`` (maybe a part), remove them. Raises InputError; then every part still exists."""
     in_flight = InFlight.of(parts)
     aside = trace.with_name(f".{trace.name}.merging")
     file = new_trace_file(aside, overwrite=True, name=trace.name)

@@ -90,10 +90,7 @@ def outcome_of(
 
 
 def recorded(part: Path) -> tuple[Tally, float]:
-    """Count the records of a shard that died; also return the end of the last one in seconds.
-
-    The records do not tell which requests the concurrency limit queued, so they give no lag.
-    """
+    """Tally of a shard that died, from its records (without lag), and the end of the last one in seconds."""
     tally, decoder, seconds = Tally(), KvtapeDecoder(Meta()), 0.0
     for line in record_lines(part):
         record = decoder.decode(line, str(part))

@@ -1,8 +1,7 @@
 """A run's shards on the machines of a Ray cluster (``--ray ADDRESS``): the same shards behind the same messages.
 
-Clocks: each machine's wall clock is compared with this one's before the start, by the quickest of several questions
-and answers, and t = 0 is told in its own time. From then on each shard keeps time by its machine's monotonic clock;
-at the end the wall clocks are compared again, and the header has what both comparisons found.
+Each machine's wall clock is compared with this one's before the start, and t = 0 is sent in its own time. Then each
+shard uses its machine's monotonic clock; at the end the wall clocks are compared again for the header.
 """
 
 import asyncio

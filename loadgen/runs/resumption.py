@@ -1,10 +1,8 @@
-"""Going on with a run that was killed: what it recorded is kept by whole sessions, the others are sent again.
+"""Resumption of a killed run: its records are kept by whole sessions, other sessions are sent again.
 
-A session is over when its last turn was recorded, or a turn that failed, as any session's ends it. One that was cut
-in its middle goes on nowhere: its context was in memory. So its records are dropped and it is sent again whole.
-
-Times: the trace keeps its zero, so the pause between the two runs is in it. The plan's time stops at the last thing
-that was recorded and goes on from there; what was due before then and was not recorded is due at once.
+A session is over after its last or a failed turn. The records of other sessions are dropped: their context was in
+memory. The trace keeps its zero, so the pause between the runs is in it. The plan's time continues at the last
+recorded event; earlier requests without a record are due at once.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -58,11 +56,7 @@ class Resumed:
 
 
 def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Resumed | None:
-    """Prepare the trace of a killed run for its resumption; null: nothing was left.
-
-    ``parts``: traces of its shards. ``meta``: the header of a fresh run of the job, without its clock. Raises
-    InputError for another workload's trace, or one that cannot be read and written.
-    """
+    """Prepare a killed run's trace; null: nothing was left. Raises InputError for another workload's trace."""
     left = [path for path in (trace, *parts) if path.exists() and path.stat().st_size]
     headers = {path: last_header(path) for path in left if mend(path).meta is not None}
     if not headers:

@@ -1,8 +1,4 @@
-"""A shard: one part of a run's sessions, from its job to its records, behind the messages that its parent sends.
-
-The same code runs as a process of this machine and within an actor on another one: ``serve`` asks only for a way in
-and a way out.
-"""
+"""A shard: one part of a run's sessions, from its job to its records; a local process, or within an actor elsewhere."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,6 @@
 """Messages between a run's parent and its shards: Setup, Ready, Go, Progress …, Done; Stop at any time.
 
-They are pickled: both ends are this program, started by the same user. Over a socket each message has its length
-before it (``wire/process.py``); a Ray actor takes and gives the messages themselves.
+They are pickled: both ends are this program, started by the same user.
 """
 
 import pickle

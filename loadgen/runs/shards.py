@@ -73,10 +73,7 @@ class Zero:
 
 
 class Shards:
-    """All shards of a run; an asynchronous context manager that leaves none behind.
-
-    ``ready``, then ``go``, then ``ended``; ``stop`` and ``kill`` at any time.
-    """
+    """All shards of a run: ``ready``, then ``go``, then ``ended``; ``stop`` and ``kill`` at any time."""
 
     def __init__(self, count: int, host: Host) -> None:
         self._count = count

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engines.facts import EngineFacts, PrefixCounters
-from loadgen.core.capacity import load_calibration
+from loadgen.core.capacity import load_capacity
 from loadgen.runs.outcome import RunOutcome
 from loadgen.text.prefixtruth import TruthReport
 from measure.lateness import LAG_LEVEL, late_limit_ms
@@ -212,7 +212,7 @@ def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
 def offered_share(outcome: RunOutcome) -> float | None:
     """Mean share of this machine's capacity that the run offered; null: see ``Summary``."""
     local = all(shard.where.startswith("process ") for shard in outcome.shards)
-    known = load_calibration(len(outcome.shards)) if local else None
+    known = load_capacity(len(outcome.shards)) if local else None
     if known is None or not outcome.seconds:
         return None
     tally = outcome.tally

@@ -18,10 +18,10 @@ from loadgen.core.capacity import (
     LONG_PROMPT,
     SHORT_OUTPUT,
     SHORT_PROMPT,
-    Calibration,
+    Capacity,
     RateTruth,
     machine,
-    save_calibration,
+    save_capacity,
 )
 from loadgen.selftest.truth import Served, Truth, quantile, received_ns, steady_rate, ttft_errors_ms
 from tracefile import InputError, keyed_id, load_key, load_trace
@@ -59,16 +59,16 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     if not SHORTEST_S <= args.duration <= LONGEST_S or args.procs < 1:
         raise InputError(f"--duration, --procs: {args.duration:g} s, {args.procs}; expected 0.5s to 30s, and 1 or more")
-    with tempfile.TemporaryDirectory(prefix="kvtape-calibrate-") as folder:
-        found = calibrate(args.duration, args.procs, Path(folder), _tell)
-    lines = [*calibration_lines(found), _keep(found)]
+    with tempfile.TemporaryDirectory(prefix="kvtape-selftest-") as folder:
+        found = measure_capacity(args.duration, args.procs, Path(folder), _tell)
+    lines = [*capacity_lines(found), _keep(found)]
     print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     return 0
 
 
-def calibration_lines(found: Calibration) -> list[str]:
+def capacity_lines(found: Capacity) -> list[str]:
     senders = "1 sender" if found.procs == 1 else f"{found.procs} senders"
     return [
         f"{found.machine}: {senders}, beside the built-in server",
@@ -90,10 +90,10 @@ def _ms(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
-def _keep(found: Calibration) -> str:
+def _keep(found: Capacity) -> str:
     """Save the result; return a line with its path."""
     try:
-        return f"kept in {save_calibration(found)}"
+        return f"kept in {save_capacity(found)}"
     except OSError as error:
         return f"warning: {error.filename}: cannot write ({error.strerror or error})"
 
@@ -200,11 +200,8 @@ class Runner:
         return Run(server.truth().served[before:], msgspec.json.decode(done.stdout), trace)
 
 
-def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], None]) -> Calibration:
-    """Measure this machine in three runs of about ``seconds`` and two twice as long.
-
-    Raises InputError if loadgen cannot run here.
-    """
+def measure_capacity(seconds: float, procs: int, folder: Path, tell: Callable[[str], None]) -> Capacity:
+    """Measure in three runs of ``seconds`` and two twice as long. Raises InputError if loadgen cannot run here."""
     runner = Runner(seconds, procs, folder, tell)
     with truth_server(AT_ONCE) as server:
         short = runner.saturated(server, "short outputs", SHORT_OUTPUT, SHORT_PROMPT)
@@ -212,7 +209,7 @@ def calibrate(seconds: float, procs: int, folder: Path, tell: Callable[[str], No
         prompts = runner.saturated(server, "long prompts", SHORT_OUTPUT, LONG_PROMPT)
     with truth_server(PACED) as server:
         at_rates = [runner.at_rate(server, rate) for rate in RATES]
-    return Calibration(
+    return Capacity(
         machine=machine(),
         measured=f"{datetime.now(UTC):%Y-%m-%d}",
         procs=procs,

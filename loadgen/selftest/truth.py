@@ -1,9 +1,8 @@
 """Orders to the built-in server, and its log of each request: the ground truth for a client.
 
-All times are of the system's monotonic clock, which every process of a machine shares (``time.perf_counter_ns``). The
-server notes when a request's last byte had come and when it wrote the first token, each just before it goes on, so a
-client that says how long the first token took can only say more than the server knows: its TTFT error, never negative,
-is the way there, the way back through the kernel, and however late the client was to look.
+All times are of the monotonic clock that every process of a machine shares (``time.perf_counter_ns``). The server
+notes the last byte of a request and the write of the first token, so a client's TTFT error is never negative: it is
+the way there and back through the kernel, and the client's delay.
 """
 
 import math

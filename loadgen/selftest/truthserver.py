@@ -1,8 +1,7 @@
-"""The built-in server: answers made beforehand, written at known times, each write noted.
+"""The built-in server: prepared responses, written at known times, each write noted.
 
-It is light so that it is never what a measurement finds: requests are found by three searches, not parsed; the answer's
-pieces go to the kernel by ``write(2)`` itself, because an event loop's own write may wait for the end of its turn, and
-then the time of the first token is unknown.
+It is light, so that it limits no measurement: requests are found by three searches, not parsed; pieces go to the
+kernel by ``write(2)``, because an event loop's own write may wait for the end of its turn.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Tokens that a chat template writes around the messages: learnt from conversations of marked words.
 
-What stands between the marks is the template's. It depends on who speaks in which order (a template may close an old
-answer otherwise than a new one), so it is learnt for each order of roles that a run has. It must not depend on what is
-said: two conversations are asked for each.
+They depend on the order of roles (a template may close an old output otherwise than a new one), so they are learnt
+for each order of a run. They must not depend on the content: two conversations are asked for each.
 """
 
 from collections.abc import Sequence

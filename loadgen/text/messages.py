@@ -1,8 +1,6 @@
-"""Messages before the engine's tokens are known: drawn by key and length, or given word by word.
+"""Messages before the engine's tokens are known: drawn by key and length, or verbatim.
 
-A dataset or a pattern says what each turn says; ``loadgen/text/prompts.py`` makes token ids of it, or an API's
-messages.
-Equal pieces in equal places are equal tokens, so sharing is said by drawing from the same key.
+Equal pieces in equal places are equal tokens: messages share tokens by drawing from the same key.
 """
 
 from collections.abc import Sequence
@@ -37,10 +35,7 @@ class SyntheticMessage:
 
 @dataclass(frozen=True, slots=True)
 class VerbatimMessage:
-    """A message given word by word, sent as it is: ``role``, ``content``, and whatever else it has.
-
-    In the form of chat completions; of other APIs, only its texts.
-    """
+    """Message of chat completions sent unchanged; on other APIs, only its texts."""
 
     message: dict[str, Any]
 

@@ -1,8 +1,6 @@
-"""Check of text prompts: are they, in the target's tokens, as planned? Before a run on a sample, then on every prompt.
+"""Check of text prompts against their plan, in the target's tokens: a sample before the run, then every prompt.
 
-Two prompts share exactly their intended prefix if each is, token by token, the template and the words that were
-planned. So that is what is examined on a sample, and compared with what the engine says of every prompt; the tokens
-that two prompts share are counted besides.
+Two prompts share exactly their intended prefix if each is, token by token, the template and the planned words.
 """
 
 from collections.abc import Mapping, Sequence

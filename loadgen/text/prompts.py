@@ -1,8 +1,4 @@
-"""Prompts of a turn: token ids for ``/v1/completions``, a conversation for the other APIs.
-
-A session's next prompt is its last prompt, the output of the model, and new tokens; both kinds know how to serialise
-themselves, how to go on from a response, and what the engine's word on them means for the truth of the run's prefixes.
-"""
+"""Prompts of a turn: token ids for ``/v1/completions``, a conversation for the other APIs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,10 +43,7 @@ def continue_chain(hasher: BlockHasher, known: Sequence[BlockHash], token_ids: T
 def hash_request(
     hasher: BlockHasher, known: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int] | None
 ) -> Chain:
-    """The chain of a request whose prompt begins with blocks of ``known`` hashes.
-
-    The last generated token has no KV yet when its request ends, so no block holds it.
-    """
+    """Chain of a request that begins with blocks of ``known`` hashes; the last generated token has no KV yet."""
     if output is None:
         return Chain(continue_chain(hasher, known, prompt), None)
     computed = np.concatenate([prompt, np.array(output[:-1], dtype=np.uint32)])
@@ -78,10 +71,7 @@ class Prompt(Protocol):
 
 
 def generated_length(response: Response) -> int | None:
-    """Return the number of generated tokens that the template repeats; null: unknown.
-
-    An answer that ended by itself ended with a token of its own, which the template writes behind an old response.
-    """
+    """Generated tokens that the template repeats, without the end token; null: unknown."""
     count = response.record.output_tokens if response.token_ids is None else len(response.token_ids)
     return None if count is None else max(0, count - (response.record.finish_reason == "stop"))
 
@@ -218,10 +208,7 @@ class ChatPrompt:
     def going_on(
         self, response: Response, said: Sequence[SentMessage], stand_in: int, calls: tuple[Call, ...] = ()
     ) -> "ChatPrompt":
-        """Return the prompt after this one: the model's output with its calls, then ``said``.
-
-        ``stand_in``: key of tokens that replace an output of unknown ids, where ids must be sent.
-        """
+        """The prompt after this one. ``stand_in``: key of tokens that replace an output of unknown ids."""
         spoken = self.answered(response, stand_in, calls)
         before = None
         if self._ids is not None and response.token_ids is not None:

@@ -1,7 +1,6 @@
-"""A conversation as each API has it: chat completions' messages, the Responses API's items, Anthropic's content blocks.
+"""A conversation in each API: chat completions' messages, the Responses API's items, Anthropic's content blocks.
 
-A tool's result is a message of its own in the first two, a block of the user's next message in the third; the call that
-it answers belongs to the assistant's message before it.
+A tool's result is a message in the first two, a block of the user's next message in the third.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Text of the target, learnt before a run: words that are one token each, and the chat template's tokens.
-
-Found by the run's parent, and plain values, so that it crosses to the shards; ``TextMaker`` is it at work in a shard.
-"""
+"""Text of the target, learnt before a run: words that are one token each, and the chat template's tokens."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,10 +150,7 @@ class TextMaker:
 
 
 def open_text_maker(target: TargetText, *, encodes: bool = True) -> TextMaker:
-    """Return a shard's text maker; ``encodes``: load the local tokenizer, if any, to encode texts during the run.
-
-    Loading takes seconds. Without it the maker knows only what was learnt before the run.
-    """
+    """A shard's text maker; ``encodes``: also load the local tokenizer (seconds), to encode texts during the run."""
     return TextMaker(target, tokenizer=LocalTokenizer(target.path) if encodes and target.path is not None else None)
 
 

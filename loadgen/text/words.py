@@ -1,8 +1,6 @@
 """Words whose tokens survive: any row of them, joined by spaces, is one token a word, at a message's start too.
 
-A word is kept if the tokenizer makes one token of it at the start of a line and one of it behind a space. Tokenizers
-cut a text at spaces before all else, so what holds for two words holds for a row; ``prove`` does not take that on
-trust, and encodes rows of them.
+Tokenizers cut a text at spaces first, so a property of two words holds for a row; ``prove`` checks it on random rows.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.core.capacity import Calibration, save_calibration
+from loadgen.core.capacity import Capacity, save_capacity
 from tests.jsonoutput import json_of
 
 # 1 ms a request, 1 µs an event, nothing a prompt token: 1,000 requests/s are the machine.
-SLOW = Calibration(
+SLOW = Capacity(
     machine="m",
     measured="2026-01-02",
     procs=1,
@@ -35,12 +35,12 @@ def run(engine: Any, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_run_on_a_machine_that_nobody_calibrated_says_nothing(engine: Any, tmp_path: Path) -> None:
+def test_a_run_on_a_machine_without_a_selftest_says_nothing(engine: Any, tmp_path: Path) -> None:
     assert run(engine, tmp_path)["offered_share"] is None
 
 
 def test_a_run_says_its_share(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_calibration(SLOW)
+    save_capacity(SLOW)
     summary = run(engine, tmp_path)
     # However long it took: 20 ms for the requests, 320 µs for their tokens. Seconds are rounded to the ms.
     assert summary["offered_share"] * summary["seconds"] == pytest.approx(0.02032, rel=0.05)
@@ -49,7 +49,7 @@ def test_a_run_says_its_share(engine: Any, tmp_path: Path, capsys: pytest.Captur
 
 def test_a_run_beyond_the_machine_is_flagged(engine: Any, tmp_path: Path) -> None:
     slower = {"requests_per_s": 1.0, "events_per_s": 256.0, "prompt_tokens_per_s": 8192.0}
-    save_calibration(Calibration(**{name: getattr(SLOW, name) for name in SLOW.__struct_fields__} | slower))
+    save_capacity(Capacity(**{name: getattr(SLOW, name) for name in SLOW.__struct_fields__} | slower))
     summary = run(engine, tmp_path)
     assert summary["offered_share"] > 1
     (note,) = [note for note in summary["notes"] if note.startswith("client near its limit")]

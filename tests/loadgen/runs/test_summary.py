@@ -16,7 +16,7 @@ from tracefile import Engine
 
 
 @pytest.fixture(autouse=True)
-def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def unmeasured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from loadgen.__main__ import main
-from loadgen.core.capacity import Calibration, RateTruth, calibration_file, load_calibration, save_calibration
-from loadgen.selftest.command import Runner, calibration_lines, truth_server
+from loadgen.core.capacity import Capacity, RateTruth, capacity_file, load_capacity, save_capacity
+from loadgen.selftest.command import Runner, capacity_lines, truth_server
 from tracefile import InputError
 
 # A request costs 84 µs beside its tokens, an event 1 µs, a prompt token 0.5 µs: 228 µs with 16 and 256 of them.
-ROUND = Calibration(
+ROUND = Capacity(
     machine="m",
     measured="2026-01-02",
     procs=1,
@@ -63,18 +63,18 @@ def test_noise_makes_no_cost_negative() -> None:
 
 
 def test_it_is_kept_by_machine_and_senders(cache: Path) -> None:
-    assert load_calibration() is None
-    path = save_calibration(ROUND)
-    assert path == calibration_file(1) != calibration_file(2)
+    assert load_capacity() is None
+    path = save_capacity(ROUND)
+    assert path == capacity_file(1) != capacity_file(2)
     assert path.is_relative_to(cache / "kvtape" / "calibration")
-    assert load_calibration() == ROUND
-    assert load_calibration(2) is None
+    assert load_capacity() == ROUND
+    assert load_capacity(2) is None
     path.write_text("{")
-    assert load_calibration() is None
+    assert load_capacity() is None
 
 
 def test_the_table_says_what_was_not_told() -> None:
-    lines = calibration_lines(ROUND)
+    lines = capacity_lines(ROUND)
     assert lines[1].split()[:4] == ["most", "requests", "4,386", "/s"]
     assert lines[-1].strip() == (
         "at  50 requests/s    TTFT error p50 0.10 p99 none; lag p50 0.01 p99 0.50 ms; 7% of a core"
@@ -86,17 +86,17 @@ def test_the_command_prints_and_keeps_what_it_found(
 ) -> None:
     asked: list[tuple[float, int]] = []
 
-    def found(seconds: float, procs: int, folder: Path, tell: object) -> Calibration:
+    def found(seconds: float, procs: int, folder: Path, tell: object) -> Capacity:
         asked.append((seconds, procs))
         return ROUND
 
-    monkeypatch.setattr("loadgen.selftest.command.calibrate", found)
+    monkeypatch.setattr("loadgen.selftest.command.measure_capacity", found)
     assert main(["selftest", "--duration", "2s", "--json"]) == 0
     assert asked == [(2.0, 1)]
     printed = capsys.readouterr()
-    assert msgspec.json.decode(printed.out, type=Calibration) == load_calibration() == ROUND
+    assert msgspec.json.decode(printed.out, type=Capacity) == load_capacity() == ROUND
     assert "most requests" in printed.err
-    assert f"kept in {calibration_file(1)}" in printed.err
+    assert f"kept in {capacity_file(1)}" in printed.err
 
 
 def test_runs_are_counted_by_the_server_and_held_against_it(tmp_path: Path) -> None:
