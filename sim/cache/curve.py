@@ -79,11 +79,9 @@ class GroupUse:
     lookup_blocks: int
     hit_blocks: int
     hit_rate: float
-    """Hit tokens over the group's own prompt tokens."""
     hit_share: float
     """Of all groups' hits."""
     inserted_blocks: int
-    """Blocks put in because they were not there."""
     inserted_share: float
     held_share: float
     """Of the blocks that the cache holds, averaged over requests; a block belongs to the group that touched it last."""
@@ -125,11 +123,8 @@ def run(arguments: argparse.Namespace) -> int:
     for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
         curve = hit_curve(accesses)
         found.append((curve, use_at(accesses, curve, grouping, cache_tokens)))
-    if arguments.json:
-        print(json.dumps(curves_as_json(found, str(arguments.trace))))
-    else:
-        print("\n\n".join(describe(curve, cache_tokens, uses) for curve, uses in found))
-    return 0
+    curves = [curve_as_json(curve, uses) for curve, uses in found] if arguments.json else []
+    return _print(arguments, curves, [describe(curve, cache_tokens, uses) for curve, uses in found])
 
 
 def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int]) -> int:
@@ -144,6 +139,10 @@ def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], c
             curve = sample_curve(hashed_records(reader), chains, sampling, shown)
         curves.append(sampled_as_json(curve))
         texts.append(describe_sampled(curve, shown))
+    return _print(arguments, curves, texts)
+
+
+def _print(arguments: argparse.Namespace, curves: list[dict[str, Any]], texts: list[str]) -> int:
     found = {"kind": "curve", "trace": str(arguments.trace), "curves": curves}
     print(json.dumps(found) if arguments.json else "\n\n".join(texts))
     return 0
@@ -241,11 +240,6 @@ def _use(accesses: Accesses, names: list[str], place: IntArray, hits: IntArray, 
 
 def _shares(parts: IntArray, whole: object) -> FloatArray:
     return np.asarray(parts / np.maximum(np.asarray(whole, float), 1.0))
-
-
-def curves_as_json(found: list[tuple[HitCurve, list[CacheUse]]], trace: str) -> dict[str, Any]:
-    """Return the object that ``--json`` prints and ``report curve`` draws."""
-    return {"kind": "curve", "trace": trace, "curves": [curve_as_json(curve, uses) for curve, uses in found]}
 
 
 def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:

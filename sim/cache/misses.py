@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         chains = Chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(hashed_batches(reader), chains, grouping)
     found = attribute(prompts, usable_blocks, arguments.free_rule, grouping)
-    print(json.dumps(misses_as_json(found, str(arguments.trace))) if arguments.json else describe(found))
+    found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
+    print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
 
 
@@ -169,10 +170,6 @@ def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[S
         )
         for row, name in enumerate(names)
     ]
-
-
-def misses_as_json(found: Attribution, trace: str) -> dict[str, object]:
-    return {"kind": "misses", "trace": trace, **asdict(found)}
 
 
 def describe(found: Attribution) -> str:

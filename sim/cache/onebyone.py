@@ -54,7 +54,6 @@ class Evictions(NamedTuple):
     evictor: Ints
     """By key: number of the request that evicted it last; NEVER: it was never evicted."""
     group: Places
-    """By request."""
     counts: IntArray
     """By the evictor's group and the group of the request that asks for the block again: blocks."""
 
@@ -63,7 +62,6 @@ class Requests(NamedTuple):
     """Requests laid out for the pool."""
 
     rows: IntArray
-    """Row of each in its batch."""
     prompt_tokens: IntArray
     computed_tokens: IntArray
     """All but the last output token, whose KV is never computed."""

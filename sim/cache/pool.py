@@ -24,22 +24,6 @@ from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
-    """Settings of ``sim pool``."""
-
-    trace: Path
-    usable_blocks: int | None
-    """vLLM's num_gpu_blocks less the null block. None: unlimited."""
-    free_rule: FreeRule = "vllm"
-    block_size: int | None = None
-    """None: the trace's own."""
-    object_lru: bool = False
-    """A plain LRU of single blocks instead of the pool."""
-    radix: RadixConfig | None = None
-    """SGLang's radix cache instead of vLLM's pool; ``free_rule`` does not count then."""
-
-
 @dataclass(slots=True, kw_only=True)
 class HitCounts:
     """Hits of a cache. Rates are of input tokens; all counts are over ``requests`` less ``rejected``."""
@@ -118,33 +102,24 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = PoolConfig(
-        trace=arguments.trace,
-        usable_blocks=parse_usable_blocks(arguments.num_gpu_blocks),
-        free_rule=arguments.free_rule,
-        block_size=parse_block_size(arguments.block_size),
-        object_lru=arguments.object_lru,
-        radix=radix_config(arguments),
-    )
-    counts = count_trace_hits(config)
-    if arguments.json:
-        print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}))
-    else:
-        print(describe(counts))
+    counts = count_trace_hits(arguments)
+    print(json.dumps({**asdict(counts), "hit_rate": counts.hit_rate}) if arguments.json else describe(counts))
     return 0
 
 
-def count_trace_hits(config: PoolConfig) -> HitCounts:
-    """Run the whole trace through the cache that ``config`` names. Streams: memory is the cache's, not the trace's."""
-    with open_trace(config.trace) as reader:
-        refuse_other_attention(reader.meta, config.trace)
-        if config.radix is not None:
-            chains = page_chains(reader.meta, config.radix.page_size, config.block_size)
-            return count_radix_hits(hashed_records(reader), chains, config.radix, config.usable_blocks)
-        chains = Chains(reader.meta, config.block_size)
-        if config.object_lru:
-            return count_object_hits(hashed_records(reader), chains, config.usable_blocks)
-        return count_pool_hits(reader, chains, config.usable_blocks, config.free_rule)
+def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
+    """Run the whole trace through the cache that the flags name. Streams: memory is the cache's, not the trace's."""
+    usable_blocks, block_size = parse_usable_blocks(arguments.num_gpu_blocks), parse_block_size(arguments.block_size)
+    radix = radix_config(arguments)
+    with open_trace(arguments.trace) as reader:
+        refuse_other_attention(reader.meta, arguments.trace)
+        if radix is not None:
+            chains = page_chains(reader.meta, radix.page_size, block_size)
+            return count_radix_hits(hashed_records(reader), chains, radix, usable_blocks)
+        chains = Chains(reader.meta, block_size)
+        if arguments.object_lru:
+            return count_object_hits(hashed_records(reader), chains, usable_blocks)
+        return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule)
 
 
 def count_pool_hits(
@@ -171,11 +146,7 @@ def count_pool_hits(
 
 
 def count_object_hits(records: Iterable[Record], chains: Chains, capacity: int | None) -> HitCounts:
-    """Hits of a plain LRU that knows no prefixes and no outputs: the prompt's blocks as single objects, in order.
-
-    A started last block is an object too, as studies of published traces count: under its published id where the trace
-    keeps it, else one of its own.
-    """
+    """Hits of a plain LRU of single prompt blocks, a started last block (published id, else a private one) included."""
     counts = HitCounts(block_size=chains.block_size, usable_blocks=capacity)
     objects = ObjectLru(capacity)
     for record in records:

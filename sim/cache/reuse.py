@@ -49,7 +49,6 @@ class Window:
     distinct_blocks: int
     """The working set: different blocks touched."""
     new_blocks: int
-    """Of these, never touched before."""
     seen_blocks: int
     """Different blocks touched from the trace's beginning to the window's end: the content of an unlimited cache."""
 
@@ -84,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
     accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), by_arrival=True)
     found = measure_reuse(accesses, 1e3 * arguments.window)
-    print(json.dumps(reuse_as_json(found, str(arguments.trace))) if arguments.json else describe(found))
+    found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
+    print(json.dumps(found_json) if arguments.json else describe(found))
     return 0
 
 
@@ -140,10 +140,6 @@ def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[
         Window(start_ms=start_ms + number * window_ms, **dict(zip(names, row, strict=True)))
         for number, row in enumerate(columns)
     ]
-
-
-def reuse_as_json(found: Reuse, trace: str) -> dict[str, object]:
-    return {"kind": "reuse", "trace": trace, **asdict(found)}
 
 
 def describe(found: Reuse) -> str:

@@ -17,17 +17,14 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
-from tracefile.records.arrays import IntArray
+from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
 
-FloatArray = npt.NDArray[np.float64]
-Keys = npt.NDArray[np.uint64]
 GROUPS = 16
 """Into which the sample is cut at random, to see how much it varies."""
 T_95 = 2.131
@@ -42,7 +39,6 @@ class Sampling:
     """Settings of a sample."""
 
     rate: float
-    """Of all blocks."""
     exact_blocks: int = 1 << 16
     seed: int = 0
 
@@ -66,7 +62,6 @@ class SampledCurve:
     lookup_blocks: int
     input_tokens: int
     sampled_blocks: int
-    """Different blocks in the sample."""
     sampling: Sampling
 
 
@@ -163,7 +158,7 @@ def _roomy(stack: RecencyStack, touches: int, most: int | None) -> RecencyStack:
     return stack if stack.state[0] + touches <= stack.state[1] else with_room(stack, touches, most)
 
 
-def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[Keys, IntArray, IntArray, int]]:
+def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[UInt64Array, IntArray, IntArray, int]]:
     """Prompts' keys one after another, where each begins, how many of each may hit, and the tokens of all."""
     records = iter(records)
     while some := list(islice(records, BATCH)):
@@ -179,7 +174,7 @@ def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[Keys, 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _run(
-    orders: Orders, keys: Keys, starts: IntArray, limits: IntArray, first: int
+    orders: Orders, keys: UInt64Array, starts: IntArray, limits: IntArray, first: int
 ) -> int:  # pragma: no cover - compiled
     """Run requests from ``first`` on for as long as both orders have room; the first that was not run."""
     exact, sample, threshold, salt, exact_hits, sampled_hits = orders

@@ -40,7 +40,6 @@ class RequestResult:
     record: Record
     """Record as in the trace; its receiver may change it."""
     number: int
-    """Place in the whole workload."""
     think_ms: float | None
     """None: it did not wait for a parent's end."""
     prompt_tokens: int

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,23 +40,6 @@ _LEVELS = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
-    """Settings of ``sim run``."""
-
-    trace: Path
-    model: Path
-    output: Path
-    overrides: dict[str, Any]
-    """Engine settings other than the model's."""
-    cold_prompts: bool = False
-    replay_sessions: bool = False
-    seed: int | None = 0
-    """None: no noise."""
-    json: bool = False
-    overwrite: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CohortSummary:
     """TTFT of a cohort's requests, ms; aborts before a first token are censored. None: past the last first token."""
 
@@ -82,7 +64,6 @@ class Summary:
     preemptions: int
     steps: int
     arrivals_ms: float
-    """From the first arrival to the last."""
     drain_ms: float
     """From the last arrival to the last end."""
     cohorts: list[CohortSummary]
@@ -184,50 +165,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict, write, summarize. 1 if the engine could serve no request at all."""
-    config = RunConfig(
-        trace=arguments.trace,
-        model=arguments.latency_model,
-        output=arguments.output,
-        overrides=engine_overrides(arguments),
-        cold_prompts=arguments.cold_prompts,
-        replay_sessions=arguments.replay_sessions,
-        seed=None if arguments.no_noise else arguments.seed,
-        json=arguments.json,
-        overwrite=arguments.overwrite,
-    )
     gc.disable()  # a short process that makes millions of objects and no cycles: looking for them takes a quarter of it
     try:
-        summary = predict_trace(config)
+        summary = predict_trace(arguments)
     finally:
         gc.enable()
-    print(json.dumps(_as_json(summary)) if config.json else _as_text(summary, config.output))
+    found = {**asdict(summary), "hit_rate": summary.hit_rate}
+    print(json.dumps(found) if arguments.json else _as_text(summary, arguments.output))
     return 1 if summary.unservable and not summary.steps else 0
 
 
-def predict_trace(config: RunConfig) -> Summary:
-    model = load_model(config.model)
-    digest = trace_digest(config.trace)
-    model.refuse_fit_traces(digest, config.trace)
-    engine = engine_with(model.engine, config.overrides)
+def predict_trace(arguments: argparse.Namespace) -> Summary:
+    trace, seed = arguments.trace, None if arguments.no_noise else arguments.seed
+    model = load_model(arguments.latency_model)
+    digest = trace_digest(trace)
+    model.refuse_fit_traces(digest, trace)
+    engine = engine_with(model.engine, engine_overrides(arguments))
     say_if_not_compiled(loop.run)
-    with open_trace(config.trace) as reader:
-        refuse_other_attention(reader.meta, config.trace)
+    with open_trace(trace) as reader:
+        refuse_other_attention(reader.meta, trace)
         header = predicted_meta(
             reader.meta,
             model,
             engine,
             digest,
-            replay_sessions=config.replay_sessions,
-            cold_prompts=config.cold_prompts,
-            seed=config.seed,
+            replay_sessions=arguments.replay_sessions,
+            cold_prompts=arguments.cold_prompts,
+            seed=seed,
         )
-        parts = arrivals_in_parts(reader, engine, config)
+        parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output
-        simulation, tally = StreamingRun(engine, model, config.seed), Tally()
+        simulation, tally = StreamingRun(engine, model, seed), Tally()
         records = predicted_records(
-            chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not config.cold_prompts
+            chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
         )
-        with new_writer(config.output, header, overwrite=config.overwrite) as writer:
+        with new_writer(arguments.output, header, overwrite=arguments.overwrite) as writer:
             for record in records:
                 writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         return tally.summary(simulation.preemptions, simulation.engine_steps)
@@ -258,13 +230,14 @@ def predicted_records(
     yield from released
 
 
-def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, config: RunConfig) -> Iterator[Part]:
-    plan = BatchPlan(Chains(reader.meta, engine.block_size), config.trace, config.cold_prompts)
-    batches, order = sessions_of(reader, config.trace) if config.replay_sessions else roots_of(reader, config.trace)
+def arrivals_in_parts(reader: TraceReader, engine: EngineConfig, arguments: argparse.Namespace) -> Iterator[Part]:
+    trace: Path = arguments.trace
+    plan = BatchPlan(Chains(reader.meta, engine.block_size), trace, arguments.cold_prompts)
+    batches, order = sessions_of(reader, trace) if arguments.replay_sessions else roots_of(reader, trace)
     parts = in_parts(plan.every(batches), order)
     first = next(parts, None)
     if first is None:
-        raise InputError(f"{config.trace}: no records; expected at least one request")
+        raise InputError(f"{trace}: no records; expected at least one request")
     plan.require_hashes()
     yield first
     yield from parts
@@ -295,10 +268,6 @@ def sessions_of(reader: TraceReader, path: Path) -> tuple[Iterable[Batch], Order
 
 def _arrivals_ms(batches: Iterable[Batch]) -> FloatArray:
     return np.concatenate([np.empty(0), *(batch.times("arrival_ms") for batch in batches)])
-
-
-def _as_json(summary: Summary) -> dict[str, Any]:
-    return {**asdict(summary), "hit_rate": summary.hit_rate}
 
 
 def _as_text(summary: Summary, output: Path) -> str:

@@ -86,8 +86,7 @@ def lay_out(
 
 
 def with_model(state: SimState, arrivals: Arrivals, model: Model, seed: int | None) -> SimState:
-    """Copy ``state``, laid out and not yet run, for another model and seed: a workload is laid out once for many runs.
-    The API server's placement stays."""
+    """Copy ``state``, laid out and not yet run, for another model and seed; the API server's placement stays."""
     own = cast(SimState, _copied(state))
     return own._replace(costs=np.array(model.costs), draws=_draws(arrivals.ids, model, seed))
 

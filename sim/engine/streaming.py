@@ -71,10 +71,6 @@ class StreamingRun:
         return self._earlier_steps + _engine_steps(self._state, 0, int(self._state.clock["num_steps"][0]))
 
     @property
-    def held(self) -> int:
-        return (0 if self._arrivals is None else len(self._arrivals)) + sum(map(len, self._pending))
-
-    @property
     def in_flight_ms(self) -> FloatArray:
         if self._state is None:
             return np.empty(0)

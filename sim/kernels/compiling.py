@@ -70,12 +70,7 @@ def _spare_imports() -> None:
                 del sys.modules[unused]
 
 
-def is_compiled(compiled: Any) -> bool:
-    """Return whether an entry's machine code is on disk, of this version or an earlier one."""
-    return any(Path(compiled.stats.cache_path).glob(f"*.{compiled.__name__}-*.nbi"))
-
-
-def say_if_not_compiled(compiled: object) -> None:
-    """Tell on stderr that a first run compiles the entry, if it will."""
-    if not is_compiled(compiled):
+def say_if_not_compiled(compiled: Any) -> None:
+    """Tell on stderr that a first run compiles the entry, unless machine code of some version is on disk."""
+    if not any(Path(compiled.stats.cache_path).glob(f"*.{compiled.__name__}-*.nbi")):
         print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)

@@ -23,7 +23,6 @@ SHARED = (
     *(SIM / name for name in ("latency/noise.py", "latency/terms.py", "vllm/rules.py")),
     Path(splitmix64.__file__),
 )
-"""Sources outside this folder that are compiled too."""
 
 
 def sources_digest() -> str:
@@ -41,7 +40,6 @@ WAITING, RUNNING, FINISHED, ABSENT = 0, 1, 2, 3
 NO_OUTCOME, OK, ABORTED, UNSERVABLE, PARENT_FAILED, AS_RECORDED = map(np.int64, range(6))
 OUTCOMES = (None, "ok", "aborted", "unservable", "parent_failed", "as_recorded")
 NONE = -1
-"""No place, step or token."""
 PLACEMENTS = ("parallel", "serial", "shared_core")
 PARALLEL, SERIAL, SHARED_CORE = range(3)
 
@@ -105,7 +103,6 @@ class Pool(NamedTuple):
 
     settings: Records
     counts: Records
-    """One of POOL."""
     segments: Records
     """SEGMENT by number, from 1 on."""
     copies: Records
@@ -130,13 +127,9 @@ class Scheduler(NamedTuple):
     shares: Records
     """SHARE by slot and number: two steps' worth, as one may be composed while one runs."""
     steps: Records
-    """STEP by slot."""
     state: Records
-    """One of SCHEDULE."""
     stats: Records
-    """One of PREFIX_STATS."""
     finished: Places
-    """Room for the places that a step finishes."""
     due: Places
     """By tokens until a block is full: the first position of ``running`` of which that is true, and 1."""
     also_due: Places
@@ -176,7 +169,6 @@ class SimState(NamedTuple):
     costs: FloatArray
     """By the terms of ``sim.latency.terms.TERMS``."""
     clock: Records
-    """One of CLOCK."""
     runs: Records
     """REQUEST_RUN by place."""
     arrivals: Records

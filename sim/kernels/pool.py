@@ -23,7 +23,6 @@ from tracefile.hashing.splitmix64 import GOLDEN
 from tracefile.records.arrays import UInt64Array
 
 NONE = 0
-"""No segment, no hold."""
 QUEUE = 0
 """The copy that is both ends of the free queue."""
 KNOWN, PRIVATE, UNHASHED = range(3)

@@ -38,7 +38,6 @@ class FitTrace(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """``trace_digest``: SHA-256 over the record lines."""
     name: str
-    """The file's name, for people."""
     requests: int
 
 
@@ -77,7 +76,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     fitted_on: list[FitTrace] = []
     """Empty: not fitted, but written down."""
     diagnostics: dict[str, Any] = {}
-    """Diagnostics of the fit: see docs/model.md."""
     baselines: dict[str, Baseline] = {}
 
     def __post_init__(self) -> None:

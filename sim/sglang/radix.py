@@ -2,8 +2,7 @@
 
 A node is a piece of a chain: the tokens from ``start`` to ``end``, under the hashes of the blocks these lie in. Equal
 hashes mean equal tokens up to that block's end; different ones are taken to differ from the block's first token on.
-Nodes are cut wherever a lookup or an insertion ends, inside a block too. Time is the order in which nodes are touched:
-each touch has a number of its own, so that the order of eviction is never a matter of chance.
+Nodes are cut wherever a lookup or an insertion ends, inside a block too. Time is the number of touches.
 """
 
 import heapq

@@ -17,9 +17,7 @@ class EngineConfig:
     num_gpu_blocks: int
     """KV-cache blocks, the null block included: usable ones are one fewer."""
     block_size: int = 16
-    """Tokens in a block."""
     max_num_seqs: int = 256
-    """Requests running at once."""
     max_num_batched_tokens: int = 2048
     """Tokens computed in one step, over all requests."""
     max_model_len: int | None = None

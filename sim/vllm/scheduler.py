@@ -22,7 +22,6 @@ class Scheduled(NamedTuple):
 
     request: Request
     num_tokens: int
-    """Tokens computed in this step."""
     depth: int
     """Tokens whose KV was there before, in tokens."""
     samples: bool

@@ -21,7 +21,6 @@ from tracefile.records.schema import Meta, Record
 from tracefile.sessions import infer_sessions
 
 PART = 1 << 15
-"""Requests handed over at once."""
 
 
 class Order(NamedTuple):

@@ -61,18 +61,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests in the order in which they are handed over; each column but ``hashes`` has an entry per request."""
+    """Columns of ``Arrival``, in the order of handing over; each but ``hashes`` has an entry per request."""
 
     ids: list[str]
     numbers: IntArray
     """Places in the whole workload, ascending."""
     arrival_ms: FloatArray
-    """As recorded; the end of its parent decides instead where there is one."""
     prompt_tokens: IntArray
     output_tokens: IntArray
-    """Tokens that it generates unless its client aborts it."""
     runs: BoolArray
-    """False: it failed before the engine got it, and is copied."""
     priority: IntArray
     abort_after_ms: FloatArray
     """Time after its arrival at which the client aborts it. NaN: never."""
@@ -93,7 +90,6 @@ class Arrivals:
     source: IntArray
     """Place in ``sources`` of the batch with its record."""
     rows: IntArray
-    """Row of that batch."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -54,7 +54,7 @@ class Chains:
 
     def prompt(self, record: Record) -> list[int]:
         """Keys of the prompt's full blocks: ``prompt_tokens // block_size`` of them."""
-        full = _length(record.prompt_tokens) // self.block_size
+        full = (record.prompt_tokens or 0) // self.block_size
         known = self._known(record)[0][:full]
         return known + self.private(full - len(known))
 
@@ -66,7 +66,7 @@ class Chains:
     def known(self, record: Record) -> list[int]:
         """Keys of ``whole`` that the trace has; the rest, after them, are private."""
         known, output = self._known(record)
-        if output and len(known) == _length(record.prompt_tokens) // self.block_size:
+        if output and len(known) == (record.prompt_tokens or 0) // self.block_size:
             known = known + output
         return known[: self.full_blocks(record)]
 
@@ -85,7 +85,7 @@ class Chains:
 
 def tokens_computed(record: Record) -> int:
     """Tokens of ``record`` whose KV is computed: all but the last one generated."""
-    return _length(record.prompt_tokens) + max(_length(record.output_tokens) - 1, 0)
+    return (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)
 
 
 def is_private(key: int) -> bool:
@@ -108,10 +108,6 @@ def end_reading(reader: TraceReader, *, hashed: bool) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if not hashed:
         raise InputError(f"{reader.path}: block_hashes: no record has any; expected a trace with block hashes")
-
-
-def _length(tokens: int | None) -> int:
-    return tokens or 0
 
 
 def leading_keys(hashes: Hashes, starts: IntArray, known: IntArray, factor: int) -> UInt64Array:
