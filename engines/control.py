@@ -32,10 +32,7 @@ class ControlClient:
         self._client.close()
 
     def resolve_model(self, model: str) -> str:
-        """Return the model to name in requests: ``model``, or for ``auto`` the first that ``/v1/models`` lists.
-
-        Raises InputError if the target cannot be reached, or lists none.
-        """
+        """Return ``model``, or for ``auto`` the first of ``/v1/models``; raises InputError if none is there."""
         try:
             response = self._client.get(f"{self.url}/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

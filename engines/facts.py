@@ -1,7 +1,4 @@
-"""Facts that an engine tells of itself in the texts of ``/version``, ``/metrics`` and ``/v1/models``.
-
-A text that is missing or not understood is no error: a proxy in between may answer for the engine.
-"""
+"""Facts of an engine from ``/version``, ``/metrics`` and ``/v1/models``; a text that is not understood is no error."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +30,6 @@ class Metric:
     value: float
     labels: Mapping[str, str]
     samples: int = 1
-    """Number of samples in the sum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ DIALECTS: Mapping[DialectName, Dialect] = {
 }
 AUTO = "auto"
 CHOICES = (AUTO, *get_args(DialectName))
-"""Values of ``--dialect``."""
 
 
 @dataclass(frozen=True, slots=True)

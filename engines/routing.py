@@ -1,7 +1,4 @@
-"""Rules that choose one of several engines for a request, from the request and the engines' state alone.
-
-The tap routes live requests by ``in_turn`` and ``by_rendezvous``, ``sim serve`` by the rules built on them.
-"""
+"""Rules that choose an engine for a request of the tap or of ``sim serve``, from the request and the engines' state."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -34,7 +31,6 @@ class Standing(NamedTuple):
     requests: int
     """Waiting and running."""
     kv_usage: float
-    """Share of the KV cache in use."""
     cached_blocks: int
     """Leading blocks of the request that it holds; 0 where the rule does not use it."""
 
@@ -83,10 +79,7 @@ def least_loaded(query: Query, engines: Sequence[Standing]) -> int:
 
 
 def session_hash(query: Query, engines: Sequence[Standing]) -> int:
-    """Return the same engine for all requests of a session.
-
-    A request without a session goes by its first block, mostly the system prompt's; one without any, in turn.
-    """
+    """Return the engine of the session; without one, that of the first block; without blocks, the next in turn."""
     if query.session is None and not query.blocks:
         return round_robin(query, engines)
     name = query.session if query.session is not None else f"block {query.blocks[0]}"
@@ -94,10 +87,7 @@ def session_hash(query: Query, engines: Sequence[Standing]) -> int:
 
 
 def longest_prefix(query: Query, engines: Sequence[Standing]) -> int:
-    """Return the engine with most of the prompt cached, unless that is little or the load is uneven.
-
-    SGLang's router balances so, but by its memory of earlier requests; here the engines' real caches count.
-    """
+    """Return the engine with most of the prompt cached, unless that is little or the load is uneven, as in SGLang."""
     most, least = max(engine.requests for engine in engines), min(engine.requests for engine in engines)
     if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
         return least_loaded(query, engines)
@@ -115,4 +105,3 @@ RULES: dict[str, Rule] = {
     "prefix": longest_prefix,
 }
 SEES_CACHE = frozenset({"prefix"})
-"""Rules that use ``cached_blocks``."""

@@ -40,10 +40,7 @@ class DetokenizedText(msgspec.Struct):
 
 
 def text_question(text: str, *, special: bool, as_content: bool) -> dict[str, Any]:
-    """Return the question for a text's ids.
-
-    ``special``: with the tokens the model wants around a text. ``as_content``: in llama.cpp's fields.
-    """
+    """Return the question for a text's ids; ``special``: with special tokens; ``as_content``: llama.cpp's."""
     if as_content:
         return {"content": text, "add_special": special, "parse_special": True}
     return {"prompt": text, "add_special_tokens": special}

@@ -13,10 +13,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 
 
 def tokenizer_folder(path: Path, *, others: str = "") -> Path:
-    """Return the folder of the tokenizer at ``path`` (a folder, or a file in it).
-
-    Raises InputError naming ``others``, the flag's other values.
-    """
+    """Return the tokenizer's folder (``path`` or above); raises InputError naming ``others``, other flag values."""
     folder = path.parent if path.is_file() and path.name in TOKENIZER_FILES else path
     if folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES):
         return folder

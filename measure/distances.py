@@ -47,10 +47,7 @@ def distance(truth: Waits, other: Waits) -> Distance:
 
 
 def logrank_p(truth: Waits, other: Waits) -> float | None:
-    """Return the two-sided p of the log-rank test, failures taken as censored; null if there is no event to compare.
-
-    For information only: it takes the requests of a session as independent.
-    """
+    """Return the two-sided p of the log-rank test over independent requests; null if there is no event to compare."""
     if not truth.count(EVENT) or not other.count(EVENT):
         return None
     with np.errstate(invalid="ignore", divide="ignore"):

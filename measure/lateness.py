@@ -1,7 +1,4 @@
-"""Lag of a client's sends, and the limit above which its latencies are not to be trusted.
-
-Lag is |arrival − schedule|, in ms, of requests that were not queued by a concurrency limit.
-"""
+"""Lag |arrival − schedule|, ms, of requests that no concurrency limit queued, and the limit of trusted latencies."""
 
 LAG_LEVEL = 0.99
 """A run is flagged by its lag at this level."""

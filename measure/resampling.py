@@ -43,10 +43,7 @@ def draw_weights(sessions: int, replicates: int, seed: int) -> npt.NDArray[np.ui
 def resample(
     waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint16], levels: FloatArray, points: IntArray
 ) -> Replicates:
-    """Return quantiles, and survival at the sorted waits' positions ``points``, for each draw.
-
-    A draw without any session of the cell gives NaN and is left out of the percentiles.
-    """
+    """Return quantiles, and survival at the sorted positions ``points``, for each draw; NaN: no session of the cell."""
     columns = session_of_row[waits.row]
     rows_at_once = max(1, _CHUNK // max(1, len(waits)))
     found_quantiles: list[FloatArray] = []
@@ -63,10 +60,7 @@ def resample(
 
 
 def interval(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the lower and upper end over the first axis, without NaN draws; an end may be infinite.
-
-    Percentiles are order statistics, since a number and an infinity cannot be interpolated.
-    """
+    """Return the ends over the first axis, without NaN draws; order statistics, as an end may be infinite."""
     kept = values[~np.isnan(values).any(axis=1)] if values.ndim > 1 else values[~np.isnan(values)]
     if not len(kept):
         nothing = np.full(values.shape[1:], np.nan)

@@ -23,11 +23,9 @@ class Sample:
     """Values of a quantity in ms, 0 or more; samples of several processes add up. Pickles small."""
 
     values: "array[float]" = field(default_factory=lambda: array("d"))
-    """Values outside the buckets."""
     buckets: Counter[int] | None = None
     """Counts by bucket, named by the float's upper bits; null: no bucket is used."""
     folded: int = 0
-    """Number of values in buckets."""
     folded_total: float = 0.0
     folded_max: float = 0.0
 

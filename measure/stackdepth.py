@@ -65,10 +65,7 @@ def count_depths(
 def access_depths(
     blocks: IntArray, starts: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
-    """Return the depth of each access as its request arrives, and the request that touched the block before.
-
-    Beside ``blocks``: depths, 0 for a block never touched; and the request of the last touch, −1 for none.
-    """
+    """Return, by access, the depth (0: never touched) and the request that touched the block before (−1: none)."""
     depths = np.zeros(len(blocks), np.int64)
     before = np.full(len(blocks), -1, np.int64)
     touched_by = np.full(distinct, -1, np.int64)
@@ -150,19 +147,13 @@ def _untouched(accesses: int, distinct: int) -> Recency:  # pragma: no cover - c
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
-    """Return the depth of the block touched at ``at``, among ``live`` blocks.
-
-    ``before``: depth of the prompt's previous block; this block is one deeper if it was touched when ``expected``.
-    """
+    """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``; ``live`` blocks."""
     return before + 1 if at == expected else live - bits_up_to(recency.tree, recency.bits, at) + 1
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no cover - compiled
-    """Touch the ``blocks`` of a request leaf to root from time ``now`` on; return the number of new blocks.
-
-    Changes to a word's count are collected before they go up the tree: neighbours in a prompt share words.
-    """
+    """Touch ``blocks`` from leaf to root from time ``now`` on; return the number of new blocks."""
     touched_at, bits, tree = recency
     fresh = 0
     old_word, new_word, cleared, added = 0, now >> 6, 0, 0
@@ -218,10 +209,7 @@ def bits_up_to(
 
 
 class RecencyStack(NamedTuple):
-    """LRU order of hashed keys over endless accesses; its memory follows the keys kept. ``with_room`` replaces it.
-
-    UInt64Array are found by open addressing. When the places in time run out, the kept keys move to the first ones.
-    """
+    """LRU order of hashed keys over endless accesses; its memory follows the keys kept. ``with_room`` replaces it."""
 
     keys: UInt64Array
     """Table: key by slot; a power of two of them, four times as many as places."""

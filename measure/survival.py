@@ -90,10 +90,7 @@ def incidence(waits: Waits, weights: npt.NDArray[np.integer[Any]] | None = None)
 
 
 def quantiles(waits: Waits, share: FloatArray, levels: FloatArray) -> FloatArray:
-    """Return the smallest time by which each level is reached; infinite where the curve never reaches it.
-
-    ``share``: one curve of ``incidence`` (n,). Without censoring the result is ``measure.quantiles.quantile``.
-    """
+    """Return the smallest time by which each level of ``share``, a curve (n,) of ``incidence``, is reached; or inf."""
     at = np.searchsorted(share, levels - ROUNDING, side="left")
     return np.where(at < len(waits), waits.time_ms[np.minimum(at, len(waits) - 1)], np.inf)
 

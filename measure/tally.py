@@ -26,14 +26,12 @@ class Counts:
     refused: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    """Counts by kind of error."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     looked_up_tokens: int = 0
     """Prompt tokens of the requests with cached tokens reported."""
     cached_tokens: int = 0
     cached_reported: int = 0
-    """Requests with cached tokens reported."""
     without_output_hashes: int = 0
     """Requests with status ok and unknown output ids."""
     exact_output: int = 0
@@ -49,10 +47,7 @@ class Counts:
 
     @property
     def only_refusals(self) -> bool:
-        """True if several requests have ended, all refused as malformed: a mistake in the load.
-
-        At least as many as are in flight: a refusal comes sooner than the response to an earlier request.
-        """
+        """True if all requests that ended, at least two and as many as are in flight, were refused as malformed."""
         return self.refused == self.ended >= max(REFUSALS_TO_STOP, self.in_flight)
 
     def counts(self) -> "Counts":
@@ -94,7 +89,7 @@ class Recent:
 
 @dataclass(slots=True)
 class Tally(Counts):
-    """Counts and samples of a run; times in ms."""
+    """Counts and samples of a run without its records; the parent adds up the tallies of its processes."""
 
     ttft_ms: Sample = field(default_factory=Sample)
     ttft_from_schedule_ms: Sample = field(default_factory=Sample)

@@ -61,10 +61,7 @@ class Threshold:
 
 
 def parse_threshold(flag: str, text: str, *, metrics: Sequence[str], labels: Sequence[str] = ()) -> Threshold:
-    """Read a threshold on one of ``metrics``; raises InputError that names the flag.
-
-    A label may hold dots: the longest of ``labels`` that fits is meant.
-    """
+    """Read a threshold on one of ``metrics``, after the longest fitting label; raises InputError naming the flag."""
     text = text.strip()
     found = _THRESHOLD.fullmatch(text)
     if found is None:

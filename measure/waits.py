@@ -56,7 +56,6 @@ class ClientLag:
     p99_ms: float
     limit_ms: float
     late: int
-    """Requests above the limit."""
 
     @property
     def flagged(self) -> bool:

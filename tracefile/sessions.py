@@ -137,10 +137,7 @@ class SessionInference:
 
 
 class SessionIndex:
-    """Links records one by one, given in finish order; memory is bounded, and what was long unused is forgotten.
-
-    A record costs its chain's length, however many requests the index holds.
-    """
+    """Links records in finish order at the cost of their chains, in bounded memory: the long unused is forgotten."""
 
     def __init__(self, block_size: int, *, max_blocks: int = MAX_BLOCKS, max_sessions: int = MAX_SESSIONS) -> None:
         self.block_size = block_size
@@ -152,10 +149,7 @@ class SessionIndex:
         self._sessions: BoundedMap[SessionId, Ending] = BoundedMap(max_sessions)
 
     def link(self, record: Record) -> Record:
-        """The record with session, parent, turn and think time filled, as far as they can be told.
-
-        What a writer that knew better has set (a parent, a turn) is kept; inferred links are told anew.
-        """
+        """Return the record with session, parent, turn and think time as far as known; what was set is kept."""
         told = _without_inference(record)
         chain = chain_of(told, self.block_size)
         return self._place(told, chain, self._note_passage(told, chain))

@@ -18,7 +18,6 @@ from wire.responses_events import take_responses_event, take_whole_response
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 """Endpoints that answer with tokens, and say when they are done."""
 LLAMA_CPP = "/completion"
-"""llama.cpp's own endpoint, beside the OpenAI ones."""
 
 
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:

@@ -37,9 +37,7 @@ class Completion(msgspec.Struct):
     gaps_ns: list[int] = []
     """From each token-bearing read to the next."""
     gap_tokens: list[int] = []
-    """Tokens of each later token-bearing read, parallel to ``gaps_ns``."""
     first_tokens: int = 0
-    """Tokens of the first token-bearing read."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     """As usage says. None: no usage came; ``seen_tokens`` is then what can be said."""

@@ -120,10 +120,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def stale(self) -> bool:
-        """Return whether its exchange was lost because the server had closed the idle connection: it may be repeated.
-
-        Not so once a byte of the response has come, nor on a connection made for this exchange, nor after a second.
-        """
+        """Return whether the server closed the connection idle: no byte came, within a second, and may be repeated."""
         return self.waited and not self._answered and 0 < self._lost_ns - self._started_ns < STALE_WITHIN_NS
 
     @property
@@ -296,10 +293,7 @@ class ServerConnection(asyncio.Protocol):
         sink.response_body(at_ns, raw, data)
 
     def _without_stray_lines(self, raw: bytes) -> bytes:
-        """Return the response's part of its last read: the parser passes over empty lines behind its end.
-
-        Their next reader would take them for the next response's beginning.
-        """
+        """Return the read without empty lines behind the response, which would be taken for the next beginning."""
         assert self._head is not None
         if b"transfer-encoding" in self._head.names:
             whole = raw.rstrip(b"\r\n") + b"\r\n\r\n"

@@ -25,10 +25,7 @@ class FramingError(Exception):
 
 
 def body_framing(headers: Headers, names: Sequence[bytes]) -> int | Literal["chunked"]:
-    """Length of a request's body in bytes, or that it is chunked. Raises FramingError where headers disagree.
-
-    ``names``: the headers' names in lower case, parallel to them.
-    """
+    """Return the body's bytes, or ``chunked``; ``names`` in lower case. Raises FramingError if headers differ."""
     lengths = names.count(b"content-length")
     if b"transfer-encoding" in names:
         if lengths:
@@ -81,10 +78,7 @@ class ChunkedBody:
         return self._state == "done"
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
-        """The body's bytes in ``data`` without framing, and how many bytes of ``data`` belong to the message.
-
-        Raises FramingError at the first byte that is not as it should be.
-        """
+        """Return the body's bytes in ``data`` and the number read; raises FramingError at the first wrong byte."""
         pieces: list[bytes] = []
         at = 0
         while at < len(data) and self._state != "done":

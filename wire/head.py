@@ -34,10 +34,7 @@ def _dropped(connection: bytes) -> frozenset[bytes]:
 
 
 def end_to_end(headers: Headers, names: Sequence[bytes]) -> list[Header]:
-    """The headers that pass through a proxy: order, case and duplicates as they came.
-
-    ``names``: the headers' names in lower case, parallel to them.
-    """
+    """Return the headers that pass a proxy, as they came; ``names``: their lower-case names, parallel to them."""
     if HOP_BY_HOP.isdisjoint(names):
         return list(headers)
     dropped = HOP_BY_HOP

@@ -15,7 +15,6 @@ from wire.requesthead import RequestHead, parse_request_head
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted."""
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
@@ -30,10 +29,7 @@ WATCH_S = 0.02
 
 
 class RequestHandler(Protocol):
-    """Receiver of one request, called from within the read: no method may block.
-
-    It answers through the connection: ``write`` and then ``finish``, or ``abort``.
-    """
+    """Receiver of one request; it must not block, and answers by ``write`` and ``finish``, or ``abort``."""
 
     def request_body(self, raw: bytes, data: bytes) -> None:
         """Take one read: its bytes as on the wire, and without chunk framing."""
@@ -122,10 +118,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(head)
 
     def finish(self, *, keep_alive: bool) -> None:
-        """The response is complete. The connection closes unless client and handler both want to keep it.
-
-        A response that ends before its request does closes it too: what is still to come would be read as a request.
-        """
+        """End the response; the connection closes unless both sides keep it, or if the request has not ended yet."""
         head = self._head
         self._end_request()
         keep = keep_alive and head is not None and head.keep_alive and self._body.complete and not self._closing
@@ -201,10 +194,7 @@ class ClientConnection(asyncio.Protocol):
             self.pause_reading()
 
     def eof_received(self) -> None:
-        """The client has closed. Half a close is taken for a whole one: a client that has gone sends the same.
-
-        During a response the connection is cut at once, not when what is buffered has been sent.
-        """
+        """Cut the connection during a response: half a close counts as a whole one, as one that has gone sends it."""
         if self._open and self.transport is not None:
             self.transport.abort()
 
@@ -388,10 +378,7 @@ class Server:
         return len(cut)
 
     def _sweep(self) -> None:
-        """End connections that have waited too long for a request or for its body: they would wait for ever.
-
-        An idle one is cut, not closed: what it has left of a response, its client has not read in all that time.
-        """
+        """Cut idle connections, unread responses included, and give up bodies that have waited too long."""
         for connection in list(self._connections):
             if connection.idle_s() > KEEP_ALIVE_S and connection.transport is not None:
                 connection.transport.abort()

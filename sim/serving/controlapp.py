@@ -240,10 +240,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], H
 
 
 class Exposition:
-    """A collector over the engines; its metrics are those of vLLM 0.32 that mean something here, and our own.
-
-    They are made when they are scraped, so that serving pays nothing for them.
-    """
+    """Collector of the engines' metrics, vLLM 0.32's and our own, made when they are scraped: serving pays nothing."""
 
     def __init__(self, engines: Sequence[RealTimeEngine], model_name: str, faults: Faults) -> None:
         self._engines = [((model_name, str(place)), engine) for place, engine in enumerate(engines)]

@@ -1,7 +1,4 @@
-"""HTTP exchanges: a request and its response on a connection of ``wire.server``.
-
-A response is written straight to the transport, a chunk a call, so a token costs one system call.
-"""
+"""HTTP exchanges: a request and its response, a chunk straight to the transport with one system call."""
 
 import socket
 import struct
@@ -54,7 +51,6 @@ class Exchange:
         self._chunked = head.version == "1.1"
         self._paused = False
         self.open = True
-        """True until the response has ended or the client has gone."""
         self.on_gone: Callable[[], None] | None = None
         """Called if the client leaves before the end."""
         self.on_writable: Callable[[], None] | None = None
@@ -155,7 +151,6 @@ class Exchange:
 
 
 Handler = Callable[[HttpRequest, Exchange], None]
-"""Answers one complete request."""
 
 
 def _head_bytes(status: int, headers: Sequence[Header]) -> bytes:

@@ -55,7 +55,6 @@ class ServeConfig:
     tool_share: float
     engines: int
     route: str
-    """A name of ``engines.routing.RULES``."""
     faults: tuple[Fault, ...]
     fault_control: bool
     drain_s: float

@@ -38,14 +38,11 @@ FLAGS: Final[Mapping[str, str]] = {
     "-o": "--html",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
-"""New flag by old one, for every command that has the new one and not the old one.
-
-A key ``COMMAND --flag`` is for one command only, and its text is shown as it is."""
+"""New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "loadgen calibrate": "loadgen selftest",
 }
-"""New command by old one, both with the program's name."""
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",
@@ -54,7 +51,6 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--minimize", "kv-blocks"): "num-gpu-blocks",
     ("--pattern", "calibrate"): "calibration",
 }
-"""New value by flag and old value."""
 
 
 VERSION: Final = "0.1.0"
@@ -65,10 +61,7 @@ _KINDS: Final = {"int": "a whole number", "float": "a number"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser without abbreviations, with ``--version``, and with errors of one line.
-
-    ``commands`` are subcommands that the program handles before it parses flags.
-    """
+    """Parser without abbreviations, with errors of one line; ``commands`` are handled before flags are parsed."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Reading traces of any known format, larger than memory or cut short.
-
-A trace in segments reads as one trace: the path is then the segments' folder or their manifest.
-"""
+"""Reading traces of any known format, larger than memory or cut short, in one file or in segments."""
 
 import os
 import sys
@@ -34,10 +31,7 @@ SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 
 
 class LineTraceReader(TraceReader):
-    """A trace of JSON (or CSV) lines, in one file or in segments.
-
-    A later header, as later segments have it, must be of the same clock, blocks and hashes as the first.
-    """
+    """A trace of JSON (or CSV) lines or of segments of them; all its headers agree on clock, blocks and hashes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._files = trace_files(path)
@@ -148,10 +142,7 @@ def check_continues(first: Meta, later: Meta, where: str) -> None:
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a trace of any ``TraceFormat``, plain, gzip or zstd, or in columns; all told by content, never by name.
-
-    A folder of segments, their manifest, or the name that the whole would have, opens them as one.
-    """
+    """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
     return columns_reader(path) if is_parquet(path) else LineTraceReader(path)
 
 

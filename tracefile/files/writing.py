@@ -37,7 +37,6 @@ class TraceWriter:
                 f"{self.path}: lines are written here; expected .jsonl, for `tracefile convert` to put in columns"
             )
         self.count = 0
-        """Records taken so far."""
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._closing = threading.Event()

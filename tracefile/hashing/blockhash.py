@@ -37,8 +37,7 @@ NO_FIELD = b"\xff\xff\xff\xff"
 
 TokenIds: TypeAlias = "Sequence[int] | npt.NDArray[np.integer]"
 Chain = Callable[[bytes, Iterable[bytes]], list[bytes]]
-"""The hashes of blocks, each over the one before; a function of the whole list, since a call a block would cost as
-much as the hash."""
+"""Returns the hashes of blocks, each over the one before; of a whole list, as a call a block would cost much."""
 
 
 class BlockHasher:
@@ -68,17 +67,11 @@ class BlockHasher:
         (self._root,) = self._chain_blocks(b"", [names])
 
     def hash_blocks(self, token_ids: TokenIds) -> list[BlockHash]:
-        """The hashes of a prompt's full blocks; the tokens of a last partial block count for nothing.
-
-        Raises InputError if an id is no u32.
-        """
+        """Return the hashes of a prompt's full blocks; raises InputError if an id is no u32."""
         return self._chain(self._root, token_ids)
 
     def extend(self, previous: BlockHash | None, token_ids: TokenIds) -> list[BlockHash]:
-        """The hashes of the full blocks of ``token_ids`` where they follow the block of hash ``previous``.
-
-        None: they follow nothing, as in ``hash_blocks``.
-        """
+        """Return the hashes of full blocks that follow the block of hash ``previous``; None: they begin a prompt."""
         root = self._root if previous is None else previous.to_bytes(HASH_BYTES, "big")
         return self._chain(root, token_ids)
 

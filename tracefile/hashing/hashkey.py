@@ -39,10 +39,7 @@ class HashKey:
 
 
 def keyed_id(key: HashKey, kind: str, text: str) -> str:
-    """24 hex digits that stand for an id from outside (``kind``: session, request, client, …).
-
-    Equal for equal ids of a kind under one key, unrelated across kinds and keys, and not reversible by guessing.
-    """
+    """Return 24 hex digits for an outside id, unrelated across kinds (session, …) and keys, not reversible."""
     name = kind.encode()
     return key.derive(
         b"keyed id", 12, len(name).to_bytes(4, "little") + name + text.encode("utf-8", "surrogatepass")

@@ -1,7 +1,4 @@
-"""SplitMix64: 64 random bits as a function of a counter, equal in Python, numpy and numba.
-
-Draw number n of a stream is ``mix64(key + (n + 1) * GOLDEN)``. Numba compiles ``mix64`` as it stands, for uint64.
-"""
+"""SplitMix64 in Python, numpy and numba: draw n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
 
 from typing import Final
 

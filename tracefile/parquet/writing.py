@@ -33,7 +33,6 @@ class ColumnsWriter:
     def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> None:
         self.path = os.fspath(path)
         self.count = 0
-        """Records taken so far."""
         if os.path.exists(path) and os.path.getsize(path) and not overwrite:
             raise InputError(f"{self.path}: already there; expected a new file, or leave to overwrite it")
         self._aside = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")

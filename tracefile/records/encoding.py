@@ -35,10 +35,7 @@ def split_unknown(found: dict[str, Any], struct: type[msgspec.Struct]) -> dict[s
 
 
 def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
-    """Return the JSON object to write: known fields that are set, then the unknown fields of ``extra`` beside them.
-
-    Raises InputError if ``extra`` holds a known field's name: it would be read back as that field.
-    """
+    """Return the JSON object with known fields set and those of ``extra``; raises InputError if a name is in both."""
     merged: dict[str, Any] = msgspec.to_builtins(struct)
     extra: dict[str, Any] = merged.pop("extra", {})
     if clash := extra.keys() & known_fields(type(struct)):
@@ -50,10 +47,7 @@ def merge_unknown(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line, its line end included; unset fields are left out, NaN and infinities become null.
-
-    Raises InputError if ``extra`` holds a known field's name.
-    """
+    """Return the record's line with its end, NaN and infinities as null; raises InputError like ``merge_unknown``."""
     if record.extra:
         return _encoder.encode(merge_unknown(record)) + b"\n"
     return _encoder.encode(record) + b"\n"

@@ -2,7 +2,4 @@
 
 
 class InputError(Exception):
-    """Bad input from outside: its message is one line that names the file, line, flag or field.
-
-    Every command prints it after its own name and exits with 2; it is never a traceback.
-    """
+    """Bad input: one line that names the file, line, flag or field; a command prints it and exits with 2."""

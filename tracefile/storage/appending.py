@@ -80,10 +80,7 @@ class TraceFile:
 
 
 def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, name: str | None = None) -> TraceFile:
-    """An empty file (or a device or pipe); raises InputError if it cannot be had.
-
-    ``name``: whose suffix says how it is compressed, where that is not the path's own.
-    """
+    """Open an empty file, device or pipe; raises InputError. ``name``: its suffix selects the compression."""
     where = os.fspath(path)
     fd = _open(where, os.O_WRONLY | os.O_CREAT)
     size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0

@@ -1,7 +1,4 @@
-"""Compressed streams that may be cut short: what a killed writer left must still be readable.
-
-Writers pick the format by the file's suffix, readers by its first bytes, so that a renamed file still opens.
-"""
+"""Compressed streams that may be cut short; written by the suffix of the file, read by its first bytes."""
 
 import os
 import zlib
@@ -17,8 +14,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 WINDOW_LOG = 27
-"""128 MiB, the longest window that every zstd decoder accepts without being asked: a prefix's hashes that come back
-within it cost a few bytes."""
+"""128 MiB, the longest window that every zstd decoder accepts: hashes that come back within it cost a few bytes."""
 
 PLAIN_READ_BYTES = 1 << 20
 INFLATED_BYTES = 1 << 20
@@ -74,10 +70,7 @@ def new_compressor(compression: str) -> Compressor | None:
 
 
 def _zstd_parameters() -> zstandard.ZstdCompressionParameters:
-    """The fast level beside a sparse search for what came long ago: half the default level's work, smaller traces.
-
-    What is new in a trace is hashes, which nothing shortens; what repeats are chains of a kilobyte and more.
-    """
+    """Return the fast level with a sparse long search: only chains of a kilobyte and more repeat in a trace."""
     return zstandard.ZstdCompressionParameters.from_level(
         1,
         window_log=WINDOW_LOG,
@@ -107,10 +100,7 @@ def compression_of(head: bytes) -> Compression:
 
 
 def inflated_chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """The file's content, decompressed, in chunks; concatenated gzip members and zstd frames read as one.
-
-    Raises TornStreamError after the last decodable byte of a stream cut short, CorruptStreamError on a damaged one.
-    """
+    """Yield the content of all members; raises TornStreamError where it is cut, CorruptStreamError if damaged."""
     data = file.read(4)
     compression = compression_of(data)
     if compression == "plain":

@@ -37,10 +37,7 @@ class Mended:
 
 
 def mend(path: str | os.PathLike[str]) -> Mended:
-    """Cut the file after its last complete record and close its stream; a whole file is left as it is.
-
-    Raises InputError if the file is no trace of ours, is still being written, or cannot be read and written.
-    """
+    """Cut the file after its last complete record and close its stream; raises InputError if no trace or in use."""
     where = os.fspath(path)
     try:
         with open(where, "r+b") as file:

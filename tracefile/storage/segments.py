@@ -26,10 +26,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A closed segment, as the manifest lists it."""
 
     name: str
-    """Of the file, in the manifest's folder."""
     records: int
     bytes: int
-    """Of the file."""
     first_arrival_ms: float | None
     """Earliest arrival in it. Null: no record says."""
     last_arrival_ms: float | None
@@ -95,10 +93,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def trace_files(path: str | os.PathLike[str]) -> list[str]:
-    """The files that make up a trace, in order: itself; or the segments of a folder, of a manifest, or of its name.
-
-    Raises InputError if a folder has no segments, or those of several traces.
-    """
+    """Return a trace's files in order: itself, or its segments; raises InputError for a folder of none or several."""
     given = Path(path)
     if given.is_dir():
         return [str(file) for file in _segments_in(given)]

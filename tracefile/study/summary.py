@@ -12,13 +12,11 @@ from tracefile.records.schema import BlockHash, Record, SessionId
 
 @dataclass(slots=True)
 class Summary:
-    """Counts over a trace. Memory grows with its distinct blocks and sessions, which must be known to be counted once;
-    nothing else is kept of a record."""
+    """Counts over a trace; memory grows with its distinct blocks and sessions alone."""
 
     records: int = 0
     first_arrival_ms: float | None = None
     last_end_ms: float | None = None
-    """Of arrivals and ends, whichever is known."""
     statuses: Counter[str] = field(default_factory=Counter)
     endpoints: Counter[str] = field(default_factory=Counter)
     prompt_counts: Counter[str] = field(default_factory=Counter)

@@ -38,7 +38,6 @@ class Delta(NamedTuple):
     start: int
     stop: int
     finish_reason: FinishReason | None
-    """With the last one; else None."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -69,10 +68,7 @@ class Voice(Protocol):
         """Return the events before the first token."""
 
     def tokens(self, place: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Return the event of each of these tokens alone, tokens in the middle of a text, made ahead and at once.
-
-        Nothing: a response of this kind words each as it comes.
-        """
+        """Return each token's event, made before the tokens come; empty: events of this kind are not made ahead."""
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         """Return the events for a choice's new tokens, with ``usage`` where the client wants it in every event."""

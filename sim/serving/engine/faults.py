@@ -46,7 +46,6 @@ class Fault:
     rate: float
     """Share of requests."""
     text: str
-    """As written."""
 
     @property
     def is_refusal(self) -> bool:
@@ -77,7 +76,6 @@ class Faults:
     by_request: bool = False
     """Whether a request's ``X-Fault`` header counts, and ``/faults`` may change the rules."""
     injected: dict[str, int] = field(default_factory=dict)
-    """How many of each kind there were."""
     _requests: int = 0
 
     def draw(self, request_id: str | None, header: str | None) -> Injection | None:

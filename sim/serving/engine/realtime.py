@@ -82,10 +82,7 @@ TOLD_AT_ONCE = 32
 
 
 class RealTimeEngine:
-    """``speed``: virtual seconds per real one; None: as fast as it goes. ``noise_seed`` None: the noise's medians.
-
-    All methods belong to the event loop that ``run`` runs on.
-    """
+    """``speed``: virtual seconds per real second; None: no sleeping. ``noise_seed`` None: medians. One event loop."""
 
     def __init__(self, model: Model, *, speed: float | None = 1.0, noise_seed: int | None = None) -> None:
         self.scheduler = Scheduler(model.engine)

@@ -1,7 +1,4 @@
-"""Outputs of the embedded engine: random tokens, the same for the same prompt, seed and choice.
-
-Drawn by counter, all at once: an answer is known when its request arrives, so its blocks' hashes are too.
-"""
+"""Random outputs, fixed by prompt, seed and choice, drawn whole on arrival: so the hashes of their blocks are known."""
 
 import math
 from collections.abc import Callable
@@ -46,16 +43,12 @@ class Answer:
     """The end token included, if it came to that."""
     finish_reason: FinishReason
     call: ToolCall | None = None
-    """The call of a tool that the tokens spell, if they do."""
 
 
 def draw_answer(
     prompt: bytes, vocabulary: Vocabulary, limits: AnswerLimits, seed: int, choice: int, *, tool: Tool | None = None
 ) -> Answer:
-    """The answer to a ``prompt`` (ids as little-endian u32): a function of all its arguments and nothing else.
-
-    With a ``tool``, the answer calls it: as long as the call is, filled up with blanks where it must be longer.
-    """
+    """Return the output for ``prompt`` (ids as little-endian u32), a call where ``tool`` is given, then blanks."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
     if tool is not None:
         return _call_answer(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
@@ -112,6 +105,5 @@ class Generation:
     """None: not ended."""
     arrival_ms: float = 0.0
     entered: bool = False
-    """Whether the scheduler has it."""
     token_ms: list[float] = field(default_factory=list)
     """When the first and the latest token appeared, on the engine's clock."""

@@ -1,7 +1,4 @@
-"""Fields, messages and tools shared by all APIs' requests: decoded, or refused by name.
-
-Unknown fields are ignored, as vLLM does.
-"""
+"""Fields, messages and tools of all APIs' requests, decoded or refused by name; unknown fields are ignored."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -132,17 +129,13 @@ class Asked:
     max_tokens: int | None
     """None: as many as fit."""
     tools: tuple[Tool, ...] = ()
-    """Those that the answer may call."""
     tool_choice: ToolChoice = "none"
     top_logprobs: int | None = None
     """Alternatives to tell of for each token; None: no logprobs."""
 
 
 def choose_tools(tools: Iterable[Tool], choice: str | None) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that may be called, and whether one must be; ``choice``: none, auto, required or a tool's name.
-
-    Raises ApiError for a name that no tool has, or if one must be called and there is none.
-    """
+    """Return the tools to call and the choice; raises ApiError for an unknown name, or a call required of no tool."""
     offered = tuple(tools)
     if choice in (None, "auto", "none", "required"):
         if choice == "required" and not offered:

@@ -27,10 +27,7 @@ class Tool:
 
 
 def draw_arguments(schema: Any, seed: int) -> dict[str, Any]:
-    """Arguments that a schema allows: required ones, and some of the others. Beyond the plain keywords it is a try.
-
-    None for what is no schema: an engine would have refused it, or let its model guess.
-    """
+    """Return arguments that a schema allows, as far as its keywords are plain; none for a value that is no schema."""
     draws = np.random.default_rng(seed)
     try:
         value = _draw(schema, schema, draws, 0) if isinstance(schema, dict) else {}
@@ -128,7 +125,6 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str
-    """JSON."""
     is_named: bool
     """The request asked for this very tool."""
     token_ids: list[int]
