@@ -47,7 +47,6 @@ ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "pro
 """Flags that the trace's header has even where they were not given."""
 
 OWN_FIELDS = frozenset({"pattern", "seed"})
-"""Flags with fields of their own in the header."""
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 SAMPLED = 4
@@ -125,7 +124,6 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
 
 
 def parse_dataset(text: str) -> tuple[str, Path | None]:
-    """``random``, or ``NAME:PATH``; raises InputError."""
     name, _, path = text.partition(":")
     if name == RANDOM and not path:
         return RANDOM, None
@@ -139,7 +137,6 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
 
 
 def parse_rate(text: str | None) -> tuple[float | None, float | None]:
-    """``R``, or ``A:B``; raises InputError."""
     if text is None:
         return None, None
     try:
@@ -319,7 +316,6 @@ def target_rate(config: LoadConfig) -> TargetRate | None:
 
 
 def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
-    """The trace's header, without its clock and digest."""
     config = job.config
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     return Meta(
@@ -375,7 +371,6 @@ class PreparedText:
 def prepare_text(
     source: str, control: ControlClient, model: str, sessions: Iterable[SessionShape], prefix_tokens: int
 ) -> PreparedText:
-    """Ask the tokenizer of ``--tokenizer``. Raises InputError if a named one cannot be had."""
     first = list(islice(sessions, SOUGHT))
     try:
         tokenizer = find_tokenizer(source, control, model)
@@ -386,7 +381,6 @@ def prepare_text(
 
 
 def prepare_load_text(config: LoadConfig, control: ControlClient, model: str) -> PreparedText:
-    """Learn the target's text for a load; a load of token ids asks no tokenizer."""
     if config.api == "completions" and not config.chat_template:
         return PreparedText(TargetText(UNPROVEN, {}, path=path_of(config.tokenizer)), Examination(tokenizer=IDS))
     prepared = prepare_text(config.tokenizer, control, model, Workload(config), config.prefix_tokens)
@@ -407,7 +401,6 @@ def _has_texts(sessions: Iterable[SessionShape]) -> bool:
 def examine_sessions(
     tokenizer: Tokenizer, target: TargetText, sessions: Sequence[SessionShape], prefix_tokens: int
 ) -> Examination:
-    """Prove the first prompts of a few sessions, and a later turn of each behind a made-up response."""
     if target.unknown is not None:
         return Examination(tokenizer=target.tokenizer, unknown=target.unknown)
     if _has_texts(sessions):

@@ -90,7 +90,6 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
 
 
 def nonce_of(args: argparse.Namespace) -> str:
-    """The given nonce, else the resumed run's, else a new one."""
     if args.nonce is not None:
         return str(args.nonce)
     if args.resume and args.output.exists():
@@ -227,7 +226,6 @@ def run_replay(config: ReplayConfig) -> int:
 
 
 def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
-    """Body of a request for a new prompt of two blocks."""
     # Random, so that no earlier probe's blocks are this probe's.
     tokens = 2 * (block_size or DEFAULT_PROBE_BLOCK) + 1
     token_ids = tokens_of(text_key(secrets.token_hex(8)), tokens, vocabulary)
@@ -244,7 +242,6 @@ def report(
     notes: list[str],
     before: Examination,
 ) -> int:
-    """Print the summary; return the exit code."""
     fidelity = fidelity_of(outcome.findings)
     account = account_of(
         survey,
@@ -330,7 +327,6 @@ def pattern_of(config: ReplayConfig) -> str:
 
 
 def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
-    """The trace's header, without its clock and digest."""
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = facts.engine
     if engine.name is None and found.certain:
@@ -378,7 +374,6 @@ class PreparedReplayText:
     """Text data for the shards, and the findings on the way."""
 
     target: TextTarget | None
-    """Null: token ids are sent."""
     before: Examination
 
 

@@ -28,13 +28,10 @@ class Captured:
     parent_id: RequestId | None
     turn: int | None
     offset_ms: float
-    """From the first sent arrival."""
     end_ms: float | None
-    """End, from there; null: unknown."""
     hashes: Sequence[BlockHash]
     """Block hashes, as far as they are valid; empty: no known sharing."""
     has_hashes: bool
-    """True if the trace has the prompt's blocks."""
     hash_source: HashSource | None
     output_hashes: Sequence[BlockHash] | None
     prompt_tokens: int

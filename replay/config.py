@@ -44,13 +44,11 @@ class ReplayConfig:
     parallel: int | None = None
     """Most requests in flight (closed loop with sessions: most sessions); null: no limit."""
     cold_prompts: bool = False
-    """Every prompt has its own tokens."""
     output_substitution: bool = True
     """Real outputs replace recorded ones in later prompts."""
     speedup: float = 1.0
     """Divisor of arrival offsets and think times."""
     max_think_s: float | None = None
-    """Longest pause; null: no limit."""
     start_s: float | None = None
     end_s: float | None = None
     limit: int | None = None
@@ -58,7 +56,6 @@ class ReplayConfig:
     """Rounds of the trace, each with its own nonce."""
     reset_cache: bool = False
     session_headers: tuple[str, ...] = (SESSION_HEADER,)
-    """Headers with the session id."""
     loras: Mapping[str, str] = field(default_factory=dict)
     """Target's adapter by captured adapter; "": the base model."""
     vocabulary: Vocabulary = ORDINARY
@@ -110,7 +107,6 @@ class ReplayConfig:
 
 
 def parse_loras(pairs: list[str]) -> dict[str, str]:
-    """Parse ``--lora-map`` pairs; raises InputError."""
     found: dict[str, str] = {}
     for pair in pairs:
         captured, equals, target = pair.partition("=")

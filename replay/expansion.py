@@ -33,7 +33,6 @@ class Expansion:
         return expand_tokens(keys, self.block_size, self.vocabulary)
 
     def tail(self, count: int, request_id: RequestId) -> TokenIds:
-        """``count`` tokens of this request alone, behind the last full block."""
         return tokens_of(mix64(self.request_key(request_id) ^ TAIL), count, self.vocabulary)
 
     def request_key(self, request_id: RequestId) -> int:

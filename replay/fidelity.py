@@ -26,7 +26,6 @@ class Fidelity(msgspec.Struct):
     cached_compared: int = 0
     """Requests with cached tokens known in capture and replay."""
     cached_exact: int = 0
-    """Of these, requests with equal counts."""
     without_hashes: int = 0
     """Sent without sharing: the capture has no hashes for them."""
     without_ids: int = 0
@@ -34,7 +33,6 @@ class Fidelity(msgspec.Struct):
     substituted_blocks: int = 0
     missed_blocks: int = 0
     not_sent: dict[str, int] = {}
-    """Requests behind a failed turn, by failure."""
 
     def add(self, captured: Captured, record: Record) -> None:
         self.without_hashes += not captured.has_hashes
@@ -52,7 +50,6 @@ class Fidelity(msgspec.Struct):
             self.cached_exact += record.cached_tokens == captured.cached_tokens
 
     def leave(self, count: int, failure: str) -> None:
-        """Count requests not sent because of an earlier failure."""
         if count:
             self.not_sent[failure] = self.not_sent.get(failure, 0) + count
 
@@ -110,9 +107,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     sent: int
     earlier: int
-    """Sent by the resumed run."""
     left_out: Mapping[str, int]
-    """By reason."""
     not_sent: Mapping[str, int]
     """By the failure before them, or the end of the run."""
 

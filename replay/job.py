@@ -28,9 +28,7 @@ class Slot:
     """Place in a closed loop, held by a session until all its requests have ended."""
 
     waiting: "Iterator[Replayed]"
-    """Remaining roots, one queue for all slots."""
     open: int = 1
-    """Open or waiting requests of its session."""
 
     def ended(self, followers: int) -> Sequence[Send]:
         """Count an ended request with ``followers`` follow-ups; return the next root if the slot is free."""
@@ -52,16 +50,12 @@ class Replayed:
     round: Round
     captured: Captured
     slot: Slot | None = None
-    """Slot in a closed loop of sessions; null: none."""
     before: Exchange | None = None
-    """Exchange that it continues in words; null: none."""
     prompt: TokenIds | None = None
     chat: ChatPrompt | None = None
-    """Prompt in words; null: token ids are sent."""
     output_hashes: list[BlockHash] | None = None
 
     def due_ms(self) -> float:
-        """By the recorded times; of a root."""
         run = self.round.run
         return (self.captured.offset_ms + self.round.number * run.period_ms) / run.config.speedup
 
@@ -70,7 +64,6 @@ class Replayed:
         return Send(due_ms, self.build, self.follow_ups, self.describe)
 
     def build(self) -> PlannedRequest:
-        """Use real output tokens where they are known."""
         captured, run = self.captured, self.round.run
         blocks = self.round.blocks(captured).ravel()
         expansion = self.round.words_for(captured) or self.round.expansion
@@ -211,7 +204,6 @@ class ReplayJob:
     """Null: token ids are sent."""
 
     def open(self, shard: Shard) -> "OpenReplay":
-        """Raises InputError."""
         config = self.config
         requests = load_requests(
             self.survey,

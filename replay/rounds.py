@@ -35,11 +35,9 @@ class OutputSubstitution:
         self._enabled = enabled
         """False: every hash stands for made-up tokens."""
         self._reused = frozenset(reused)
-        """Recorded output hashes that some prompt carries."""
         self._real: dict[BlockHash, TokenIds] = {}
         self._made_up: set[BlockHash] = set()
         self.substituted_blocks = 0
-        """Prompt blocks sent with real output tokens."""
         self.missed_blocks = 0
         """Prompt blocks sent with made-up tokens in place of output tokens."""
 
@@ -125,7 +123,6 @@ class Replay:
     """Recorded time between starts of rounds."""
     followers: Mapping[RequestId, Sequence[Captured]]
     reused: AbstractSet[BlockHash]
-    """Generated blocks in some prompt."""
     text: TextReplay | None = None
     """Null: token ids are sent."""
     over: set[tuple[int, RequestId]] = field(default_factory=set)
@@ -147,7 +144,6 @@ class Replay:
         return self.links.get(captured.request_id, ROOT)
 
     def think_ms(self, captured: Captured) -> float:
-        """Pause before a request that waits for another one's end."""
         think_ms = self.link(captured).think_ms / self.config.speedup
         return think_ms if self.config.max_think_s is None else min(think_ms, self.config.max_think_s * 1000)
 
@@ -196,12 +192,9 @@ class Round:
     expansion: Expansion
     substitution: OutputSubstitution
     words: Expansion | None = None
-    """Of word numbers; null: none are sent."""
     ends_ms: dict[RequestId, float] = field(default_factory=dict)
-    """End of each request, by captured id."""
 
     def request_id(self, captured_id: RequestId) -> RequestId:
-        """The first round keeps the captured id."""
         return captured_id if self.number == 0 else RequestId(f"{captured_id}~{self.number + 1}")
 
     def session_id(self, captured_id: SessionId | None) -> SessionId | None:
@@ -216,7 +209,6 @@ class Round:
         return source.blocks(captured.hashes, captured.request_id)
 
     def words_for(self, captured: Captured) -> Expansion | None:
-        """Null: the request is sent in token ids."""
         text = self.run.text
         return None if text is None or text.form_of(captured) is None else self.words
 
@@ -269,7 +261,6 @@ def make_replay(
 
 
 def round_nonce(nonce: str, number: int) -> str:
-    """The first round's nonce is the run's."""
     return nonce if number == 0 else f"{nonce}~{number + 1}"
 
 

@@ -41,7 +41,6 @@ class Selection:
     """First requests by arrival; null: all."""
 
     def why_not(self, record: Record) -> str | None:
-        """Reason for a record outside; null: inside."""
         arrival_ms = record.arrival_ms or 0.0
         if self.start_s is not None and arrival_ms < self.start_s * 1000:
             return "before --start"
@@ -63,20 +62,16 @@ class Survey:
     total: int
     kept: int
     left_out: Counter[str]
-    """Requests not sent, by reason."""
     cut: tuple[float, int] | None
     """Arrival and line of the last request within ``--limit``; null: no limit."""
     first_ms: float
-    """First sent arrival, on the trace's clock."""
     last_ms: float
     """Last sent end or arrival, on the trace's clock."""
     has_hashes: bool
-    """True if the trace has block hashes."""
     links_known: bool
     loras: frozenset[str]
     endpoints: frozenset[str]
     beyond_limit: int
-    """Requests with outputs above their own limit."""
 
     @property
     def block_size(self) -> int:

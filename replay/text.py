@@ -28,7 +28,6 @@ from replay.capture import Captured
 from replay.expansion import Expansion
 
 UNSAID = SentMessage("user", "", length=0)
-"""Place of the words."""
 FINDINGS = "text."
 UNKNOWN_TO: Mapping[TextApi, frozenset[str]] = {
     "chat": frozenset(),
@@ -46,7 +45,6 @@ class TextTarget:
     """``auto``: each request's own API, if it takes conversations."""
     text: TargetText
     engine_block_size: int | None = None
-    """Of the engine's cache; null: unknown."""
 
 
 @dataclass(slots=True)
@@ -59,7 +57,6 @@ class TextCounts:
     template_blocks: int = 0
     """Leading blocks within the template, of all prompts."""
     continued: int = 0
-    """Prompts that continued a real output."""
     made_up: int = 0
     """Prompts that could not, unlike the capture."""
 
@@ -68,7 +65,6 @@ class TextCounts:
 
 
 def text_counts(findings: Mapping[str, int]) -> TextCounts:
-    """Counts of all shards."""
     found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
     return TextCounts(**found)
 
@@ -108,7 +104,6 @@ class TextReplay:
         return f"{self.api} {self.text_maker.target.fingerprint(rendered=True)}"
 
     def form_of(self, captured: Captured) -> TextForm | None:
-        """Null: the request is sent in token ids."""
         api = text_api_of(captured.endpoint) if self.api == "auto" else self.api
         return None if api is None else self.forms[api]
 
@@ -127,7 +122,6 @@ class TextReplay:
         return Vocabulary(0, len(self.text_maker.target.words.texts))
 
     def prompt(self, captured: Captured, numbers: TokenIds, before: "Exchange | None" = None) -> ChatPrompt:
-        """``before``: the exchange that it waited for."""
         form = self.form_of(captured)
         assert form is not None  # it is sent in words
         if before is not None:
@@ -200,7 +194,6 @@ def goes_on(captured: Captured, before: Captured) -> bool:
 
 
 def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextReplay:
-    """``block_size`` is the capture's."""
     text_maker = open_text_maker(target.text)
     engine_block = target.engine_block_size or block_size
     forms = {api: TextForm(api, text_maker, dialect, engine_block) for api in PATHS}
@@ -208,10 +201,8 @@ def open_text(target: TextTarget, dialect: Dialect, block_size: int) -> TextRepl
 
 
 def text_api_of(endpoint: str | None) -> TextApi | None:
-    """Null: the endpoint takes no conversations."""
     return next((api for api, path in PATHS.items() if path == endpoint), None)
 
 
 def orders(turns: int) -> list[Order]:
-    """Orders of roles in a session's prompts."""
     return [(("user", 0), *([("assistant", 0), ("user", 0)] * before)) for before in range(turns)]

@@ -68,7 +68,6 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, longer / (LONG_PROMPT - SHORT_PROMPT))
 
     def share(self, requests: int, events: int, prompt_tokens: int, seconds: float) -> float:
-        """Return the share of this machine's capacity that such a run offers; above 1: more than it can send."""
         cost_s = requests * self.seconds_per_request + events * self.seconds_per_event
         return (cost_s + prompt_tokens * self.seconds_per_prompt_token) / seconds if seconds else 0.0
 
@@ -80,7 +79,6 @@ def machine() -> str:
 
 
 def capacity_file(procs: int) -> Path:
-    """Path of this machine's measurement; home folders may be shared between machines."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.blake2b(f"{machine()}, {procs}".encode(), digest_size=8).hexdigest()
     return cache / "kvtape" / "calibration" / f"{name}.json"
@@ -95,7 +93,6 @@ def load_capacity(procs: int = 1) -> Capacity | None:
 
 
 def save_capacity(capacity: Capacity) -> Path:
-    """Keep it for later runs; return its path. Raises OSError."""
     path = capacity_file(capacity.procs)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")

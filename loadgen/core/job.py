@@ -46,8 +46,7 @@ class OpenJob(Protocol):
 class Job(Protocol):
     """Plain frozen values, for it is pickled."""
 
-    def open(self, shard: Shard) -> OpenJob:
-        """The job cut to a shard. Raises InputError."""
+    def open(self, shard: Shard) -> OpenJob: ...
 
 
 def add_shares(shares: Collection[int]) -> str:

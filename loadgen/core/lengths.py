@@ -105,7 +105,6 @@ def quantities(lengths: LengthDistribution, bits: Bits, units: int = 1) -> Count
 
 
 def uniform(bits: Bits) -> Floats:
-    """Draws as numbers between 0 and 1, both excluded."""
     drawn: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / float(1 << 53)
     return drawn
 

@@ -22,7 +22,7 @@ class Response(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None
     """As the engine saw them; null: not returned."""
     text: str
-    """Generated text, in memory only."""
+    """Kept in memory only."""
 
     @property
     def ok(self) -> bool:

@@ -10,7 +10,6 @@ from wire.url import Origin, parse_url
 
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
-"""Header that most engines and routers read."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):

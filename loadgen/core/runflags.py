@@ -24,7 +24,6 @@ class RunFlags:
     json_progress: str | None = None
     """File for a JSON line a second, ``-`` for stderr; null: none."""
     resume: bool = False
-    """Continue the trace that exists."""
 
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
@@ -81,7 +80,6 @@ def run_flags(args: argparse.Namespace) -> RunFlags:
 
 
 def parse_procs(text: str) -> int | None:
-    """``N``, or null for ``auto``; raises InputError."""
     if text == AUTO:
         return None
     if not text.isdecimal():

@@ -77,7 +77,6 @@ def _length(response: VerbatimMessage, options: DatasetOptions) -> int | None:
 
 
 def _calls(message: Message) -> str:
-    """Text of an output's tool calls."""
     calls = message.get("tool_calls") or ()
     functions = [call.get("function", {}) for call in calls if isinstance(call, dict)]
     return "".join(f"{function.get('name', '')}{function.get('arguments', '')}" for function in functions)

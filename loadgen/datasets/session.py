@@ -17,8 +17,7 @@ class TextLengths(Protocol):
 
     def count(self, text: str) -> int: ...
 
-    def cut(self, text: str, tokens: int) -> str:
-        """Return the beginning of a text, of at most ``tokens`` tokens."""
+    def cut(self, text: str, tokens: int) -> str: ...
 
 
 class EstimatedLengths:

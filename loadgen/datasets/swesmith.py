@@ -23,7 +23,6 @@ from tracefile import InputError
 
 FIRST_TURN = LengthDistribution(65_000, 65_000)
 SUBSEQUENT_TURN = LengthDistribution(500, 500)
-"""evalscope's defaults."""
 
 EXPECTED = "a trajectory with messages, or an object with conversations"
 
@@ -65,7 +64,6 @@ def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
 
 
 def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSession | None:
-    """Cut the turns that are drawn for trajectory ``index``; null: too little text."""
     first, subsequent = _drawn_lengths(options, index)
     wanted = _drawn_turns(options, index)
     turns: list[DatasetTurn] = []

@@ -21,7 +21,6 @@ class Growing:
     turns: list[DatasetTurn] = field(default_factory=list)
     last: RequestId | None = None
     tokens: int = 0
-    """Of the last turn's prompt and output."""
 
     def add(self, record: Record) -> None:
         prompt = record.prompt_tokens or 0

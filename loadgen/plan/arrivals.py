@@ -70,13 +70,11 @@ def ramp(start_per_s: float, end_per_s: float, seconds: float) -> RateProfile:
 
 
 def staircase(start_per_s: float, end_per_s: float, steps: int, step_s: float) -> RateProfile:
-    """Equal steps from the first rate to the last."""
     climb = (end_per_s - start_per_s) / (steps - 1)
     return stepped([(step * step_s, start_per_s + step * climb) for step in range(steps)])
 
 
 def stepped(points: Sequence[tuple[float, float]]) -> RateProfile:
-    """Rate that holds from each (time, rate) to the next."""
     corners = [(time, rate) for (start, rate), (end, _) in pairwise(points) for time in (start, end)]
     return profile([*corners, points[-1]])
 
@@ -99,7 +97,6 @@ class RatePoint(msgspec.Struct):
 
 
 def read_rate_series(path: Path) -> tuple[tuple[float, float], ...]:
-    """Read the points of a file; raises InputError naming the line."""
     points: list[tuple[float, float]] = []
     with LineReader(path) as lines:
         for where, found in _rows(path, lines):

@@ -47,7 +47,6 @@ class LoadConfig:
     rate: float | None = None
     """Sessions a second; null: closed loop, or the pattern decides."""
     rate_to: float | None = None
-    """Last rate of a staircase or ramp."""
     burstiness: float | None = None
     """Shape of gamma-distributed gaps; null: no gamma."""
     spacing: Spacing | None = None
@@ -72,27 +71,21 @@ class LoadConfig:
     dataset: str = RANDOM
     dataset_path: Path | None = None
     dataset_offset: int = 0
-    """Sessions skipped at its start."""
     first_turn_tokens: LengthDistribution | None = None
     """First turn of a conversation cut out of texts; null: the texts' own turns."""
     subsequent_turn_tokens: LengthDistribution | None = None
-    """Each later turn, likewise."""
     prompt_tokens: LengthDistribution = USUAL_PROMPT
     """New tokens of each turn, without the shared prefix."""
     output_tokens: LengthDistribution | None = None
     """Null: the dataset's, else 16."""
     prefix_count: int = 0
-    """Number of shared prefixes; 0: none."""
     prefix_tokens: int = 0
     turns: LengthDistribution = ONE_TURN
     min_turns: int | None = None
-    """A dataset's shorter sessions are skipped."""
     max_turns: int | None = None
-    """A dataset's longer sessions are cut."""
     think_s: LengthDistribution | None = None
     """From a response's end to the next send; null: the dataset's, else 0."""
     tool_role: Literal["user", "tool"] = "user"
-    """Role of a dataset's tool outputs on the chat API."""
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False

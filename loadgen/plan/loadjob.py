@@ -106,7 +106,6 @@ class Turn:
     index: int
     parent_id: RequestId | None
     over: Callable[[Response], Sequence[Send]]
-    """Follow-ups of the session's last response."""
     prompt: Prompt | None = None
 
     def open(self, due_ms: float | None, *, until_ms: float | None = None, arrived: bool = False) -> Send:
@@ -187,7 +186,6 @@ class StagedPlan:
     _wave: Wave | None = field(default=None, init=False)
     _began_ms: float = field(default=0.0, init=False)
     _open: int = field(default=0, init=False)
-    """Open sessions of the wave."""
     _alone: list[tuple[int, float]] = field(default_factory=list, init=False)
     """Prompt tokens and ms of each session that ran alone."""
 
@@ -226,10 +224,8 @@ class StagedPlan:
 
 
 ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
-"""Fields that do not change the load."""
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
-"""Finding that counts sessions without room in time."""
 ESTIMATED_LENGTHS = "estimated_lengths"
 """Finding that counts shards without exact lengths of a dataset's texts."""
 FAR_ENOUGH = 10_000
@@ -256,7 +252,6 @@ def file_digest(path: Path) -> bytes:
 
 
 def shard_of_cap(cap: int | None, shard: Shard) -> int | None:
-    """A shard's part of a limit; raises InputError if nothing is left for it."""
     if cap is None:
         return None
     part = cap // shard.count + (shard.index < cap % shard.count)
@@ -327,7 +322,6 @@ class OpenLoad:
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
         self._sends: Iterator[Send] | None = None
         self._over = 0
-        """Requests ended or abandoned by the earlier run."""
         self._estimated = int(tokenizer is None and needs_lengths(config))
         alone = not config.open_loop and config.single_turns and config.parallel_sessions is None
         width = None if alone else shard_of_cap(config.sessions_at_once, shard)

@@ -68,7 +68,6 @@ def opening_of(session: SessionShape, prefix_tokens: int) -> list[PlannedMessage
 
 
 def orders_of(sessions: Iterable[SessionShape], prefix_tokens: int) -> list[Order]:
-    """Orders of roles in the prompts of the first sessions, for learning the template."""
     orders: dict[Order, None] = {}
     for number, session in enumerate(sessions):
         if number >= MOST_SESSIONS or len(orders) >= MOST_ORDERS:

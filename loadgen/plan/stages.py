@@ -87,7 +87,6 @@ def outlines(config: LoadConfig) -> Iterator[Outline]:
 
 
 def round_of(config: LoadConfig, number: int) -> Iterator[Outline]:
-    """Every stage once."""
     prompts, output = config.prompt_tokens, config.output_tokens or OUTPUT
     assert config.parallel is not None  # checked with the config
     widths = widths_to(config.parallel)
@@ -120,7 +119,6 @@ def widths_to(parallel: int) -> list[int]:
 
 
 def part_of(prompts: LengthDistribution, share: float) -> LengthDistribution:
-    """Prompts of about this share of the longest."""
     return _around(min(max(prompts.high * share, prompts.low), prompts.high), prompts)
 
 

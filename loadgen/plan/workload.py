@@ -44,7 +44,6 @@ DIGESTED_SESSIONS = 100_000
 
 SECOND_US = 1_000_000
 CLOSED = -1
-"""Due time of a session that waits for another to end."""
 DEFAULT_OUTPUT = LengthDistribution(16, 16)
 DEFAULT_THINK = LengthDistribution(0, 0)
 
@@ -108,7 +107,6 @@ class Workload:
 
 
 def common_header(config: LoadConfig, text: str) -> bytes:
-    """Digest of the data common to all sessions' requests."""
     closed = None if config.open_loop else (config.sessions_at_once, config.requests_at_once)
     vocabulary = (config.vocabulary.low, config.vocabulary.high)
     prefix = (config.prefix_tokens, config.tool_role)
@@ -219,7 +217,6 @@ def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterato
 
 
 def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us: int) -> SessionShape:
-    """A dataset's session as number ``index`` of the run; tokens differ each time it returns."""
     at = index + config.dataset_offset
     prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, at), config.prefix_count) if config.prefix_count else None
     prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
@@ -228,7 +225,6 @@ def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us:
 
 
 def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> TurnShape:
-    """Open fields are drawn as for a random session."""
     key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:

@@ -48,7 +48,6 @@ class RunConfig:
     """Time of the last start; null: the job ends by itself."""
     target_rate: TargetRate | None = None
     empty: str = "nothing to send"
-    """Message for a job without a request."""
 
 
 def run_job(config: RunConfig) -> RunOutcome:
@@ -171,7 +170,6 @@ class Run:
             print(f"warning: left as it was: {', '.join(left)}; --resume goes on with it", file=sys.stderr)
 
     def _setups(self) -> list[Setup]:
-        """Each shard's part of the sessions, the trace and the limits."""
         config, count = self._config, self._count
         return [
             Setup(
@@ -227,7 +225,6 @@ def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Do
 
 @contextlib.contextmanager
 def opened(path: str | None) -> Iterator[TextIO | None]:
-    """File of ``--json-progress``; null: none. Raises InputError."""
     if path is None or path == STDERR:
         yield None if path is None else sys.stderr
         return

@@ -39,7 +39,6 @@ def part_of(trace: Path, shard: int) -> Path:
 
 
 def parts_of(trace: Path) -> list[Path]:
-    """Existing parts, in order of shards: left by a killed run, or of one still running."""
     named = re.compile(re.escape(trace.name) + r"\.shard(\d+)\.jsonl")
     found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
@@ -104,7 +103,6 @@ def record_lines(part: Path) -> Iterator[bytes]:
 
 
 def _write_all(file: TraceFile, parts: Sequence[Path], meta: Meta, in_flight: InFlight) -> int:
-    """Write lines in finish order; return the number of records."""
     file.take(encode_meta(meta))
     count = 0
     for _, times, line in heapq.merge(*map(_timed_lines, parts), key=lambda timed: timed[0]):

@@ -25,12 +25,9 @@ class ShardUse:
     """Work and CPU time of one shard."""
 
     where: str
-    """Process, or address of its machine."""
     sent: int
     shard_cpu_s: float
-    """Process that plans, builds, reads and records."""
     sender_cpu_s: float
-    """Process that sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,6 @@ class RunOutcome:
 
     tally: Tally
     findings: dict[str, int]
-    """Of the job, over all shards."""
     digest: str
     """Workload's: equal digests, equal planned traffic."""
     sent_digest: str | None
@@ -47,7 +43,6 @@ class RunOutcome:
     stopped: str | None
     """SIGINT, SIGTERM, refused, or a failed shard; null: not cut short."""
     failures: list[str]
-    """Failures of shards, a line each."""
     seconds: float
     """From t = 0 to the last end."""
     shards: list[ShardUse]

@@ -23,7 +23,6 @@ class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Last reported state of a shard."""
 
     where: str
-    """Process, or address of its machine."""
     sent: int
     in_flight: int
     errors: int
@@ -38,7 +37,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     remaining_s: float | None
     """To the end at the present rate, or to the last start; null: unknown."""
     stopping: str | None
-    """Reason for stopping; null: not stopping."""
     planned: int | None
     sent: int
     in_flight: int
@@ -86,7 +84,6 @@ class RateWindow:
         self._points: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def add(self, at_s: float, count: int) -> None:
-        """Add samples that came just before ``at_s``."""
         self._points.append((at_s, count))
         while len(self._points) > 2 and self._points[1][0] <= at_s - WINDOW_S:
             self._points.popleft()

@@ -139,7 +139,6 @@ async def measured_offset(
 
 
 def ray_error() -> type[Exception]:
-    """Base of Ray's errors: an actor, worker or machine is gone."""
     from ray.exceptions import RayError  # noqa: PLC0415 - as above
 
     error: type[Exception] = RayError
@@ -155,7 +154,6 @@ class ShardActor:
         self._shard: ShardProcess | None = None
 
     async def start(self) -> tuple[str, str]:
-        """Return its place and its kvtape version."""
         self._shard = await ShardProcess.start(self._said.put_nowait)
         return f"{platform.node()}, {self._shard.where}", version()
 

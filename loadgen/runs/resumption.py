@@ -50,9 +50,7 @@ class Resumed:
     """Header to continue: the earlier zero, and this resumption in its history."""
     kept: int
     dropped: int
-    """Records of sessions to be sent again."""
     from_ms: float
-    """Time in the plan at which the run continues."""
 
 
 def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Resumed | None:
@@ -153,7 +151,6 @@ def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
 
 
 def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:
-    """One line of each of these requests."""
     wanted = set(over)
     for line in record_lines(trace):
         outline = _outline.decode(line)
@@ -170,7 +167,6 @@ def _continued(meta: Meta, earlier: Meta, digest: str) -> Meta:
 
 
 def last_header(path: Path) -> Meta:
-    """Header of the last records of a trace."""
     with LineReader(path) as lines:
         *_, last = (line for line in lines if is_header(line))
     return decode_meta(parse_object(last, str(path))["meta"], str(path))

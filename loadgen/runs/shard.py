@@ -126,7 +126,6 @@ class SenderProcess:
 
 
 def _unexpected(message: FromSender) -> None:
-    """Before the run, only pulses come."""
     if isinstance(message, Pulse):
         return
     raise AssertionError(f"unexpected message: {message}")
@@ -266,7 +265,6 @@ def collector_off() -> Iterator[None]:
 
 
 async def _serve_socket(fd: int) -> None:
-    """Serve the parent until the last message is sent or the parent is gone."""
     inbox: asyncio.Queue[FromParent | None] = asyncio.Queue()
     ended = asyncio.Event()
 

@@ -25,7 +25,6 @@ class Setup:
     overwrite: bool = False
     """True if a file at ``trace`` may be replaced."""
     parallel: int | None = None
-    """Of this shard; null: no limit."""
     timeout_s: float | None = None
     """Null: no limit."""
     resumed: Path | None = None
@@ -92,7 +91,6 @@ class Failed:
 
     text: str
     is_input: bool
-    """True if the user's input caused it."""
 
 
 FromParent = Setup | Go | Stop

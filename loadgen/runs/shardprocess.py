@@ -70,7 +70,6 @@ class ShardProcess:
 
 
 def how_it_ended(code: int | None) -> str:
-    """End of the process in words; null: it still runs."""
     if code is None:
         return "closed its socket"
     if code < 0:

@@ -32,7 +32,6 @@ class ShardLink(Protocol):
     """Shard on any machine."""
 
     where: str
-    """Process or machine, for messages."""
     clock: ClockOffset | None
     """Null: on this machine."""
 
@@ -44,8 +43,7 @@ class ShardLink(Protocol):
 
     def kill(self) -> None: ...
 
-    async def close(self) -> None:
-        """Close it, after its last message."""
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +79,9 @@ class Shards:
         self._inbox: asyncio.Queue[tuple[int, FromShard]] = asyncio.Queue()
         self.links: list[ShardLink] = []
         self.stopping: str | None = None
-        """Reason for stopping; null: not stopped."""
         self.going = False
         self.meta = Meta()
         self.clocks: list[ClockOffset | None] = []
-        """Clocks of the shards at the start."""
 
     async def __aenter__(self) -> "Shards":
         starting = [asyncio.ensure_future(self._host.start(self._hear(index))) for index in range(self._count)]
@@ -102,7 +98,6 @@ class Shards:
         await self._close()
 
     async def ready(self, setups: Sequence[Setup]) -> list[Ready]:
-        """Set up all shards. Raises InputError if one cannot be."""
         for link, setup in zip(self.links, setups, strict=True):
             link.send(setup)
         found: dict[int, Ready] = {}

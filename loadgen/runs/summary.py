@@ -35,7 +35,6 @@ class Lateness(msgspec.Struct, frozen=True):
     limit_ms: float
     """Lag above this is late."""
     requests: int
-    """Late requests."""
     share: float | None
     """Of the requests not queued by ``--parallel``; null: none."""
     run: bool
@@ -73,7 +72,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: str | None
     """Reason; null: not cut short."""
     failures: list[str]
-    """Failures of the client's processes."""
     seconds: float
     sent: int
     statuses: dict[str, int]
@@ -111,14 +109,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     offered_share: float | None
     """Share of this machine's capacity (``loadgen selftest``); null: not measured, or sent from other machines."""
     findings: dict[str, int]
-    """Counts of the load's own checks, over all processes."""
     prefix_truth: TruthReport | None = None
     """Check of prompts in the target's tokens; null: not checked."""
     counters_before: PrefixCounters | None
     counters_after: PrefixCounters | None
     """The engine's prefix cache counters, in tokens."""
     notes: list[str]
-    """Notes for readers, before they trust the numbers."""
 
 
 def summarize(
@@ -201,7 +197,6 @@ def processes_of(outcome: RunOutcome) -> list[ProcessUse]:
 
 
 def busy_notes(processes: Sequence[ProcessUse], seconds: float) -> list[str]:
-    """Notes on processes that may have been too busy to measure."""
     return [
         f"client busy: its {process.process} used {process.cpu:.0%} of a core; give it less load, or more --procs"
         for process in processes

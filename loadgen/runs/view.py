@@ -155,7 +155,6 @@ def _silent(status: Status) -> list[tuple[int, ShardStatus]]:
 
 
 def _shards_line(status: Status) -> Text:
-    """Each shard's share of sent requests, and silent shards."""
     text = Text("shards  ", style="dim", no_wrap=True, overflow="ellipsis")
     sent = "  ".join(f"{index}: {shard.sent:,}" for index, shard in enumerate(status.shards[:SHARDS_SHOWN]))
     more = len(status.shards) - SHARDS_SHOWN
@@ -198,7 +197,6 @@ async def _show_lines(progress: RunProgress) -> None:
 
 def _writing(file: TextIO) -> Watch:
     async def write(progress: RunProgress) -> None:
-        """Write an object a second, and one with the final counts."""
         try:
             while True:
                 await asyncio.sleep(JSON_INTERVAL_S)

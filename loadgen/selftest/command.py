@@ -32,7 +32,6 @@ from wire.process import module_command, module_environment
 SHORTEST_S = 0.5
 LONGEST_S = 30.0
 PARALLEL = 64
-"""Requests in flight for each sender at full speed."""
 
 RATES = (50.0, 200.0)
 PACED_OUTPUT = 64
@@ -91,7 +90,6 @@ def _ms(value: float | None) -> str:
 
 
 def _keep(found: Capacity) -> str:
-    """Save the result; return a line with its path."""
     try:
         return f"kept in {save_capacity(found)}"
     except OSError as error:

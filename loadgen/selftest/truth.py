@@ -62,7 +62,6 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     received_ns: int
     """Start of the read with its last byte."""
     due_ns: int
-    """Due time of the first token."""
     first_write_ns: int | None
     """Just before the first token's bytes went to the kernel."""
     last_write_ns: int | None
@@ -91,7 +90,6 @@ class Truth(msgspec.Struct, frozen=True):
 
 
 def received_ns(served: Sequence[Served]) -> Times:
-    """Arrival times on the server's clock."""
     return np.array([one.received_ns for one in served], dtype=np.int64)
 
 
@@ -133,5 +131,4 @@ def lags_ms(received: Times, rate: float) -> Sample:
 
 
 def quantile(sample: Sample, level: float) -> float | None:
-    """Null: empty."""
     return float(np.quantile(sample, level)) if len(sample) else None

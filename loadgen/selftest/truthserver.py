@@ -271,7 +271,6 @@ async def _until_input_ends() -> None:
 
 
 def parse_pace(argv: Sequence[str]) -> tuple[Pace, int]:
-    """Pace and port of a command line; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m loadgen.selftest.truthserver", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="default 0: any free one, printed")
     parser.add_argument("--ttft-ms", default="0", metavar="MS", help="N or MIN:MAX, drawn by the request's id (0)")

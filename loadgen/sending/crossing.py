@@ -13,9 +13,7 @@ class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
     url: str
     warm: int
-    """Connections to open before anything is sent."""
     parallel: int | None
-    """Null: no limit."""
     timeout_ns: int | None
     """From a request's start to its last byte; null: no limit."""
 
@@ -24,10 +22,8 @@ class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A request and its time."""
 
     number: int
-    """Unique in the run; names it in ``Ended``."""
     at_ns: int
     data: bytes
-    """Head and body."""
     fills: bool = False
     """From ``at_ns`` on it takes the first free slot."""
     until_ns: int | None = None
@@ -98,9 +94,7 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag=True):
     delays_ns: list[int]
     """Lateness of its timer, each time since."""
     first_reads_ns: list[int]
-    """From send to first read."""
     gaps_ns: list[int]
-    """From read to read."""
 
 
 class Halted(msgspec.Struct, array_like=True, frozen=True, tag=True):

@@ -9,7 +9,6 @@ from loadgen.core.plan import Plan, Send
 BUILD_AHEAD_MS = 50.0
 """Time from building to sending: late enough that most parents of a replay have ended."""
 MOST_WAITING = 256
-"""Requests built and not started."""
 MOST_WAITING_BYTES = 16 << 20
 
 NS_PER_MS = 1_000_000
@@ -99,7 +98,6 @@ class Lookahead:
         self._roots = iter(())
 
     def _next_root(self) -> None:
-        """Keep one root ahead: a plan may be endless."""
         root = next(self._roots, None)
         if root is not None:
             self._add(root, self._t0_ns, None)

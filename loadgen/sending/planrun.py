@@ -174,7 +174,6 @@ class PlanRun:
             self._turn()
 
     def _build(self) -> int:
-        """Build and hand over due requests; return their number."""
         orders: list[Order] = []
         now_ns = self._clock()
         while len(orders) < BUILDS_PER_TURN and (planned := self._lookahead.pop(now_ns)) is not None:
@@ -228,7 +227,6 @@ class PlanRun:
         self._tally.recent.itl_ms.extend(gap_ns / 1e6 for gap_ns in pulse.gaps_ns)
 
     def _fail(self, error: Exception) -> None:
-        """End the run with an error that belongs to no request."""
         self.stopped = self.stopped or "failed"
         if not self.over.done():
             self.over.set_exception(error)
@@ -350,7 +348,6 @@ def _tokens_source(completion: Completion, planned: int | None) -> TokensSource 
 
 
 def _outcome(ended: Ended, completion: Completion, *, stream: bool) -> tuple[Status, str | None]:
-    """The wire's status first, then the engine's."""
     if ended.outcome != "ok":
         return ended.outcome, ended.error_kind
     if ended.status is not None and ended.status >= HTTP_ERROR:

@@ -45,13 +45,10 @@ class RequestRun:
         self.number = order.number
         self.scheduled_ns = scheduled_ns
         self.started_ns = started_ns
-        """Start of its timeout."""
         self.concurrency = concurrency
         self.held = held
         self.sent_ns = 0
-        """0: not yet."""
         self.end_ns = 0
-        """0: not ended."""
         self.status: int | None = None
         self.outcome: Outcome = "ok"
         self.error_kind: LossKind | None = None

@@ -164,7 +164,6 @@ class Sender:
         self._cpu_before_ns = time.process_time_ns()
 
     def take(self, orders: Sequence[Order]) -> None:
-        """Hold orders until they are due."""
         for order in orders:
             heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
         self._advance()

@@ -26,7 +26,6 @@ class Gaps:
     """The template's own tokens for one order: before, between and behind the places where something is said."""
 
     ids: tuple[tuple[int, ...], ...]
-    """One more than places."""
     spaced: tuple[bool, ...]
     """True for each place behind a space."""
     written: tuple[bool, ...]
@@ -75,7 +74,6 @@ def compose_head(words: Words, gaps: Gaps, conversation: Sequence[SentMessage], 
 
 
 def head_length(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> int | None:
-    """Null: unknown."""
     return composed_length(_head(gaps, conversation, message), conversation[:message])
 
 
@@ -85,7 +83,6 @@ def _head(gaps: Gaps, conversation: Sequence[SentMessage], message: int) -> Gaps
 
 
 def composed_length(gaps: Gaps, conversation: Sequence[SentMessage]) -> int | None:
-    """Null: unknown."""
     total = gaps.tokens
     for place, written in zip(places(conversation), gaps.written, strict=True):
         if not written:
@@ -124,7 +121,6 @@ def _cut(tokenizer: Tokenizer, words: Words, order: Order, offset: int) -> Gaps:
 
 
 def _marked(words: Words, order: Order, offset: int) -> list[SentMessage]:
-    """Every place has words of its own."""
     count = 0
 
     def mark() -> tuple[str, TokenIds]:

@@ -41,12 +41,10 @@ class VerbatimMessage:
 
     @property
     def role(self) -> str:
-        """``user`` if the message has none."""
         return str(self.message.get("role", "user"))
 
     @property
     def text(self) -> str:
-        """The content's text, or its text parts, concatenated."""
         content = self.message.get("content")
         if isinstance(content, list):
             return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

@@ -17,7 +17,6 @@ IDS = "ids"
 GIVEN = "a dataset's texts: what they share is theirs"
 """Reason to prove nothing of a dataset's texts."""
 FINDINGS = "prefix_truth."
-"""Prefix of these counts among a shard's findings."""
 
 
 @dataclass(slots=True)
@@ -25,9 +24,7 @@ class PrefixTruth:
     """Counts over requests that ended well and whose length the engine told."""
 
     planned: int = 0
-    """Prompts planned to the token."""
     unplanned: int = 0
-    """Prompts of unplanned length."""
     exact: int = 0
     """Planned prompts that were as long as planned."""
     off_tokens: int = 0
@@ -84,7 +81,6 @@ class PrefixTruth:
 
 
 def truth_of(findings: Mapping[str, int]) -> PrefixTruth:
-    """Counts of all shards."""
     found = {name.removeprefix(FINDINGS): count for name, count in findings.items() if name.startswith(FINDINGS)}
     return PrefixTruth(**found)
 
@@ -99,11 +95,9 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     most_off: int = 0
     """Largest difference in length; 1 if only tokens differ."""
     template_tokens: int | None = None
-    """Template tokens of a first turn."""
     shared_planned: int | None = None
     """Planned shared tokens of two sampled sessions, with the template; null: no two."""
     shared_measured: int | None = None
-    """Tokens that they share."""
     unknown: str | None = None
     """Reason for no examination; null: examined."""
 

@@ -83,9 +83,7 @@ class TokenForm:
     vocabulary: Vocabulary
     dialect: Dialect = VLLM
     block_size: int = 16
-    """Of the engine's cache, if known."""
     text_maker: TextMaker | None = None
-    """Encodes texts; null: none."""
     truth: PrefixTruth = field(default_factory=PrefixTruth)
 
     def ids(self, said: Sequence[PlannedMessage]) -> list[TokenIds]:
@@ -114,7 +112,6 @@ class TokenPrompt:
     known: list[BlockHash]
     """Hashes of its first blocks from earlier turns; one list for a conversation."""
     repeated: int = 0
-    """Tokens repeated from the turn before."""
 
     @property
     def path(self) -> str:
@@ -127,7 +124,6 @@ class TokenPrompt:
         return len(self.token_ids)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hash the engine's ids, else the tokenizer's."""
         self.form.truth.check_prompt(len(self.token_ids), response.record, after_output=False)
         if self.repeated:
             self.form.truth.check_cached(self.repeated, self.form.block_size, response.record)
@@ -154,7 +150,6 @@ class TextForm:
     text_maker: TextMaker
     dialect: Dialect = VLLM
     block_size: int = 16
-    """Of the engine's cache, if known."""
     rendered: bool = False
     """True if the template is applied here and ids are sent (``--chat-template``)."""
 
@@ -174,7 +169,6 @@ class ChatPrompt:
     _ids: TokenIds | None = None
     """The engine's ids, after its response; null: unknown."""
     _told: bool = False
-    """True if the engine returned them."""
     _settled: bool = False
 
     @property
@@ -193,7 +187,6 @@ class ChatPrompt:
         return self.form.text_maker.length(self.conversation)
 
     def chain(self, hasher: BlockHasher, response: Response) -> Chain | None:
-        """Hash the engine's ids, else the tokenizer's."""
         self.settle(response)
         if self._ids is None:
             return None

@@ -27,7 +27,6 @@ EXACT_LENGTHS: frozenset[TextApi] = frozenset({"chat", "responses"})
 """APIs in which the output length can be fixed; Anthropic's has no such field."""
 
 TOOL = "lookup"
-"""Name of every called function."""
 OPENING_WORD = "find"
 """First word of every call's argument: the words behind it follow a space."""
 
@@ -43,7 +42,6 @@ class SentMessage:
     ids: TokenIds | None = None
     """Its tokens, generated or encoded; null: unknown."""
     length: int | None = None
-    """Tokens; null: unknown."""
     calls: tuple["Call", ...] = ()
     """Calls of an assistant, in the order of the tool messages behind it."""
     quoted: Message | None = None
@@ -80,7 +78,6 @@ def call_ids(conversation: Sequence[SentMessage]) -> list[list[str]]:
 
 
 def _calls(message: SentMessage, ids: Sequence[str]) -> list[tuple[str, Call]]:
-    """Calls with ids; a tool's message makes none."""
     return list(zip(ids, message.calls, strict=True)) if message.calls else []
 
 
@@ -103,7 +100,6 @@ def _chat_message(message: SentMessage, ids: Sequence[str]) -> Message:
 
 
 def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
-    """The first system message is the instructions."""
     fields: dict[str, Any] = {}
     items: list[Message] = []
     for message, ids in zip(conversation, call_ids(conversation), strict=True):
@@ -121,7 +117,6 @@ def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
 
 
 def messages_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
-    """Results of tools open the user's next message."""
     systems = [message.text for message in conversation if message.role == "system"]
     turns: list[Message] = []
     for message, ids in zip(conversation, call_ids(conversation), strict=True):

@@ -98,24 +98,20 @@ class TextMaker:
         return np.concatenate([self.target.words.numbers(piece.key, piece.tokens) for piece in pieces])
 
     def ids(self, conversation: Sequence[SentMessage]) -> TokenIds | None:
-        """Null: unknown."""
         if any(message.quoted is not None for message in conversation):
             return self._encoded(conversation)
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose(self.target.words, gaps, conversation)
 
     def head(self, conversation: Sequence[SentMessage], message: int) -> TokenIds | None:
-        """Null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else compose_head(self.target.words, gaps, conversation, message)
 
     def head_length(self, conversation: Sequence[SentMessage], message: int) -> int | None:
-        """Null: unknown."""
         gaps = self.gaps(order_of(conversation))
         return None if gaps is None else head_length(gaps, conversation, message)
 
     def length(self, conversation: Sequence[SentMessage]) -> int | None:
-        """Null: unknown."""
         if any(message.quoted is not None for message in conversation):
             token_ids = self._encoded(conversation)
             return None if token_ids is None else len(token_ids)
@@ -123,13 +119,11 @@ class TextMaker:
         return None if gaps is None else composed_length(gaps, conversation)
 
     def gaps(self, order: Order) -> Gaps | None:
-        """Null: unknown."""
         if order not in self._gaps:
             self._gaps[order] = self._learn(order)
         return self._gaps[order]
 
     def encode(self, text: str) -> TokenIds | None:
-        """Null: no tokenizer."""
         return None if self.tokenizer is None else np.asarray(self.tokenizer.encode(text), dtype=np.uint32)
 
     def _learn(self, order: Order) -> Gaps | None:

@@ -9,7 +9,6 @@ import msgspec
 from engines.tokenizer import load_tokenizer, tokenizer_folder
 
 Message = dict[str, Any]
-"""Message of a chat completion."""
 
 
 class TokenizerError(Exception):
@@ -20,7 +19,6 @@ class Tokenizer(Protocol):
     """Tokenizer of a target. Methods raise TokenizerError where it, or the engine, has no result."""
 
     name: str
-    """For the trace's header."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""

@@ -41,10 +41,8 @@ class Words:
     starts: tuple[int, ...] = ()
     """Ids of words at a start or without a space before."""
     follows: tuple[int, ...] = ()
-    """Ids of words behind a space."""
 
     def numbers(self, key: int, count: int) -> TokenIds:
-        """First ``count`` word numbers of a key's row."""
         return tokens_of(key, count, Vocabulary(0, len(self.texts)))
 
     def text(self, numbers: TokenIds) -> str:
