@@ -95,10 +95,7 @@ _feeds = msgspec.msgpack.Decoder(WorkerStats | RecorderStats | RecordFeed)
 
 
 async def listen_for_feeds(state: LiveState, path: str) -> asyncio.Server:
-    """Take messages on a unix socket at ``path`` into the state.
-
-    A connection is read only as fast as its records are counted, so its sender notices and skips; memory is bounded.
-    """
+    """Take messages on a unix socket, reading only as fast as records are counted, so that senders notice and skip."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

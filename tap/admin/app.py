@@ -1,7 +1,4 @@
-"""The admin port's pages: health for orchestrators, metrics for Prometheus, a live page.
-
-Expensive pages are made at most once a second and shared by all readers, so frequent requests cost no more.
-"""
+"""Pages of the admin port, made at most once a second and shared by all readers: health, metrics, a live page."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

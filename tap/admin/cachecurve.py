@@ -1,17 +1,13 @@
 """Prefix hits of the live traffic at every cache size, from block hashes alone, online and in bounded memory.
 
-The policy is that of ``sim curve``: LRU over full prompt blocks. The hits of a request are counted at its arrival, over
-its leading blocks and short of its last token; then its blocks are touched leaf to root, so that tails go first. LRU
-keeps at every size S the S blocks touched last, so the depth of a block is the smallest size at which it hits (Mattson
-et al., 1970). A request touches all earlier blocks of a chain after the later ones, so depths only grow along a chain.
-Therefore each block can be judged by itself, and a sample of blocks is enough.
+The policy is that of ``sim curve``: LRU over full prompt blocks; hits count at arrival, short of the last token, then
+the blocks are touched leaf to root. So the depth of a block is the smallest size at which it hits (Mattson et al.,
+1970), depths only grow along a chain, each block can be judged by itself, and a sample of blocks is enough.
 
 The ``exact_blocks`` touched last are all held, and hits there are exact. Of deeper blocks a sample is held, chosen by
-hash, one in ``1 / rate`` (Waldspurger et al., SHARDS, 2015). A sampled hit counts 1 / rate times, and its depth is the
-exact part plus 1 / rate times its place in the rest of the sample. Blocks that recur all the time, such as a system
-prompt's, are in the exact part, so a popular prefix does not multiply the error of the sample. Below the exact part the
-standard error of n hits is √(n (1 − rate) / rate), 0.8 % for a million hits at a rate of 1/64; the relative error of a
-depth D below it is 1 / √(D rate). At rate 1 everything is exact.
+hash, one in ``1 / rate`` (Waldspurger et al., SHARDS, 2015): a hit counts 1 / rate times, and its depth is the exact
+part plus 1 / rate times its place in the rest of the sample. Popular prefixes are in the exact part, so they do not
+multiply the error. The standard error of n deeper hits is √(n (1 − rate) / rate): 0.8 % for a million at 1/64.
 """
 
 from array import array

@@ -1,8 +1,4 @@
-"""Readiness of the tap: reasons against serving, reasons for missing records, and the state of upstreams.
-
-The two are separate: a tap that cannot record serves as well as ever, and taking it out of service would reach every
-client.
-"""
+"""Readiness of the tap: reasons against serving, apart from reasons for missing records, and the state of upstreams."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,7 @@
 """TTFT survival of the last minutes: the share of requests still without their first token after t, by cohort.
 
-The curve is that of ``measure.survival``, over waits counted by time bucket, so memory does not grow with traffic.
-Requests that end in a bucket count as at risk throughout it. The bounds lie 5 % apart, and the curve is exact at the
-bounds unless a censoring precedes an end in the same bucket.
+The curve is that of ``measure.survival``, over waits counted in time buckets 5 % apart: exact at the bounds unless a
+censoring precedes an end in the same bucket. Requests that end in a bucket count as at risk throughout it.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Messages to the admin process: numbers of each process once a second, and parts of records.
 
-No process waits for the admin process. A frame that its socket does not take at once is kept, up to a bound; beyond it
-frames are dropped and counted. Numbers are totals since the start of their process, so a lost frame costs a second.
+No process waits for the admin process: frames beyond a bound are dropped and counted. Numbers are totals since the
+start of their process, so a lost frame costs a second.
 """
 
 import contextlib

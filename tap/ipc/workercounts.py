@@ -1,7 +1,6 @@
 """Counts of the workers in shared memory: after a kill the supervisor still knows the offered and sent requests.
 
-Each worker has a row of unsigned 64-bit cells that it alone writes. There is no lock: a cell is written in one piece,
-and several cells read during traffic are a moment apart.
+Each worker has a row of unsigned 64-bit cells that it alone writes, without a lock: a cell is written in one piece.
 """
 
 import mmap

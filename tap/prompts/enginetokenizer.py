@@ -1,8 +1,7 @@
 """The engine's own tokenizer over HTTP, from the recorder process: ``--tokenizer engine``.
 
-Each question costs the engine a tokenization that it has already done. So equal prompts are asked once, a failed one is
-not asked again, and an engine that does not answer is left alone for a while. A prompt without ids counts as unhashed,
-by the kind of failure.
+Equal prompts are asked once, a failed one not again, and an engine that does not answer is left alone for a while. A
+prompt without ids counts as unhashed, by the kind of failure.
 """
 
 import secrets

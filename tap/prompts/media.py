@@ -1,15 +1,13 @@
 """Images, audio and files in a chat: their ids in the prompt's chain, and the end of the chain where ids are unknown.
 
-No request tells the number of tokens of a picture. But the usage tells the length of the whole prompt, and the rest is
-text: one message of unknown length has the difference. That length is kept, so the next turn, which sends the message
-again, can have a new one. In the ids, a message with media is a run of that length, made of a digest of all its
+The usage tells the length of the whole prompt, and the rest is text: one message of unknown length has the difference,
+which is kept for the next turn. In the ids, a message with media is a run of that length, made of a digest of all its
 content: two prompts share blocks there if they share the whole message. The ids end before a message of unknown length.
-
 Media are not decoded: a ``data:`` URL is its text, and an address stands for its target.
 
-Where in the ids a message's content is, the template tells: it is applied twice, each time with another letter for that
+The template tells the place of a message's content: it is applied twice, each time with another letter for that
 content, and where the ids differ is its place. The token on either side belongs to the run, since the content could
-have changed it. A template or tokenizer with which that does not come out shows the ids before the first message only.
+have changed it. If that does not come out, the ids end before the first message with media.
 """
 
 import hashlib

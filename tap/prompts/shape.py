@@ -28,10 +28,7 @@ class UnreadableBodyError(Exception):
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded fields of a request, and (never recorded) their body.
-
-    A field with the name of a record's field goes into the record (``tap.recorder.recording``).
-    """
+    """Recorded fields of a request, those with a name of ``Record``'s field, and (never recorded) its body."""
 
     endpoint: Endpoint
     body: dict[str, Any]
@@ -47,10 +44,7 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
-    """Return the shape of a request with this JSON body; a field of the wrong type reads as absent.
-
-    Raises UnreadableBodyError. The engine validates the request, not the tap: nothing else is an error here.
-    """
+    """Return the shape of a JSON body; a field of the wrong type reads as absent. Raises UnreadableBodyError."""
     try:
         fields = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,8 +1,7 @@
 """Endpoint of a request by its path: the requests to be recorded, and their names.
 
-Four endpoints return tokens and are read in full; other POSTs to ``/v1/…`` are recorded by their shape. A gateway's own
-prefix is removed. Only plain words of a path are kept, since other parts may be ids: a cancelled response is
-``/v1/responses/*/cancel``.
+Four endpoints are read in full, other POSTs to ``/v1/…`` recorded by their shape. A gateway's prefix is removed, and
+words that may be ids become ``*``: ``/v1/responses/*/cancel``.
 """
 
 import re

@@ -3,8 +3,6 @@
 The request waits for its last byte, since a member to change can stand anywhere in it; the size of the recorder's copy
 bounds the wait. A stream passes read by read. A response that is one JSON text is held until it is complete, because
 its Content-Length precedes it. The recorder gets every byte as the engine sent it.
-
-Used for requests that can be injected into, if the tap is told to inject; all others have the plain relay.
 """
 
 from collections import Counter

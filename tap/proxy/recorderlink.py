@@ -1,7 +1,6 @@
 """A worker's connection to the recorder: it never waits, and counts the exchanges that the recorder does not get.
 
-Exchanges that the recorder has not taken wait here, within the bound that all copies share. A recorder that dies loses
-the content of its socket; the rest waits for its successor.
+A recorder that dies loses the content of its socket; the rest waits here for its successor, within the bound of copies.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Removal of injected usage and token ids from a response: bytes are cut, and none are written anew.
 
-A stream passes event by event: the usage event is dropped, token ids are cut out of events, and an event that exists
-only for its ids is dropped. Without the injection vLLM writes ``null`` for ids, so the filter leaves ``null``; SGLang
-omits the members. Anything that is not JSON of the expected form passes unchanged.
+A stream passes event by event. Without the injection vLLM writes ``null`` for ids, so the filter leaves ``null``;
+SGLang omits the members. Anything that is not JSON of the expected form passes unchanged.
 """
 
 import re

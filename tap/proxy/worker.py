@@ -1,7 +1,6 @@
 """A worker process, the data plane: accepts clients, relays, and hands copies of ended exchanges to the recorder.
 
-Any number of workers share a port. A worker imports no code for prompts or pages: its memory is its connections, and
-its event loop only relays.
+A worker imports no code for prompts or pages: its memory is its connections, and its event loop only relays.
 """
 
 import asyncio

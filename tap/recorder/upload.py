@@ -1,7 +1,6 @@
-"""Upload of closed segments to ``--upload``, by a thread of the recorder process, repeated until they are there.
+"""Upload of closed segments to ``--upload``, a URL that fsspec knows, by a thread that repeats until they are there.
 
-Any URL that fsspec knows: ``s3://bucket/folder``, ``gs://``, ``file:///mnt/share``. Credentials come from the places of
-the storage's own library, never from a flag. Local files are kept.
+Credentials come from the places of the storage's own library, never from a flag. Local files are kept.
 """
 
 import sys

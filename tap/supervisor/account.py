@@ -1,7 +1,7 @@
 """The account: each request to be recorded is recorded, sampled out, or dropped for a named reason.
 
-It adds up by construction. Offered requests, and the drops of workers, are counted in memory that outlives the workers;
-records are counted by the recorder in the files themselves. The rest was lost with a process that died.
+Offered requests, and the drops of workers, are counted in memory that outlives the workers; records by the recorder in
+the files themselves. The rest was lost with a process that died.
 """
 
 from collections import Counter

@@ -1,7 +1,4 @@
-"""A child of the tap: started with one end of a socket pair, over which it gets its setup.
-
-So no secret is on its command line or in its environment. It leaves when its socket is closed.
-"""
+"""A child of the tap, given its setup over a socket pair, so no secret is on its command line; it leaves at its end."""
 
 import asyncio
 import subprocess

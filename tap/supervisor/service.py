@@ -39,8 +39,7 @@ BACKLOG = 1024
 def bind_listeners(flag: str, host: str, port: int, count: int = 1) -> list[socket.socket]:
     """Return sockets that share an address, one for each process. Raises InputError if the address is not free.
 
-    The kernel spreads connections over them. Connections that wait at the socket of a dead process are kept for its
-    successor, since the socket stays open here. Port 0 becomes a free port, the same for all.
+    The kernel spreads connections over them, and keeps those that wait for the successor of a dead process.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -121,8 +120,7 @@ async def watch_engines(
 ) -> None:
     """Ask all engines every ``every_s``, for ever; ``changed`` gets the new engine of the header.
 
-    The header names one engine, so the first upstream that answers stands for all. An upstream that differs from it is
-    reported on stderr, once.
+    The first upstream that answers stands for all; an upstream that differs from it is reported on stderr, once.
     """
     others: dict[Origin, Engine] = {}
     while True:
