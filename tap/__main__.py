@@ -28,6 +28,10 @@ from tracefile.commandline.parser import Parser
 from wire.loop import run
 
 MIB = 1 << 20
+UNCHECKED = (
+    *("route", "workers", "resume", "overwrite", "block_size", "algorithm", "key_file", "model"),
+    *("dialect", "engine_facts"),
+)
 
 
 def parser() -> Parser:
@@ -216,30 +220,21 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     _check_numbers(args)
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
+        **{name: getattr(args, name) for name in UNCHECKED},
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
-        route=args.route,
         listen=checked_listen("--listen", args.listen),
-        workers=args.workers,
         trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume),
         rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         rotate_s=args.rotate_age,
-        resume=args.resume,
-        overwrite=args.overwrite,
         sample=checked_sample(args.sample),
         keep_headers=checked_headers(args.keep_header),
         upload=checked_upload(args.upload, rotates=rotates),
         tokenizer=checked_tokenizer(args.tokenizer),
-        block_size=args.block_size,
-        algorithm=args.algorithm,
-        key_file=args.key_file,
-        model=args.model,
         loras=tuple(args.lora),
         max_body_bytes=int(args.max_body_mb * MIB),
         queue_bytes=int(args.queue_mb * MIB),
         inject=checked_injection(args.inject, args.dialect),
-        dialect=args.dialect,
-        engine_facts=args.engine_facts,
         engine_metrics_s=args.engine_metrics_interval,
         admin=None if args.admin is None else checked_listen("--admin", args.admin),
         wait_s=args.wait,

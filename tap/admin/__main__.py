@@ -17,8 +17,7 @@ from tap.admin.app import make_app
 from tap.admin.health import probe_upstreams
 from tap.admin.state import LiveState
 from tap.ipc.channel import Channel
-from tap.ipc.control import AdminSetup, ServiceStats
-from tap.ipc.exchange import Ready, Refused
+from tap.ipc.exchange import AdminSetup, Ready, Refused, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
 from wire.loop import run
 from wire.process import split_frames

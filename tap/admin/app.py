@@ -14,10 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.snapshot import Snapshot
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
-from tap.admin.view import snapshot
+from tap.admin.view import Snapshot, snapshot
 from tap.ipc.feed import RecorderStats, WorkerStats
 
 PREFIX = "kvtape_tap_"

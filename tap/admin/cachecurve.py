@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tap.admin.window import Window
+from tap.admin.timeline import Window
 
 EXACT_BLOCKS: Final = 65_536
 SAMPLE_BLOCKS: Final = 65_536
@@ -35,10 +35,9 @@ SIZES: Final = tuple(sorted({round(2 ** (step / _PER_OCTAVE)) for step in range(
 class RecencyStack:
     """At most ``capacity`` blocks by recency, each with its depth; the block touched longest ago leaves first.
 
-    Each touch takes the next slot of a byte map; the depth of a block is the number of slots taken after its own. Slots
-    are counted by group, so a depth costs a sum over groups and one count within a group, both in C, and a touch two
-    increments: with a few hundred groups that is faster than a tree. When the slots run out, the blocks move together.
-    In plain Python, where ``measure.stackdepth`` is compiled: numba would triple the memory of the admin process.
+    Each touch takes the next slot of a byte map; the depth of a block is the number of slots taken after its own,
+    counted by group in C: faster than a tree. When the slots run out, the blocks move together. Plain Python, unlike
+    the compiled ``measure.stackdepth``: numba would triple the memory of the admin process.
     """
 
     def __init__(self, capacity: int) -> None:

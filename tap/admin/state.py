@@ -7,9 +7,8 @@ from typing import Final
 
 from tap.admin.cachecurve import CacheCurve
 from tap.admin.survival import SurvivalCurves
-from tap.admin.timeline import Growth, Sample, Timeline
-from tap.admin.window import Window
-from tap.ipc.control import AdminSetup, ServiceStats
+from tap.admin.timeline import Growth, Sample, Timeline, Window
+from tap.ipc.exchange import AdminSetup, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, SeenRecord, WorkerStats
 from tracefile.records.schema import Engine
 
@@ -61,10 +60,9 @@ class SharedPrefix:
 class SharedPrefixes:
     """Takes requests in order, and finds the prefixes with most of the recent tokens, in bounded memory.
 
-    Only branch points are kept: the places where a request diverges from the requests before it. The point not passed
-    for longest is removed first, so a prefix of at least one request in ``capacity`` is never lost. Requests count from
-    the discovery of a point on, with the two that showed it: never too many. A conversation's own past, which only its
-    later turns have, is no shared prefix.
+    Only branch points are kept: places where a request diverges from earlier requests. The point not passed for longest
+    is removed first, so a prefix of at least one request in ``capacity`` is never lost. Requests count from the point's
+    discovery on: never too many. A conversation's own past, which only its later turns have, is no shared prefix.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:

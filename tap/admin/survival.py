@@ -22,7 +22,7 @@ from measure.survival import (
     incidence_variance,
     quantiles,
 )
-from tap.admin.window import Window
+from tap.admin.timeline import Window
 from tap.ipc.feed import SeenRecord
 from tracefile.records.arrays import FloatArray, IntArray
 

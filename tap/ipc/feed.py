@@ -103,10 +103,7 @@ class RecordFeed(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class FeedSender:
-    """Frames to the admin process's socket; never blocks and needs no event loop.
-
-    Connecting to a unix socket and a non-blocking send return at once. Refused bytes go out with the next frame.
-    """
+    """Frames to the admin process's socket; never blocks, needs no event loop. Refused bytes go with the next frame."""
 
     __slots__ = ("_first_sent", "_held_bytes", "_outbox", "_path", "_socket", "_tried_at", "skipped")
 

@@ -17,7 +17,7 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
-from tap.prompts.recentids import RecentIds
+from tap.prompts.tokenizer import RecentIds
 from tracefile.boundedmap import BoundedMap
 
 TIMEOUT_S = 2.0

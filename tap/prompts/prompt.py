@@ -52,10 +52,7 @@ class ByteBlocks:
         """Lengths in bytes of the blocks known after a node, the latest first. Least recently used nodes first."""
 
     def hash_blocks(self, hasher: BlockHasher, start: Hashable, text: bytes, tokens: int) -> list[BlockHash]:
-        """Return the ``tokens // block_size`` hashes of ``text``; ``start`` names the hasher (model, adapter, salt).
-
-        Fewer if the text has less than a byte for each token.
-        """
+        """Return the ``tokens // block_size`` hashes, fewer if ``text`` has fewer bytes than tokens."""
         count = min(tokens, len(text)) // self._block_size
         chain, position = self._follow(hasher, start, text, count)
         boundaries = self._boundaries(len(text), tokens, position, len(chain), count)

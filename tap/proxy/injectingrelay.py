@@ -348,10 +348,7 @@ class TimedInjectingRelay(TimedRelay, InjectingRelay):
 
 
 def with_length(head: RequestHead, length: int) -> RequestHead:
-    """Return the request's head for a body of this length, and without content coding for the response.
-
-    A compressed response cannot be filtered. Engines do not compress; a gateway in between might.
-    """
+    """Return the request's head for a body of this length, asking for a response without content coding."""
     headers: list[Header] = []
     for name, value in head.headers:
         lower = name.lower()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-from measure.histogram import OVERHEAD_S, HistogramCounts, add_value, empty_counts
+from measure.histogram import OVERHEAD_S, add_value, empty_counts
 from tap.ipc.exchange import KEPT_REQUEST_HEADERS
 from tap.proxy.endpoint import copied_bytes, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
@@ -26,23 +26,6 @@ from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 from wire.url import Origin
-
-
-class Overhead:
-    """Time that a worker of the tap adds, since its start."""
-
-    __slots__ = ("chunks", "response_heads")
-
-    def __init__(self) -> None:
-        self.response_heads: HistogramCounts = empty_counts(OVERHEAD_S)
-        self.chunks: HistogramCounts = empty_counts(OVERHEAD_S)
-
-    def response_head(self, taken_ns: int) -> None:
-        add_value(self.response_heads, OVERHEAD_S, taken_ns / 1e9)
-
-    def chunk(self, taken_ns: int) -> None:
-        add_value(self.chunks, OVERHEAD_S, taken_ns / 1e9)
-
 
 TIMED_EVERY = 64
 """The response of one request in so many is timed in the tap."""
@@ -64,7 +47,8 @@ class Relays:
     """The tap ends the requests that are left."""
 
     def __post_init__(self) -> None:
-        self.overhead = Overhead()
+        self.response_heads, self.chunks = empty_counts(OVERHEAD_S), empty_counts(OVERHEAD_S)
+        """Time that the tap adds, of a sample."""
         self._kept_headers = KEPT_REQUEST_HEADERS.union(name.encode() for name in self.keep_headers)
 
     def new_relay(self, head: RequestHead, client: ClientConnection) -> "Relay":
@@ -301,11 +285,11 @@ class TimedRelay(Relay):
     def response_head(self, head: ResponseHead) -> None:
         began_ns = perf_counter_ns()
         super().response_head(head)
-        self._relays.overhead.response_head(perf_counter_ns() - began_ns)
+        add_value(self._relays.response_heads, OVERHEAD_S, (perf_counter_ns() - began_ns) / 1e9)
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
         super().response_body(at_ns, raw, data)
-        self._relays.overhead.chunk(perf_counter_ns() - at_ns)
+        add_value(self._relays.chunks, OVERHEAD_S, (perf_counter_ns() - at_ns) / 1e9)
 
 
 def upstream_head(head: RequestHead, origin: Origin) -> bytes:

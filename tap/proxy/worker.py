@@ -21,8 +21,7 @@ from typing import Any
 import msgspec
 
 from tap.ipc.channel import Channel
-from tap.ipc.control import Cut, Drain, Drained, Reload, WorkerSetup
-from tap.ipc.exchange import Ready, encode_frame
+from tap.ipc.exchange import Cut, Drain, Drained, Ready, Reload, WorkerSetup, encode_frame
 from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, WorkerStats
 from tap.ipc.workercounts import WorkerCounts
 from tap.proxy.injectingrelay import new_relays
@@ -70,8 +69,8 @@ class WorkerMeter:
             queue_bytes=relays.budget.held_bytes,
             queue_limit_bytes=self._queue_limit_bytes,
             loop_delay_s=self._worst_delay_s,
-            response_head=relays.overhead.response_heads,
-            chunk=relays.overhead.chunks,
+            response_head=relays.response_heads,
+            chunk=relays.chunks,
         )
 
 

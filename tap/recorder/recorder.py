@@ -58,10 +58,7 @@ class Inbox:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def batches(self, idle_s: float) -> Iterator[list[bytes]]:
-        """Yield the payloads that each read completes; none if nothing came for ``idle_s``.
-
-        Ends when the supervisor has closed its side and no worker is left.
-        """
+        """Yield the payloads that each read completes, none after an idle time; end when all sides have closed."""
         while self._control in self._buffers or self._workers_left():
             ready = self._selector.select(idle_s)
             if not ready:

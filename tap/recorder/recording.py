@@ -144,10 +144,7 @@ USAGE = b'"usage":'
 
 
 def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:
-    """Return the content of the response; null if none came, or its coding cannot be undone.
-
-    ``asked_stream`` decides how a body without a ``Content-Type`` is read.
-    """
+    """Return the content of the response, null for none; ``asked_stream`` is for one without ``Content-Type``."""
     if exchange.http_status is None:
         return None
     content_type = exchange.response_headers.get("content-type", "").lower()

@@ -8,12 +8,22 @@ from functools import partial
 import msgspec
 
 from engines.facts import EngineFacts
-from tap.ipc.control import AdminSetup, Cut, Drain, Drained, Reload, ServiceStats
-from tap.ipc.exchange import EngineChanged, Progress, Ready, RecorderSetup, Refused
+from tap.ipc.exchange import (
+    AdminSetup,
+    Cut,
+    Drain,
+    Drained,
+    EngineChanged,
+    Progress,
+    Ready,
+    RecorderSetup,
+    Refused,
+    Reload,
+    ServiceStats,
+)
 from tap.supervisor.account import Ledger
-from tap.supervisor.childprocess import ChildProcess
 from tap.supervisor.config import TapConfig
-from tap.supervisor.restarting import RestartingChild, say
+from tap.supervisor.restarting import ChildProcess, RestartingChild, say
 from tap.supervisor.setups import Runtime, worker_setup
 from tracefile.records.schema import Engine
 from wire.url import Origin

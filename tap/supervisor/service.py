@@ -1,8 +1,4 @@
-"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, and close the account.
-
-The supervisor touches no traffic. It binds the sockets, learns facts of the engine, handles signals, restarts dead
-processes, and adds up the account of all requests.
-"""
+"""A tap from start to end: reach the upstreams, start the processes, keep them running, drain, close the account."""
 
 import asyncio
 import contextlib
@@ -19,8 +15,7 @@ import msgspec
 
 from engines.control import learn_engine_facts, read_pages
 from engines.facts import EngineFacts, parse_metrics, read_gauges
-from tap.ipc.control import ServiceStats
-from tap.ipc.exchange import RecorderSetup
+from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import TapConfig, read_upstreams
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
@@ -144,10 +139,7 @@ async def watch_engines(
 
 
 def changed_engine(known: Engine | None, learnt: Engine | None) -> Engine | None:
-    """Return the engine as it is now if it differs from ``known``; null: the same, as far as it told this time.
-
-    A page without an answer is no change: the fields it would have told stay.
-    """
+    """Return the engine as it is now if it differs from ``known``, else null; an absent field is no change."""
     if learnt is None:
         return None
     told = {name: value for name, value in msgspec.structs.asdict(learnt).items() if value not in (None, {})}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
-from tap.ipc.control import WorkerSetup
-from tap.ipc.exchange import RecorderSetup
+from tap.ipc.exchange import RecorderSetup, WorkerSetup
 from tap.ipc.workercounts import WorkerCounts
 from tap.supervisor.config import NAMED_TOKENIZERS, TapConfig, checked_injection
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
@@ -39,6 +38,13 @@ class Runtime:
         return WorkerCounts(self.counts, workers)
 
 
+SAME_NAMES = (
+    *("trace", "overwrite", "resume", "rotate_bytes", "rotate_s", "upload", "sample"),
+    *("tokenizer", "algorithm"),
+)
+"""Settings that the recorder's setup takes, by name."""
+
+
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     check_injection(config, facts)
     block_size = _block_size(config, facts)
@@ -54,22 +60,14 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         engine=facts.known_engine,
     )
     return RecorderSetup(
-        trace=config.trace,
-        overwrite=config.overwrite,
+        **{name: getattr(config, name) for name in SAME_NAMES},
         meta=meta,
-        tokenizer=config.tokenizer,
         key_secret=key.secret,
-        algorithm=config.algorithm,
         block_size=block_size,
         hash_model=config.model,
         loras=list(config.loras),
         epoch_ns=epoch_ns,
         socket=runtime.recorder_socket,
-        resume=config.resume,
-        rotate_bytes=config.rotate_bytes,
-        rotate_s=config.rotate_s,
-        upload=config.upload,
-        sample=config.sample,
         keep_headers=list(config.keep_headers),
         inject=sorted(config.inject),
         dialect=dialect(config, facts),

@@ -14,8 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from tap.ipc.control import AdminSetup, ServiceStats
-from tap.ipc.exchange import Ready, encode_frame
+from tap.ipc.exchange import AdminSetup, Ready, ServiceStats, encode_frame
 from tap.ipc.feed import FeedSender
 from tests.tap.admin.told import BLOCK
 from wire.process import split_frames

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from tap.admin.app import SHARED_S, make_app
 from tap.admin.health import probe_once, takes_connections
 from tap.admin.state import LiveState
-from tap.ipc.control import AdminSetup
+from tap.ipc.exchange import AdminSetup
 from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
 
 UPSTREAM = "http://127.0.0.1:9"

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tap.admin.app import Exposition
 from tap.admin.state import LiveState
-from tap.ipc.control import AdminSetup
+from tap.ipc.exchange import AdminSetup
 from tests.tap.admin.told import recorder_stats, service_stats, worker_stats
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,7 @@ import pytest
 
 from tap.admin.health import RECORDER_SILENCE_S, reasons_against, reasons_not_recording
 from tap.admin.state import LiveState
-from tap.ipc.control import AdminSetup, ServiceStats
-from tap.ipc.exchange import Progress
+from tap.ipc.exchange import AdminSetup, Progress, ServiceStats
 from tap.ipc.feed import RecorderStats
 
 ENGINE = "http://engine:8000"

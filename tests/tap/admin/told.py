@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, add_value, empty_counts
-from tap.ipc.control import ServiceStats
-from tap.ipc.exchange import Progress
+from tap.ipc.exchange import Progress, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, RequestCount, SeenRecord, WorkerStats
 from tracefile.records.schema import BlockHash, Engine
 

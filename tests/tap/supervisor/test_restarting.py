@@ -9,17 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tap.ipc.control import Drained
-from tap.ipc.exchange import EngineChanged, Ready, Refused
-from tap.supervisor.childprocess import ChildProcess
-from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, RestartingChild, backoff_s
+from tap.ipc.exchange import Drained, EngineChanged, Ready, Refused
+from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, ChildProcess, RestartingChild, backoff_s
 from tracefile.records.errors import InputError
 
 SETUP = EngineChanged(None)
 """Any message: the child below does not look into it."""
 CHILD = """
 import os, pathlib, socket, sys, time
-from tap.ipc.control import Drained
+from tap.ipc.exchange import Drained
 from tap.ipc.exchange import Ready, Refused, encode_frame
 
 folder = pathlib.Path(__file__).parent
