@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,48 +23,33 @@ Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CommandConfig:
-    """A comparison and its outputs."""
-
-    compare: CompareConfig
-    page: Path | None
-    json: bool
-
-
 def main(argv: Sequence[str]) -> int:
     """Run ``report``; 1 if a gate failed."""
-    if argv[:1] == ["curve"]:
-        return _draw_curves(_parser().parse_args(argv))
-    config = parse_command(argv)
-    compared = compare(config.compare)
-    if config.page is not None:
+    flags = _parser().parse_args(argv)
+    if flags.command == "curve":
+        return _draw_curves(flags)
+    compared = compare(_config(flags))
+    if flags.html is not None:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.pages.page import render_page  # noqa: PLC0415
 
-        write_page(config.page, render_page(compared))
-    if config.json:
+        write_page(flags.html, render_page(compared))
+    if flags.json:
         print_json(compared.result)
-    print_comparison(compared.result, Console(stderr=config.json, highlight=False))
+    print_comparison(compared.result, Console(stderr=flags.json, highlight=False))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 
-def parse_command(argv: Sequence[str]) -> CommandConfig:
-    """Flags to config; InputError for what argparse cannot know."""
-    flags = _parser().parse_args(argv)
+def _config(flags: argparse.Namespace) -> CompareConfig:
     if flags.bootstrap < 0:
         raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
-    return CommandConfig(
-        compare=CompareConfig(
-            traces={label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()},
-            truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
-            yardstick=flags.repeat,
-            seed=flags.seed,
-            bootstrap=flags.bootstrap,
-            gates=tuple(flags.gate),
-        ),
-        page=flags.html,
-        json=flags.json,
+    return CompareConfig(
+        traces={label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()},
+        truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
+        yardstick=flags.repeat,
+        seed=flags.seed,
+        bootstrap=flags.bootstrap,
+        gates=tuple(flags.gate),
     )
 
 

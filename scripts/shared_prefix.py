@@ -22,7 +22,7 @@ from scripts import vllm_engine
 from scripts.fidelity.engines import empty_cache, engine
 from scripts.fidelity.loads import EngineSettings
 from scripts.job import Workspace
-from sim.fit.seentimes import seen_tokens
+from sim.fit.schedule import seen_tokens
 from tracefile import load_trace
 
 NEW_TOKENS = 32

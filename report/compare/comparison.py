@@ -14,18 +14,28 @@ from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
-from report.compare.cells import MIN_CELL, Cell, coverage, joined_rows, judge, measure
-from report.compare.ensembles import measure_ensemble, middle_run
+from report.compare.cells import (
+    MIN_CELL,
+    Cell,
+    Cells,
+    cached_agreement,
+    coverage,
+    joined_rows,
+    judge,
+    measure,
+    measure_ensemble,
+    middle_run,
+    provenance,
+)
 from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, refuse_fitted_on_compared, resolve_truths, same_conditions
-from report.compare.provenance import Cells, cached_agreement, provenance
 from report.compare.results import METRICS, SCHEMA, Comparison, DurationError, Forecast, Metric, Pair, PairCohort
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
 
 Members = Mapping[str, Sequence[Run]]
-"""Members of each label that is an ensemble; its own run is their median, row by row."""
+"""By label; the ensemble's own run is their median, row by row."""
 
 _NO_ROWS: Final[IntArray] = np.empty(0, dtype=np.int64)
 _SAMPLES: Final[dict[Metric, Callable[[Run, IntArray], Waits]]] = {
@@ -63,10 +73,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Truths, yardstick and resampling of a comparison."""
+    """Truths (of a label before that label), yardstick and resampling of a comparison."""
 
     truths: Mapping[str, str]
-    """Of each judged label; truths before what they judge."""
     yardstick: str | None
     seed: int
     bootstrap: int
@@ -282,7 +291,6 @@ class Yardsticks:
     baselines: Mapping[str, Line]
     gates: Sequence[str]
     standard: bool
-    """Whether the standard gates are asked too."""
     seed: int
     bootstrap: int
 
@@ -290,11 +298,7 @@ class Yardsticks:
 def judge_forecasts(
     captured: Mapping[str, Run], predicted: Mapping[str, Predicted], yardsticks: Yardsticks
 ) -> Compared:
-    """Judge each forecast by its capture; the first capture is the truth of every other run.
-
-    Labels keep the order of ``captured``, each forecast after the first capture's other runs. InputError for a bad
-    gate, and where a model was fitted on a compared capture.
-    """
+    """Judge each forecast by its capture, other runs by the first capture. InputError as from ``compare``."""
     named = {label: forecast.truth for label, forecast in predicted.items()}
     labels = [*captured, *predicted]
     truths = resolve_truths(labels, named)
@@ -315,10 +319,7 @@ def judge_forecasts(
 
 
 def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:
-    """Judge each line's TTFT against the truth's, by cohort.
-
-    A line is told the cached tokens that the engine had, which no forecast is.
-    """
+    """Judge each line's TTFT by cohort. A line is told the cached tokens that the engine had; no forecast is."""
     cohorts = cohort_rows(own_traits(truth))
     session_of_row = np.arange(len(truth))
     judged: dict[str, dict[str, DurationError]] = {}

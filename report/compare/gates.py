@@ -71,13 +71,11 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
         cohort = cohorts.get(asked.cohort or ALL)
         if cohort is None:
             there = ", ".join(cohort_order(set(cohorts)))
-            reason = f"no requests in cohort {asked.cohort}; there are {there}"
-            yield GateResult(expression=expression, value=None, passed=False, reason=reason)
+            yield _refused(expression, f"no requests in cohort {asked.cohort}; there are {there}")
             continue
         value = _value(asked, getattr(cohort, asked.metric))
         if value is None:
-            reason = "not judged: too few requests, or the value does not exist"
-            yield GateResult(expression=expression, value=None, passed=False, reason=reason)
+            yield _refused(expression, "not judged: too few requests, or the value does not exist")
             continue
         passed = asked.holds(value)
         reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"
@@ -123,16 +121,12 @@ def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterat
     cached = pair.cohorts[ALL].cached
     expression = f"{label}: cached tokens exact >= {share(MIN_EXACT_SHARE)}"
     if cached.exact_share is not None and forecast.preempted:
-        yield GateResult(
-            expression=expression,
-            value=cached.exact_share,
-            passed=True,
-            reason=f"not asked: {forecast.preempted:,} requests are preempted",
-        )
+        reason = f"not asked: {forecast.preempted:,} requests are preempted"
+        yield GateResult(expression=expression, value=cached.exact_share, passed=True, reason=reason)
     elif cached.exact_share is not None:
         yield _held(expression, cached.exact_share, cached.exact_share >= MIN_EXACT_SHARE, f"{cached.n:,} requests")
     elif cached.n:
-        yield _not_judged(expression, f"{cached.n} requests report them; {min_cell} are needed")
+        yield _refused(expression, f"not judged: {cached.n} requests report them; {min_cell} are needed")
 
 
 def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResult]:
@@ -144,7 +138,7 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
             if (error := getattr(cohort.ttft, level)) is not None
         ]
         if not errors:
-            yield _not_judged(expression, "no cohort has enough requests")
+            yield _refused(expression, "not judged: no cohort has enough requests")
             continue
         middle = quantile(sorted(errors), 0.5)
         where = "in saturation" if forecast.saturated else "below saturation"
@@ -155,7 +149,7 @@ def _coverage(label: str, pair: Pair) -> GateResult:
     expression = f"{label}: bands hold >= {share(MIN_COVERAGE)} of quantiles"
     found = pair.coverage
     if found is None or found.share is None:
-        return _not_judged(expression, "no cohort has enough requests")
+        return _refused(expression, "not judged: no cohort has enough requests")
     return _held(expression, found.share, found.share >= MIN_COVERAGE, f"{found.inside} of {found.quantiles}")
 
 
@@ -185,5 +179,5 @@ def _held(expression: str, value: float, passed: bool, of: str) -> GateResult:
     return GateResult(expression=expression, value=value, passed=passed, reason=f"{share(value)}, {of}")
 
 
-def _not_judged(expression: str, reason: str) -> GateResult:
-    return GateResult(expression=expression, value=None, passed=False, reason=f"not judged: {reason}")
+def _refused(expression: str, reason: str) -> GateResult:
+    return GateResult(expression=expression, value=None, passed=False, reason=reason)

@@ -46,10 +46,9 @@ def join_runs(truth: Run, other: Run) -> Join:
 
 
 def resolve_truths(labels: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return each compared label's truth: the first label, or the label named; a label named by itself has none.
+    """Return truths by label: the first label or the label named, and none for a label named by itself.
 
-    Truths come before the labels they judge, so that one pass over the result suffices. InputError for an unknown
-    label or a circle.
+    Truths come before the labels they judge. InputError for an unknown label or a circle.
     """
     for label, truth in named.items():
         for name in (label, truth):
@@ -90,10 +89,7 @@ _SAME_CACHE: Final = 0.01
 
 
 def same_conditions(truth: Meta, other: Meta) -> bool:
-    """Return whether both ran the same prompts at the same pace on an engine with the same cache and scheduler.
-
-    A setting that a side does not tell is taken to agree: a tap cannot learn them all.
-    """
+    """True if prompts, pace, cache and scheduler are the same; a setting that a side does not tell agrees."""
     if (_workload(truth), _caches(truth)) != (_workload(other), _caches(other)):
         return False
     blocks, others = _setting(truth, "num_gpu_blocks"), _setting(other, "num_gpu_blocks")
@@ -121,11 +117,7 @@ def _setting(meta: Meta, name: str) -> Any:
 
 
 def refuse_fitted_on_compared(runs: Sequence[Run]) -> list[str]:
-    """InputError if a predicted run's model was fitted on a compared trace or on the one that it predicts.
-
-    Returns notes on what could not be ruled out: a forecast that does not say what it was fitted on, and a run that
-    is a replay of a trace the model was fitted on (another measurement, but the same load).
-    """
+    """InputError if a model was fitted on a compared trace or on the trace that it predicts; notes on doubts."""
     notes: list[str] = []
     for predicted in (run for run in runs if run.meta.source == "sim"):
         fitted = _fit_digests(predicted)

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sim.fit.noisefit import speed
 from sim.fit.observations import Observations, observe
+from sim.fit.regression import speed
 from sim.fit.variants import prepare_capture, schedule_of
 from sim.latency.modelfile import Model
 from sim.latency.terms import DECODES

@@ -28,8 +28,6 @@ from tracefile.files.reading import load_trace
 from tracefile.records.errors import InputError
 
 _SHOWN = 20
-
-
 MOST_RUNS = 400
 """Of other orders, in all: then the rest stays unexplained."""
 _NEIGHBOURS = 4

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from sim.fit.schedule import Admitted, CapturedStep, Reconstruction, StepAhead
-from sim.fit.seentimes import UNSEEN_MS, SeenTimes
+from sim.fit.schedule import UNSEEN_MS, Admitted, CapturedStep, Reconstruction, SeenTimes, StepAhead
 from sim.latency.terms import step_row
 from sim.vllm.config import EngineConfig
 from sim.vllm.pool import BlockPool
@@ -88,11 +87,9 @@ class CapturedSchedule:
         )
 
     def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
-        """Places of requests that the engine got, the first to be admitted last.
+        """Places of requests that the engine got, the first to be admitted last: FCFS, by step and then by arrival.
 
-        FCFS: an earlier admission has its first token no later; within a step, the earlier arrival is first. A request
-        without
-        a seen token stands behind all that arrived before it.
+        A request without a seen token stands behind all that arrived before it.
         """
         steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
         order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
@@ -215,9 +212,7 @@ class CapturedSchedule:
         return hits * self.scheduler.config.block_size
 
     def _is_due(self, place: int, tokens: int, ahead: StepAhead) -> bool:
-        """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token then comes no sooner
-        than seen.
-        """
+        """True if a request with ``tokens`` to compute is in the step ``ahead``: its first token comes no sooner."""
         arrival_ms, first_ms = self._outcomes[place].arrival.arrival_ms, self._seen.first_ms[place]
         most = max(1, self.scheduler.config.max_num_batched_tokens - len(ahead.sampling))
         more = -(-(tokens - min(ahead.budget, ahead.most_per_request)) // most)
@@ -272,10 +267,7 @@ def reconstruct(
 ) -> Reconstruction:
     """Return the schedule that fits the capture best; ``make_pool``: a fresh pool per attempt, None: the engine's own.
 
-
-    A request whose first token came out in another step than it was seen in is admitted as much sooner or later, and
-    the
-    schedule run again, as long as that helps.
+    A request whose first token is some steps off is admitted as much sooner or later, as long as that helps.
     """
     shifted: dict[int, int] = {}
     best: Reconstruction | None = None

@@ -12,8 +12,7 @@ import numpy as np
 from measure.table import table_lines
 from measure.wording import NOTHING
 from sim.fit.identification import Coverage, Unidentified, coverage_of, find_unidentified, next_capture, require_enough
-from sim.fit.noisefit import estimate_drift, estimate_noise
-from sim.fit.regression import bootstrap
+from sim.fit.regression import bootstrap, estimate_drift, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors, locate_misfit
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
@@ -180,16 +179,15 @@ def fit_traces(config: FitConfig) -> Fitted:
             FitTrace(digest=trace_digest(path), name=path.name, requests=len(capture.fitted))
             for path, capture in zip(config.traces, captures, strict=True)
         ],
-        diagnostics=_diagnostics(
-            best,
-            fits,
-            trials=trials,
-            captures=captures,
-            settings=settings,
-            config=config,
-            coverage=coverage,
-            unidentified=unidentified,
-        ),
+        diagnostics=_diagnostics(best, fits, trials, captures)
+        | {
+            "cached_tokens_from": config.cached,
+            "assumed_settings": settings.assumed,
+            "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
+            "coverage": asdict(coverage),
+            "unidentified": [asdict(one) for one in unidentified],
+            "next_capture": next_capture(best.variant.config, seed=len(captures) + 1) if unidentified else None,
+        },
         baselines=baseline_errors(best.forecast),
     )
     return Fitted(model, unidentified, best.forecast)
@@ -263,15 +261,7 @@ def _parameters(fit: Fit, draws: FloatArray, unidentified: Sequence[Unidentified
 
 
 def _diagnostics(
-    best: Fit,
-    fits: Sequence[Fit],
-    *,
-    trials: Sequence[Trial],
-    captures: Sequence[Capture],
-    settings: Settings,
-    config: FitConfig,
-    coverage: Coverage,
-    unidentified: Sequence[Unidentified],
+    best: Fit, fits: Sequence[Fit], trials: Sequence[Trial], captures: Sequence[Capture]
 ) -> dict[str, Any]:
     seen, requests = best.seen, best.forecast
     return {
@@ -288,14 +278,8 @@ def _diagnostics(
         "variant": best.variant.name,
         "variants": {fit.variant.name: round(fit.loss, 6) for fit in fits},
         "terms": {" + ".join(("default", *trial.extra_terms)): round(trial.loss, 6) for trial in trials},
-        "cached_tokens_from": config.cached,
         "cached_agreement": _mean_agreement(captures),
-        "assumed_settings": settings.assumed,
-        "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
         "errors": [asdict(errors) for errors in cohort_errors(requests)],
-        "coverage": asdict(coverage),
-        "unidentified": [asdict(one) for one in unidentified],
-        "next_capture": next_capture(best.variant.config, seed=len(captures) + 1) if unidentified else None,
     }
 
 

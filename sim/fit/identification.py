@@ -142,10 +142,7 @@ class Unidentified:
 
 
 def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
-    """Raise InputError, saying what to capture, where no fit could mean anything.
-
-    ``uncached_tokens``: of each request with a TTFT; ``gaps``: how many were seen.
-    """
+    """Raise InputError that names the capture to make; ``uncached_tokens``: of each request with a TTFT."""
     ttfts = len(uncached_tokens)
     if ttfts < LEAST_INTERVALS:
         raise InputError(
@@ -183,10 +180,7 @@ def find_unidentified(
 
 
 def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
-    """Return terms whose counts are the same combination of other terms' in every interval, with these others.
-
-    The regression shares out their common cost, and every resample does so alike.
-    """
+    """Return terms whose counts are the same combination of other terms' in every interval, with these others."""
     counts = seen.counts[:, free] / np.maximum(seen.seen_ms, 1e-6)[:, None]
     size = np.sqrt((counts**2).sum(axis=0))
     live = np.flatnonzero(size > 0.0)

@@ -14,8 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from sim.fit.schedule import CapturedStep, Reconstruction
-from sim.fit.seentimes import seen_tokens
+from sim.fit.schedule import CapturedStep, Reconstruction, seen_tokens
 from sim.latency.terms import (
     NUM_STEP_TERMS,
     PREFILL_TOKENS,
@@ -37,14 +36,12 @@ _NO_COSTS = (0.0,) * len(TERMS)
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Intervals of time, n of them, each from a seen moment to the next. Prediction of interval i: ``counts[i] @
-    parameters``.
-    """
+    """Intervals of time, n of them, each from a seen moment to the next; predicted by ``counts @ parameters``."""
 
     start_ms: FloatArray
     """On the trace's clock; shape (n,)."""
     seen_ms: FloatArray
-    """How long it was; shape (n,)."""
+    """Length; shape (n,)."""
     counts: FloatArray
     """Terms in the order of ``TERMS``; shape (n, terms)."""
     is_prefill: BoolArray
@@ -56,7 +53,6 @@ class Observations:
     session: IntArray
     """Of the request that has most tokens in it, numbered over all captures."""
     capture: IntArray
-    """Which capture."""
 
     def select(self, kept: BoolArray) -> "Observations":
         return Observations(*(getattr(self, field.name)[kept] for field in fields(self)))
@@ -80,9 +76,7 @@ def observe(
 ) -> Observations:
     """Return the intervals of a capture; ``records`` are in the order of the schedule's arrivals.
 
-    ``work``: assumed times of an API server on the engine's core. ``held_out``: places of records whose tokens end no
-    interval.
-
+    ``costs``: of an API server on the engine's core. ``held_out``: places of records whose tokens end no interval.
     An interval ends with a step some of whose tokens were seen, at the median over its readers. Left out are intervals
     without a known begin, as the next request was still in the API server; intervals after a step whose only reads are
     first tokens, whose delivery takes longer by an unknown time; and those of requests whose first token came out in
@@ -137,19 +131,11 @@ class _ApiServer:
         return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
 
     def delays(self, *, goes_on: bool) -> int:
-        """Factor by which a delivery delays its read: 2 on a shared core if the engine goes on, else 1.
-
-
-        Either way the next interval is shorter by one delivery: a late end began it, and half of that the engine had
-        the core.
-        """
+        """Factor by which a delivery delays its read: 2 on a shared core if the engine goes on, else 1."""
         return 2 if self._reception is not None and goes_on else 1
 
     def counts(self, steps: Sequence[CapturedStep], begun_ms: float, end_ms: float) -> FloatArray:
-        """Terms of ``steps``, one after another, and of the API server's work: the opening request's; on a shared core,
-        all
-        work done meanwhile.
-        """
+        """Terms of ``steps`` and of the API server's work: the opening request's; on a shared core, all."""
         total = np.zeros(len(TERMS))
         total[:NUM_STEP_TERMS] = np.sum([step.row for step in steps], axis=0)
         opener = steps[0].opener

@@ -1,18 +1,21 @@
-"""Non-negative robust regression of two groups of intervals, with and without prefill, on their makeup.
+"""Non-negative robust regression of intervals, with and without prefill, on their makeup; the noise that it leaves.
 
 Residuals are relative: an interval of a second and one of ten milliseconds are both predicted to so many per cent,
 which is what forecasts are judged by, and long prefills keep their say. Each group has its own robust scale and half of
 the weight; pooled, thousands of decodes would outvote the prefills.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import nnls
+from scipy.stats import norm, rankdata
 
 from sim.fit.observations import Observations
-from tracefile.records.arrays import FloatArray
+from sim.latency.noise import LEVELS, Noise
+from sim.latency.terms import NUM_STEP_TERMS
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
 
 HUBER = 2.5
 """Residuals beyond so many robust standard deviations count linearly. Wide, because a step's misfit is a signal."""
@@ -37,8 +40,7 @@ class Solution:
 
 
 def solve(seen: Observations, free: list[int]) -> Solution:
-    """Iteratively reweighted least squares over the terms ``free``; all weigh the same at first, relative to what was
-    seen."""
+    """Iteratively reweighted least squares over the terms ``free``; weights are relative to the seen times at first."""
     parameters = np.zeros(seen.counts.shape[1])
     weights, scales = robust_weights(seen, seen.seen_ms, seen.seen_ms)
     for _ in range(_ROUNDS):
@@ -101,11 +103,7 @@ def condition_number(gram: FloatArray) -> float:
 
 
 def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: int, seed: int) -> FloatArray:
-    """Parameters from resampled sessions; shape (rounds, terms).
-
-    Intervals keep their terms and weights. An interval thus holds the captures' sampling error, not that of the
-    schedule or of a model of the wrong shape.
-    """
+    """Parameters from resampled sessions; shape (rounds, terms). Counts and weights of the observations stay."""
     sessions = int(seen.session.max(initial=-1)) + 1
     counts = seen.counts[:, free]
     grams = np.zeros((sessions, len(free), len(free)))
@@ -121,3 +119,210 @@ def bootstrap(seen: Observations, weights: FloatArray, free: list[int], rounds: 
         gram = np.tensordot(times, grams, axes=1)
         found[row, free] = solve_normal(gram, times @ moments)
     return found
+
+
+_PER_KNOT = 25
+_LEAST_OPENINGS = 20
+_SMALL_FRONT = 0.1
+"""Intervals with less of the API server's time than this tell of steps."""
+_LARGE_FRONT = 1.0 / 3.0
+"""Those with more tell of the API server."""
+_FAR = 0.5
+"""A prefill that lacks more than this share of its time was not that quick: its tokens, or those of the step before,
+were read late, or its request was in another step than the reads say."""
+_SAME_MS = 1e-6
+_LAGS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
+_CORRELATIONS_MS = np.geomspace(20.0, 60_000.0, 33)
+_MAX_SHARE = 0.95
+_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Standard deviation of log(speed) between captures, and its degrees of freedom; 0: nothing was seen."""
+
+    log_sd: float
+    freedom: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Intervals that tell of steps, in order of captures and time."""
+
+    start_ms: FloatArray
+    capture: IntArray
+    step_ms: FloatArray
+    """Predicted, of one step; of several, their mean."""
+    log_ratio: FloatArray
+    """log(seen / predicted), without the API server's part."""
+    steps: IntArray
+    bin: IntArray
+    """Which knot."""
+
+
+def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
+    """Estimate quantiles of log(seen / predicted) by step length, their autocorrelation, the API server's quantiles."""
+    seen = _with_late_reads_joined(seen, seen.counts @ parameters)
+    predicted_ms = seen.counts @ parameters
+    front_ms = seen.counts[:, NUM_STEP_TERMS:] @ parameters[NUM_STEP_TERMS:]
+    told = (front_ms < _SMALL_FRONT * predicted_ms) & (seen.seen_ms > front_ms)
+    told &= ~seen.is_prefill | (seen.seen_ms > _FAR * predicted_ms)
+    if told.sum() < _PER_KNOT:
+        return Noise()
+    own = seen.select(told)
+    steps_ms = predicted_ms[told] - front_ms[told]
+    edges_ms = _edges(steps_ms / own.steps)
+    found = _Steps(
+        own.start_ms,
+        own.capture,
+        steps_ms / own.steps,
+        np.log((own.seen_ms - front_ms[told]) / steps_ms),
+        own.steps,
+        np.searchsorted(edges_ms, steps_ms / own.steps, side="right"),
+    )
+    share, correlation_time_ms = _autocorrelation(found)
+    rows = [
+        _quantiles(_single_logs(found, found.bin == number, share, correlation_time_ms))
+        for number in range(len(edges_ms) + 1)
+    ]
+    knots = [round(float(np.median(found.step_ms[found.bin == number])), 4) for number in range(len(rows))]
+    return Noise(
+        step_ms=tuple(knots),
+        step_log_ratio=tuple(rows),
+        autocorrelated_share=round(share, 4),
+        correlation_time_ms=round(correlation_time_ms, 1),
+        frontend_log_ratio=_front_quantiles(seen, predicted_ms, front_ms, found),
+    )
+
+
+def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
+    """``seen`` with every prefill that is far too short joined to the interval before it, if that one is as much too
+    long: its tokens were read late, which says nothing of either step and would say that some take no time."""
+    lacking_ms = predicted_ms - seen.seen_ms
+    follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
+    follows &= np.abs(seen.start_ms[1:] - (seen.start_ms + seen.seen_ms)[:-1]) < _SAME_MS
+    far = seen.is_prefill[1:] & (lacking_ms[1:] > _FAR * predicted_ms[1:])
+    joined = np.zeros(len(lacking_ms), dtype=np.bool_)
+    joined[1:] = follows & far & (-lacking_ms[:-1] > _FAR * lacking_ms[1:])
+    firsts = np.flatnonzero(~joined)
+    return replace(
+        seen.select(~joined),
+        seen_ms=np.add.reduceat(seen.seen_ms, firsts),
+        counts=np.add.reduceat(seen.counts, firsts, axis=0),
+        is_prefill=np.logical_or.reduceat(seen.is_prefill, firsts),
+        steps=np.add.reduceat(seen.steps, firsts),
+    )
+
+
+def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
+    """From how log(speed) differs between captures. With few of them, how much speed changed within them counts, too:
+    as much as three captures more would."""
+    speeds, within = [], []
+    for number in range(int(seen.capture.max(initial=-1)) + 1):
+        rows = np.flatnonzero(seen.capture == number)
+        speeds.append(speed(seen, parameters, rows))
+        parts = [speed(seen, parameters, block) for block in np.array_split(rows, _BLOCKS) if len(block)]
+        within.append(float(np.var(parts, ddof=1)) if len(parts) > 1 else 0.0)
+    if not speeds:
+        return Drift(0.0, 0)
+    between = float(np.var(speeds, ddof=1)) * (len(speeds) - 1) if len(speeds) > 1 else 0.0
+    prior = _BLOCKS - 1
+    freedom = len(speeds) - 1 + prior
+    variance = (between + prior * float(np.mean(within))) / freedom
+    # The captures' own mean is off by a share of it, and so is the fit that goes through them.
+    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / len(speeds)))), 6), freedom)
+
+
+def speed(seen: Observations, parameters: FloatArray, rows: IntArray | None = None) -> float:
+    """Median log(seen / predicted), of all intervals or of ``rows``: the middle of that of prefills and of decodes."""
+    some = np.arange(len(seen.seen_ms)) if rows is None else rows
+    log_ratio = np.log(seen.seen_ms[some] / np.maximum(seen.counts[some] @ parameters, 1e-6))
+    is_prefill = seen.is_prefill[some]
+    return float(np.mean([np.median(log_ratio[group]) for group in (is_prefill, ~is_prefill) if group.any()]))
+
+
+def _edges(step_ms: FloatArray) -> FloatArray:
+    """Between bins that are a factor of two wide, or as much wider as it takes to hold enough."""
+    least, most = float(np.log2(step_ms.min())), float(np.log2(step_ms.max()))
+    ladder = np.exp2(np.arange(np.floor(least) + 1, np.ceil(most)))
+    edges: list[float] = []
+    for edge_ms in ladder.tolist():
+        below = (step_ms < edge_ms) & (step_ms >= (edges[-1] if edges else 0.0))
+        if below.sum() >= _PER_KNOT and (step_ms >= edge_ms).sum() >= _PER_KNOT:
+            edges.append(edge_ms)
+    return np.array(edges)
+
+
+def _quantiles(log_ratio: FloatArray) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in np.quantile(log_ratio, LEVELS))
+
+
+def _single_logs(found: _Steps, rows: BoolArray, share: float, correlation_time_ms: float) -> FloatArray:
+    """log(seen / predicted) of single steps: of those that were seen together, as wide as theirs must have been."""
+    log_ratio, steps, step_ms = found.log_ratio[rows], found.steps[rows], found.step_ms[rows]
+    several = steps > 1
+    if several.any():
+        middle = float(np.median(log_ratio[several]))
+        narrow = np.array(
+            [
+                _deviation_of_mean(*each, share, correlation_time_ms)
+                for each in zip(steps[several], step_ms[several], strict=True)
+            ]
+        )
+        log_ratio[several] = middle + (log_ratio[several] - middle) / narrow
+    return log_ratio
+
+
+def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_time_ms: float) -> float:
+    """Standard deviation of the mean noise of ``steps`` in a row, beside that of one."""
+    apart = np.arange(1, steps)
+    together = share * np.exp(-apart * step_ms / correlation_time_ms)
+    return float(np.sqrt((1.0 + 2.0 * np.sum((1.0 - apart / steps) * together)) / steps))
+
+
+def _autocorrelation(found: _Steps) -> tuple[float, float]:
+    """Share and correlation time of autocorrelated noise: least squares of the products of normal scores some steps
+    apart on share · exp(−time between them / duration)."""
+    single = found.steps == 1
+    scores = np.zeros(len(single))
+    for number in range(int(found.bin.max(initial=0)) + 1):
+        rows = single & (found.bin == number)
+        scores[rows] = norm.ppf((rankdata(found.log_ratio[rows]) - 0.5) / max(int(rows.sum()), 1))
+    scores, start_ms, capture = scores[single], found.start_ms[single], found.capture[single]
+    products, apart_ms = [], []
+    for lag in _LAGS:
+        same = capture[lag:] == capture[:-lag]
+        products.append((scores[lag:] * scores[:-lag])[same])
+        apart_ms.append((start_ms[lag:] - start_ms[:-lag])[same])
+    product, apart = np.concatenate(products), np.concatenate(apart_ms)
+    if len(product) < _PER_KNOT:
+        return 0.0, 1.0
+    best = (float(np.sum(product**2)), 0.0, 1.0)
+    for correlation_time_ms in _CORRELATIONS_MS.tolist():
+        decay = np.exp(-apart / correlation_time_ms)
+        share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MAX_SHARE))
+        best = min(best, (float(np.sum((product - share * decay) ** 2)), share, correlation_time_ms))
+    return best[1], best[2]
+
+
+def _front_quantiles(
+    seen: Observations, predicted_ms: FloatArray, front_ms: FloatArray, found: _Steps
+) -> tuple[float, ...]:
+    """Quantiles of log(seen / predicted) of the API server's time, from short prompts at an idle engine, less noise."""
+    rows = seen.opens & (front_ms >= _LARGE_FRONT * predicted_ms)
+    if rows.sum() < _LEAST_OPENINGS:
+        return Noise().frontend_log_ratio
+    steps_ms = predicted_ms[rows] - front_ms[rows]
+    near = found.log_ratio[(found.bin == 0) & (found.steps == 1)]
+    middle, spread = (float(np.median(near)), _spread(near)) if len(near) else (0.0, 0.0)
+    left_ms = seen.seen_ms[rows] - steps_ms * np.exp(middle)
+    variance = _spread(left_ms) ** 2
+    wider = float(np.sqrt(np.clip(1.0 - np.mean((steps_ms * spread) ** 2) / max(variance, 1e-12), 0.0, 1.0)))
+    log_ratio = np.log(np.maximum(left_ms / front_ms[rows], 0.05))
+    centre = float(np.median(log_ratio))
+    return _quantiles(centre + wider * (log_ratio - centre))
+
+
+def _spread(values: FloatArray) -> float:
+    low, high = np.quantile(values, [0.1587, 0.8413])
+    return float(high - low) / 2.0

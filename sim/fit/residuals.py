@@ -20,7 +20,7 @@ class Requests:
     """The TTFTs of a fit, with what may explain an error; all of shape (n,)."""
 
     request: IntArray
-    """Numbered over all captures."""
+    """Numbers over all captures."""
     seen_ms: FloatArray
     predicted_ms: FloatArray
     censored: BoolArray
@@ -147,25 +147,14 @@ def locate_misfit(requests: Requests, bins: int = 5) -> list[Misfit]:
             if rows.any():
                 difference = requests.predicted_ms[rows] - requests.seen_ms[rows]
                 relative = difference / requests.seen_ms[rows]
-                found.append(
-                    Misfit(
-                        axis,
-                        float(values[rows].min()),
-                        float(values[rows].max()),
-                        int(rows.sum()),
-                        float(np.median(relative)),
-                        float(np.median(difference)),
-                        float(np.median(np.abs(relative))),
-                    )
-                )
+                low, high = float(values[rows].min()), float(values[rows].max())
+                bias, bias_ms, median_abs = map(float, map(np.median, (relative, difference, np.abs(relative))))
+                found.append(Misfit(axis, low, high, int(rows.sum()), bias, bias_ms, median_abs))
     return found
 
 
 def baseline_errors(requests: Requests) -> dict[str, Baseline]:
-    """Return two predictors without a simulator and their errors in sample: a constant, and a line in uncached tokens.
-
-    The line minimizes squared relative errors.
-    """
+    """Errors in sample of a constant and of a line in uncached tokens with the least squared relative errors."""
     known = ~requests.censored
     seen, uncached = requests.seen_ms[known], requests.uncached_tokens[known]
     design = np.stack([np.ones(len(seen)), uncached], axis=1)

@@ -4,9 +4,9 @@ The work in a capture's intervals depends on the assumed scheduling and on the A
 of each variant are then a regression's. Variants are compared by their errors on the seen intervals and on the TTFTs of
 a run of their own.
 
-Terms that grow together fit their own captures with or without each other. So a term is judged on captures that it was
-not solved on: all but one are fitted, and the one left out gives the score. With a single capture, five parts of its
-sessions take that role, scored by intervals alone. The term that helps most comes in, if it helps enough in most folds.
+A term is judged on captures that it was not solved on: all but one are fitted, and the one left out gives the score.
+With a single capture, five parts of its sessions take that role, scored by intervals alone. The term that helps most
+comes in, if it helps enough in most folds.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +42,9 @@ class Capture:
     """A trace ready to be looked at under any variant."""
 
     records: list[Record]
-    """Parallel to ``arrivals``."""
     columns: Arrivals
     arrivals: list[Arrival]
-    """The same, one object each."""
+    """``columns``, one object each."""
     cached_tokens: list[int]
     """Per record: as reported; where it is not, as the pool's rules have it."""
     agreement: float | None
@@ -136,9 +135,7 @@ def fit_variant(
 def _look(
     captures: Sequence[Capture], schedules: Sequence[Reconstruction], variant: Variant, terms: tuple[str, ...]
 ) -> tuple[Observations, Solution]:
-    """Intervals and their solution. On a shared core the API server's work depends on its own times: repeat until both
-    agree.
-    """
+    """Intervals and their solution; repeated on a shared core, where the API server's work depends on its own times."""
     costs: FloatArray = np.zeros(len(TERMS))
     for _ in range(ROUNDS if variant.placement == "shared_core" else 1):
         seen = Observations.join(

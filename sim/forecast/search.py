@@ -18,8 +18,7 @@ from measure.thresholds import parse_threshold
 from report.output import print_json, write_page
 from report.pages.search import Evaluated, Outcome, Quantity, Search, describe
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.extrapolation import extrapolations
-from sim.forecast.saturation import demand_of, run_point
+from sim.forecast.saturation import demand_of, extrapolations, run_point
 from sim.forecast.scenarios import (
     Captured,
     Load,
@@ -41,8 +40,6 @@ from tracefile.commandline.progress import counted
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
 _SETTING = {"num-gpu-blocks": "num_gpu_blocks"}
-
-
 NEIGHBOURS = 2
 """Steps to either side of an answer that are tried."""
 
@@ -180,10 +177,7 @@ def search(config: SearchConfig) -> Search:
         model_digest=model_digest(model),
         quantity=config.quantity,
         target=config.target.text,
-        percentile=config.target.percentile,
-        limit_ms=config.target.limit_ms,
-        cohort=config.target.cohort,
-        confidence=config.target.confidence,
+        **{name: getattr(config.target, name) for name in ("percentile", "limit_ms", "cohort", "confidence")},
         low=low,
         high=high,
         tolerance=config.tolerance,
@@ -317,10 +311,7 @@ def _checked_tolerance(tolerance: float, quantity: Quantity) -> float:
 
 
 def bisect(scale: Scale, holds: Callable[[float], bool]) -> float | None:
-    """Return the hardest value that holds with every easier one that was tried; None: the easy end does not hold.
-
-    ``holds`` is called once a value, the ends first.
-    """
+    """Return the hardest value that holds with every easier one that was tried; None: the easy end does not hold."""
     tried = {scale.easy: holds(scale.easy)}
     if not tried[scale.easy]:
         return None

@@ -11,8 +11,7 @@ import numpy as np
 from report.output import print_json, write_page
 from report.pages.whatif import DemandSaid, Measure, Row, WhatIf, describe
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
-from sim.forecast.extrapolation import extrapolations, open_parameters
-from sim.forecast.saturation import Demand
+from sim.forecast.saturation import Demand, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     Captured,
     Scenario,
@@ -152,16 +151,9 @@ def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> M
 
 
 def _said(demand: Demand) -> DemandSaid:
-    return DemandSaid(
-        utilization=finite(demand.utilization),
-        prefill=finite(demand.prefill),
-        decode=finite(demand.decode),
-        frontend=finite(demand.frontend),
-        capacity=finite(demand.capacity),
-        in_flight_growth_per_s=finite(demand.in_flight_growth_per_s),
-        in_flight_at_end=demand.in_flight_at_end,
-        saturated=demand.is_saturated,
-    )
+    numbers = ("utilization", "prefill", "decode", "frontend", "capacity", "in_flight_growth_per_s")
+    said = {name: finite(getattr(demand, name)) for name in numbers}
+    return DemandSaid(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **said)
 
 
 def _notes(captured: Captured, model: Model, scenarios: Sequence[Scenario]) -> Iterator[str]:

@@ -10,10 +10,8 @@ from measure.resampling import draw_weights
 from measure.runs import UNKNOWN, Run, load_run
 from measure.survival import CENSORED, EVENT, Waits, make_waits
 from measure.waits import first_token_waits
-from report.compare.cells import coverage, describe, judge, measure, verdict
+from report.compare.cells import Cells, coverage, describe, judge, measure, measure_ensemble, middle_run, verdict
 from report.compare.comparison import Line, judge_baselines
-from report.compare.ensembles import measure_ensemble, middle_run
-from report.compare.provenance import Cells
 from report.compare.results import CachedAgreement, DurationError, PairCohort, QuantileError
 from tracefile import Meta, Record, RequestId, TraceWriter
 
