@@ -56,10 +56,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A label's sample with everything derived from it once."""
+    """A label's sample and what is derived from it; of an ensemble, all ``members`` as one sample (0: a trace)."""
 
     waits: Waits
-    """Of an ensemble: those of all members, as one sample."""
     sessions: int
     values_ms: FloatArray
     """Quantiles at LEVELS; infinite past the curve's end."""
@@ -71,7 +70,6 @@ class Cell:
     sessions to resample, or a metric without intervals."""
     curve: Curve
     members: int = 0
-    """Ensemble members that the sample pools; 0: it is a trace's."""
 
     @property
     def size(self) -> int:

@@ -89,7 +89,6 @@ class _Cut:
     rows: Mapping[str, IntArray]
     session_of_row: IntArray
     members: Sequence[Mapping[str, IntArray]] = ()
-    """Of an ensemble: each member's rows, which differ by its own load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +283,9 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Yardsticks:
-    """References that forecasts are held to, and the resampling."""
+    """References that forecasts are held to (``aa``: as ``find_yardstick`` takes it), and the resampling."""
 
     aa: str | None
-    """Label of another run of the first capture's load. None: the label ``again``, if there is one."""
     baselines: Mapping[str, Line]
     gates: Sequence[str]
     standard: bool

@@ -1,7 +1,6 @@
 """Gates: limits that a comparison must keep, such as ``predicted.turns2+.ttft.p50.error<=10%``, for CI.
 
-A threshold without a key limits the label's own quantile (``ttft.p90<=500ms``); with one, a figure of the pair of label
-and truth. A cell that is not judged fails its gate. The standard gates of an ensemble are at the end.
+A threshold without a key limits the label's own quantile, with a key a figure of the pair. An unjudged cell fails.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -32,15 +32,12 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     """A metric of a label in a cohort."""
 
     n: int
-    """Waits (for itl: gaps) in the sample: events, failed and censored."""
     events: int
     failed: int
     censored: int
     censored_share: float
     unobserved: int
-    """Records of the cohort that say nothing about this metric."""
     sessions: int
-    """Independent units that the intervals resample."""
     p50: Quantile
     p90: Quantile
     p95: Quantile
@@ -51,7 +48,6 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     """Relative error of a quantile against the truth's."""
 
     error: float
-    """|other − truth| / truth."""
     signed_error: float
     """(other − truth) / truth; positive: other is slower."""
     low: float | None = None
@@ -82,7 +78,6 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     horizon_ms: float | None = None
     logrank_p: float | None = None
     joined: int = 0
-    """Requests with this metric on both sides."""
     median_abs_error_ms: float | None = None
     median_abs_error: float | None = None
     bias_ms: float | None = None
@@ -103,7 +98,6 @@ class CachedAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
     joined: int
     n: int
-    """Joined requests for which both sides report cached tokens: what the rest is about."""
     unreported_truth: int
     unreported_other: int
     judged: bool
@@ -204,12 +198,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """sessions: a turn waits for the predicted end of the one before; recorded: every request at its recorded time."""
     cold_prompts: bool
     settings: dict[str, Any]
-    """The engine's, every one."""
     utilization: float
-    """Work asked for over the engine's capacity; see docs/metrics.md."""
     saturated: bool
     preempted: int
-    """Requests that the middle member preempts."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,9 +208,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str
     headline: list[str]
-    """The outcome in plain sentences."""
     notes: list[str]
-    """What a reader must know before believing the numbers."""
     seed: int
     bootstrap: int
     confidence: float
@@ -229,7 +218,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     traces: dict[str, Provenance]
     pairs: dict[str, Pair]
     forecasts: dict[str, Forecast] = {}
-    """Of the labels that are ensembles."""
     baselines: dict[str, dict[str, DurationError]] = {}
     """TTFT of simpler predictors against the first label, by predictor and cohort."""
     gates: list[GateResult] = []

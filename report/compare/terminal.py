@@ -9,10 +9,19 @@ from rich.text import Text
 
 from measure.cohorts import MAIN, cohort_order, cohort_title
 from measure.table import table_lines
-from measure.wording import NOTHING, share
+from measure.wording import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
-from report.compare.celltext import error_text, interval_text, quantile_text
-from report.compare.results import LEVELS, Comparison, Duration, DurationError, Forecast, Metric, Pair
+from report.compare.results import (
+    LEVELS,
+    Comparison,
+    Duration,
+    DurationError,
+    Forecast,
+    Metric,
+    Pair,
+    Quantile,
+    QuantileError,
+)
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
 _WIDEST_LABEL = 20
@@ -156,3 +165,32 @@ def _table(
     folded = [["\n".join(wrap(row[0], _WIDEST_LABEL)), *row[1:]] for row in (headings, *rows)]
     lines = [line for row in folded for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
     yield "\n".join(table_lines((), lines, align)), ""
+
+
+def quantile_text(found: Quantile) -> str:
+    """Return the value, or ``> x`` past the end of what was seen, or a dash."""
+    if found.value_ms is not None:
+        return duration_ms(found.value_ms) + ("*" if found.thin else "")
+    return f"> {duration_ms(found.beyond_ms)}" if found.beyond_ms is not None else NOTHING
+
+
+def interval_text(found: Quantile) -> str:
+    """Return the interval in ms, open above where it is; empty if there is none."""
+    if found.low_ms is None:
+        return ""
+    high = duration_ms(found.high_ms) if found.high_ms is not None else "∞"
+    return f"{duration_ms(found.low_ms)}–{high}"
+
+
+def error_text(found: QuantileError | None) -> str:
+    """Return the signed error, marked ``≈`` where the A/A run is no closer."""
+    if found is None:
+        return NOTHING
+    return signed_percent(found.signed_error) + (" ≈" if found.inside_aa else "")
+
+
+def error_interval_text(found: QuantileError | None) -> str:
+    """Return the interval of the signed error; its ends carry signs, so ``…`` separates them."""
+    if found is None or found.low is None:
+        return ""
+    return f"{signed_percent(found.low)} … {signed_percent(found.high) if found.high is not None else '∞'}"

@@ -24,7 +24,6 @@ class OneCurve(msgspec.Struct, frozen=True):
     """In blocks."""
     hit_tokens: list[float]
     hit_tokens_low: list[float] = []
-    """Ends of intervals, where the curve was sampled."""
     hit_tokens_high: list[float] = []
 
 

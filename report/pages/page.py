@@ -13,12 +13,11 @@ from plotly.offline import get_plotlyjs
 
 from measure import wording
 from measure.cohorts import ALL, MAIN, cohort_order, cohort_title
-from report.compare import celltext
+from report.compare import terminal
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
 from report.compare.headline import ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
-from report.compare.terminal import describe_forecast, per_request, unjudged
 from report.pages.figures import (
     Figure,
     arrival_figure,
@@ -87,7 +86,7 @@ def cards(result: Comparison) -> list[Card]:
     beside = yardstick.cohorts.get(name) if yardstick is not None and label != result.yardstick else None
     for level in ("p50", "p90", "p99"):
         error = getattr(pair.cohorts[name].ttft, level)
-        said = [celltext.error_interval_text(error)]
+        said = [terminal.error_interval_text(error)]
         measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
         if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
             said.append(f"A/A {wording.signed_percent(measured.signed_error)}")
@@ -113,12 +112,9 @@ def render(name: str, figures: Mapping[str, Figure], **values: Any) -> str:
         "cohort_id": _id,
         "cohort_order": lambda cohorts: cohort_order(set(cohorts)),
         "wording": wording,
-        "celltext": celltext,
+        "terminal": terminal,
         "judged_levels": JUDGED_LEVELS,
         "first_label": lambda result: next(iter(result.traces)),
-        "describe_forecast": describe_forecast,
-        "per_request": per_request,
-        "unjudged": unjudged,
         "wall_clock": _wall_clock,
     }
     return environment.get_template(name).render(

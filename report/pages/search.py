@@ -21,15 +21,10 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
 
     value: float
     ttft: Span
-    """The target's percentile over the members."""
     share: float
-    """Of the members that keep the target."""
     holds: bool
-    """The share is at least the confidence asked for."""
     hit_rate: float
-    """The middle member's."""
     utilization: float | None
-    """Work asked for over the engine's capacity."""
     saturated: bool
     warnings: list[str]
     """Assumptions that no capture supports."""
@@ -51,23 +46,17 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     cohort: str
     confidence: float
     low: float
-    """The least value asked for."""
     high: float
-    """The largest."""
     tolerance: float
-    """Relative distance of two values that are next to each other."""
     scenario: str
-    """Differences from the capture besides the searched quantity."""
     members: int
     seed: int
     paced: bool
     requests: int
-    """In the cohort."""
     outcome: Outcome
     answer: float | None
     """The smallest or the largest value that holds with every evaluated value on its safe side. Null: none."""
     evaluated: list[Evaluated]
-    """In order of value: the curve."""
     notes: list[str]
 
 

@@ -30,9 +30,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     value: Span
     difference: Span | None = None
-    """Alternative − captured. Null: this is the captured one."""
+    """Scenario − captured, and the ratio of the two. Null: this is the captured one."""
     ratio: Span | None = None
-    """Alternative / captured."""
 
 
 class DemandSaid(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +70,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     settings: dict[str, int | str | bool]
-    """Engine settings that differ from the capture's."""
     rate: float
     cold_prompts: bool
     num_gpu_blocks: int
     measures: dict[str, Measure]
-    """By name: see docs/metrics.md."""
     demand: DemandSaid
     warnings: list[str]
     """Assumptions that no capture supports."""
     curves: dict[str, Curve]
-    """By cohort."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,18 +85,15 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal["kvtape-what-if/1"] = SCHEMA
     trace: str
-    """The file's name."""
     trace_digest: str
     model_digest: str
     members: int
     seed: int
     confidence: float
-    """Share of the members inside every interval."""
     paced: bool
     """Later turns wait for the answers before them."""
     requests: int
     cohorts: dict[str, int]
-    """Requests by cohort."""
     notes: list[str]
     rows: list[Row]
 

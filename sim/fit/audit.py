@@ -1,10 +1,8 @@
 """``sim audit``: compare an engine's reported cached tokens with the rules on its own schedule.
 
-The schedule is reconstructed from the trace, so that no model of time stands between the rules and the report. Where
-the two differ, causes are tested one by one: content without hashes or from before the capture; a pool of another
-size; then orders that the clock cannot tell apart, a request or its neighbour a step sooner or later. An order is
-accepted where it makes the request agree and no more requests differ than before. The search reads the report, so it
-explains differences and never counts towards the exact share.
+The schedule is reconstructed from the trace. Where the two differ, causes are tested one by one: content without hashes
+or from before the capture; a pool of another size; then orders that the clock cannot tell apart, a request or its
+neighbour a step sooner or later. The search reads the report, so it never counts towards the exact share.
 """
 
 import argparse
@@ -43,7 +41,6 @@ class Difference:
     predicted: int | None
     """None: the rules never admit it."""
     preemptions: int
-    """In the reconstruction."""
     cause: str
 
 
@@ -55,13 +52,11 @@ class Audit:
     assumed: dict[str, Any]
     """Settings that neither the trace nor a flag tells."""
     requests: int
-    """Those that report their cached tokens."""
     exact: int
     prompt_tokens: int
     reported_tokens: int
     predicted_tokens: int
     preemptions: int
-    """In the reconstruction."""
     evicted_blocks: int
     misplaced: int
     """Requests whose first token comes out in another step than it was seen in."""

@@ -1,11 +1,8 @@
 """An engine's schedule out of a capture of it: the scheduler's own rules, kept to the times at which tokens were seen.
 
-Which blocks a request finds cached depends on who was admitted before it, what had filled and what had been freed by
-then. A capture tells most of that. Every step that samples ends when its tokens were seen, and a request was admitted
-in the step that makes its first token come out when it did; so nothing is left for a model of latency. What no token
-tells (a chunk in the middle of a prompt with no request decoding) is laid in between by its share of the tokens.
-
-Reported cached tokens are not looked at.
+Every step that samples ends when its tokens were seen, and a request was admitted in the step that makes its first
+token come out when it did; so no model of latency is needed. A step without a token (a chunk of a prompt with no
+request decoding) is laid in between by its share of the tokens. Reported cached tokens are not looked at.
 """
 
 import math

@@ -1,6 +1,5 @@
 """Identification: parameters that the captures determine, parameters left open, and the capture that settles them."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,54 +80,36 @@ def _quantile(values: FloatArray, level: float) -> int:
     return round(float(np.quantile(values, level, method="nearest"))) if len(values) else 0
 
 
-def lack(name: str, coverage: Coverage) -> str | None:
+def lack(name: str, held: Coverage) -> str | None:
     """Return in words the range that parameter ``name`` lacks; None: no known range is missing."""
-    return LACKS[name](coverage) if name in LACKS else None
-
-
-def _no_sizes(held: Coverage) -> str | None:
-    if held.longest_cold >= _WIDE * max(held.shortest_cold, 1):
-        return None
-    return f"cold prompts are all of {held.shortest_cold:,} to {held.longest_cold:,} tokens"
-
-
-def _no_depth(held: Coverage) -> str | None:
-    if held.longest_cold >= _SEVERAL_STEPS * held.step_tokens:
-        return None
-    return f"no cold prompt is longer than {held.longest_cold:,} tokens, and a step takes {held.step_tokens:,}"
-
-
-def _no_company(held: Coverage) -> str | None:
-    if held.answers_at_once >= _WIDE:
-        return None
-    return f"never more than {held.answers_at_once} answers were generated at once"
-
-
-def _no_depth_of_answers(held: Coverage) -> str | None:
-    if held.deepest_answer >= max(_WIDE * held.shallowest_answer, held.step_tokens):
-        return None
-    return f"answers had {held.shallowest_answer:,} to {held.deepest_answer:,} tokens behind them"
-
-
-def _no_idle_engine(held: Coverage) -> str | None:
-    return None if held.idle_arrivals >= _SOME else f"requests that came to an idle engine: {held.idle_arrivals}"
-
-
-def _no_warm_prompts(held: Coverage) -> str | None:
-    if held.longest_warm >= held.step_tokens:
-        return None
-    return f"the longest warm prompt has {held.longest_warm:,} tokens" if held.longest_warm else "no prompt was warm"
-
-
-LACKS: Mapping[str, Callable[[Coverage], str | None]] = {
-    "per_prefill_token_ms": _no_sizes,
-    "per_attention_token2_ms": _no_depth,
-    "per_decode_ms": _no_company,
-    "per_kv_token_ms": _no_depth_of_answers,
-    "frontend_base_ms": _no_idle_engine,
-    "frontend_ms_per_prompt_token": _no_warm_prompts,
-    "delivery_ms_per_prompt_token": _no_warm_prompts,
-}
+    no_warm = f"the longest warm prompt has {held.longest_warm:,} tokens" if held.longest_warm else "no prompt was warm"
+    no_warm_prompts = held.longest_warm < held.step_tokens, no_warm
+    lacks = {
+        "per_prefill_token_ms": (
+            held.longest_cold < _WIDE * max(held.shortest_cold, 1),
+            f"cold prompts are all of {held.shortest_cold:,} to {held.longest_cold:,} tokens",
+        ),
+        "per_attention_token2_ms": (
+            held.longest_cold < _SEVERAL_STEPS * held.step_tokens,
+            f"no cold prompt is longer than {held.longest_cold:,} tokens, and a step takes {held.step_tokens:,}",
+        ),
+        "per_decode_ms": (
+            held.answers_at_once < _WIDE,
+            f"never more than {held.answers_at_once} answers were generated at once",
+        ),
+        "per_kv_token_ms": (
+            held.deepest_answer < max(_WIDE * held.shallowest_answer, held.step_tokens),
+            f"answers had {held.shallowest_answer:,} to {held.deepest_answer:,} tokens behind them",
+        ),
+        "frontend_base_ms": (
+            held.idle_arrivals < _SOME,
+            f"requests that came to an idle engine: {held.idle_arrivals}",
+        ),
+        "frontend_ms_per_prompt_token": no_warm_prompts,
+        "delivery_ms_per_prompt_token": no_warm_prompts,
+    }
+    lacking, said = lacks.get(name, (False, ""))
+    return said if lacking else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Observations of a capture: intervals of time between seen tokens, and the work in each.
 
-The schedule is the capture's own (``sim.fit.capturedschedule``): steps and their requests follow from the scheduler's
-rules and from the times of tokens, not from any model of step times. So the work of an interval is known before any
-parameter is, and a step that ten requests read is observed once.
+The schedule is the capture's own (``sim.fit.capturedschedule``), so that the work of an interval is known before any
+parameter is; a step that ten requests read is observed once.
 """
 
 import math
@@ -168,10 +167,9 @@ _LEAST_MS = 1e-6
 
 
 class Reception:
-    """Work of an API server on the engine's core, done by any time: in requests and in prompt tokens.
+    """Requests and prompt tokens that an API server on the engine's core has received by any time.
 
-    It receives requests one by one, and gets half of the core while the engine computes. Its times are what a fit looks
-    for: the fit begins with none, and repeats with the times it found.
+    It receives requests one by one, and gets half of the core while the engine computes.
     """
 
     def __init__(self, arrivals: Sequence[Arrival], timeline: Sequence[CapturedStep], costs: Numbers) -> None:

@@ -31,7 +31,6 @@ class Solution:
     parameters: FloatArray
     """In the order of ``TERMS``; 0 for terms that were not asked for; shape (terms,)."""
     weights: FloatArray
-    """Of each squared absolute residual; shape (n,)."""
     prefill_scale: float
     """Robust standard deviation of the relative residuals of intervals with prefill."""
     decode_scale: float

@@ -20,7 +20,6 @@ class Requests:
     """The TTFTs of a fit, with what may explain an error; all of shape (n,)."""
 
     request: IntArray
-    """Numbers over all captures."""
     seen_ms: FloatArray
     predicted_ms: FloatArray
     censored: BoolArray
@@ -123,9 +122,7 @@ class Misfit:
     high: float
     requests: int
     bias: float
-    """Median of (predicted − seen) / seen."""
     bias_ms: float
-    """Median of predicted − seen, ms."""
     median_abs: float
 
 

@@ -34,11 +34,9 @@ class CapturedStep:
     start_ms: float
     end_ms: float
     row: StepRow
-    """Its count of every term (``sim.latency.terms``)."""
     sampling: list[tuple[int, int]]
     """Places of those it samples, and which of their tokens."""
     largest: int
-    """Place of the request that has most tokens in it."""
     opener: int | None
     """Place of the request whose arrival ended the idleness before it; it began no sooner than that. None: it followed
     on another step."""
@@ -69,7 +67,6 @@ class StepAhead:
     """State of a step after the requests that are surely in it."""
 
     budget: int
-    """Tokens."""
     most_per_request: int
     block_size: int
     sampling: list[tuple[int, int]] = field(default_factory=list)

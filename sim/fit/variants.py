@@ -79,13 +79,11 @@ class Fit:
     variant: Variant
     terms: tuple[str, ...]
     parameters: FloatArray
-    """In the order of ``TERMS``."""
     seen: Observations
     solution: Solution
     misfits: int
     """Requests whose first token comes out in another step than it was seen in."""
     forecast: Requests
-    """TTFTs of a run of its own, without noise."""
     loss: float
     """Mean |log(seen / predicted)| (at most 1 each) of prefills, of decodes and of the forecast's TTFTs, averaged."""
 
@@ -312,10 +310,7 @@ def factual_pool(
 def with_factual_hits(
     arrivals: Arrivals, config: EngineConfig, cached_tokens: IntArray
 ) -> tuple[Arrivals, EngineConfig]:
-    """Return a workload in which each of ``arrivals`` hits its ``cached_tokens``, and an engine that never evicts.
-
-    Earlier requests, long before the capture, leave those blocks in the cache; they come first in the workload.
-    """
+    """Return ``arrivals`` after earlier requests that leave their ``cached_tokens``, and an engine without eviction."""
     size = config.block_size
     hits = np.minimum(cached_tokens // size, arrivals.full_blocks)
     own = replace(arrivals, known=hits, hashes=np.arange(1, hits.sum() + 1, dtype=np.uint64))

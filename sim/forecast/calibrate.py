@@ -31,7 +31,6 @@ class CalibrateConfig:
 
     fit: FitConfig
     gates: tuple[ValidateConfig, ...]
-    """One for each capture to validate on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

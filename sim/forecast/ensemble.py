@@ -1,8 +1,7 @@
 """Ensembles of forecasts of one load: the spread that the fit's uncertainty and the noise make.
 
-A member is a draw of the model's parameters times one speed for the whole run, and a noise seed of its own. The same
-members and seed under another cache, rate or setting get the same noise: a change's effect is the difference member by
-member, in which most of the noise cancels.
+A member is a draw of the model's parameters times one speed for the whole run, and a noise seed of its own. Members
+keep their noise under another cache, rate or setting, so that most of it cancels in the difference member by member.
 """
 
 import os
@@ -43,7 +42,6 @@ class Forecast:
     arrivals: Arrivals
     config: EngineConfig
     outcome: npt.NDArray[np.int8]
-    """Place in ``layout.OUTCOMES``."""
     arrival_ms: FloatArray
     """A child's follows its parent's predicted end; NaN: its parent was never served."""
     ttft_ms: FloatArray
@@ -79,10 +77,9 @@ class Interval:
 
 
 def members(model: Model, count: int, seed: int) -> list[Model]:
-    """Return ``count`` models that the captures allow; without draws and drift, the model itself.
+    """Return ``count`` models that the captures allow: draws in random order, each once before any comes again.
 
-    Draws are taken in a random order, each once before any is taken again. Speeds are quantiles of Student's t (normal
-    where drift is known) at the middles of ``count`` equal shares, so that few members suffice.
+    Speeds are quantiles of Student's t (normal where drift is known) at the middles of ``count`` equal shares.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
@@ -101,10 +98,9 @@ def forecast(
     seed: int | None = 0,
     done: Callable[[], object] = lambda: None,
 ) -> Forecast:
-    """Run ``arrivals`` on every member, as many at once as there are cores.
+    """Run ``arrivals`` on every member, one per core at a time; ``done`` is called after each.
 
-    Member i's noise depends on ``seed`` and i alone. ``seed`` None: the noise's medians; ``done`` is called
-    after each member.
+    Member i's noise depends on ``seed`` and i alone; None: the noise's medians.
     """
     most_steps = int(arrivals.output_tokens.sum())
     template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))

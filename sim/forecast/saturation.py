@@ -1,7 +1,6 @@
 """Utilization of an engine: the step time that a load asks for over the step time that the engine can give.
 
-A step costs a constant, and work for each token and request in it. The work belongs to the load, whatever steps it is
-spread over; the constants depend on how full the steps are. So capacity is measured with full batches: the same
+A step costs a constant, and work for each token and request in it. Capacity is measured with full batches: the same
 requests, each handed over as soon as there is room for it. Warnings name conditions that no capture showed.
 """
 
@@ -22,20 +21,14 @@ from tracefile.records.arrays import BoolArray, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Work that a load asks of an engine, per second of its arrivals. NaN: fewer than two independent arrivals."""
+    """Work that a load asks of an engine, as ``DemandSaid`` defines it. NaN: fewer than two independent arrivals."""
 
     prefill: float
-    """Seconds of step time for its uncached prompt tokens."""
     decode: float
-    """Seconds of step time for its generated tokens."""
     frontend: float
-    """Seconds of the API server, where that runs on the engine's core; else 0."""
     capacity: float
-    """Seconds of such work that the engine does in a second at its fullest; the rest goes into the steps' constants."""
     in_flight_growth_per_s: float
-    """Slope of the number of requests in flight, over the arrivals without a parent."""
     in_flight_at_end: int
-    """Requests in flight when the last of these comes, itself not included."""
 
     @property
     def utilization(self) -> float:
@@ -56,7 +49,6 @@ class PointRun:
     counts: FloatArray
     """Counts by step and term: a row's terms, in the order of ``TERMS``."""
     costs: FloatArray
-    """ms of each of these terms."""
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model) -> PointRun:
@@ -151,15 +143,11 @@ def extrapolations(
     yield from open_parameters(model, scenario, captured)
     yield from _larger_steps(captured, scenario)
     if other.block_size != engine.block_size:
-        yield (
-            f"blocks of {other.block_size} tokens: the captures are of {engine.block_size}; that steps take as long is "
-            "assumed"
-        )
+        sizes = f"blocks of {other.block_size} tokens: the captures are of {engine.block_size}"
+        yield f"{sizes}; that steps take as long is assumed"
     if other.max_num_batched_tokens > engine.max_num_batched_tokens:
-        yield (
-            f"steps of up to {other.max_num_batched_tokens:,} tokens: the captures' had at most "
-            f"{engine.max_num_batched_tokens:,}"
-        )
+        most, captured_most = other.max_num_batched_tokens, engine.max_num_batched_tokens
+        yield f"steps of up to {most:,} tokens: the captures' had at most {captured_most:,}"
 
 
 def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:

@@ -23,19 +23,15 @@ _NUMBERS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "block_size": "--block-size",
 }
-"""Settings that are numbers, and their flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A row of a what-if: differences from the capture."""
+    """Differences from the capture: engine settings, the rate as a multiple, prompts that share no block."""
 
     settings: Mapping[str, Any]
-    """Engine settings."""
     rate: float = 1.0
-    """The offered rate, as a multiple of the capture's."""
     cold_prompts: bool = False
-    """Nothing is shared: every block is unique."""
 
     @property
     def name(self) -> str:
@@ -76,7 +72,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An scenario, planned: what comes, when, and to which engine."""
+    """A scenario's planned arrivals and engine."""
 
     scenario: Scenario
     arrivals: Arrivals
@@ -118,10 +114,7 @@ def plan(captured: Captured, scenario: Scenario) -> Load:
 
 
 def at_rate(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Divide offsets from the first arrival by ``rate``; think times stay.
-
-    A child's own offset does not count: it follows its parent.
-    """
+    """Divide offsets from the first arrival by ``rate``; think times stay."""
     if rate == 1.0:
         return arrivals
     first_ms = arrivals.arrival_ms.min()

@@ -1,7 +1,7 @@
 """``sim search``: the smallest cache, or the highest rate, with which a TTFT percentile stays within a limit.
 
-A forecast is monotone in expectation only: of two pools that are a block apart the larger may do worse. So the values
-around an answer are tried too, and it stands only if every value tried on its easy side holds.
+A forecast is monotone in expectation only. So the values around an answer are tried too, and it stands only if every
+value tried on its easy side holds.
 """
 
 import argparse
@@ -98,7 +98,6 @@ class SearchConfig:
     quantity: Quantity
     target: Target
     scenario: Scenario
-    """What else differs from the capture."""
     between: tuple[float, float] | None = None
     tolerance: float = 0.01
     paced: bool | None = None

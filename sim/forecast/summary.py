@@ -77,7 +77,7 @@ def ttft_quantiles(
 
 @dataclass(frozen=True, slots=True)
 class ForecastSummary:
-    """An scenario with all that is known of it: values by member."""
+    """A scenario with all that is known of it: values by member."""
 
     load: Load
     demand: Demand

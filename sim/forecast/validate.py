@@ -35,7 +35,6 @@ class ValidateConfig:
 
     trace: Path
     overrides: dict[str, Any]
-    """Engine settings that differ from the trace's own, or that it does not tell."""
     cold_prompts: bool
     replay_sessions: bool | None
     """None: as the trace was paced."""
@@ -44,7 +43,6 @@ class ValidateConfig:
     bootstrap: int
     gates: tuple[str, ...]
     standard: bool
-    """Include the standard gates."""
     json: bool
     page: Path | None
     again: Path | None = None
@@ -230,12 +228,8 @@ def _in_flight(arrival_ms: FloatArray, e2e_ms: FloatArray) -> IntArray:
     return np.where(np.isnan(arrival_ms), UNKNOWN, np.maximum(counts, 1))
 
 
-def _cold_prompts(meta: Meta) -> bool:
-    return bool(meta.workload and meta.workload.cold_prompts)
-
-
 def _without_sharing(cold: Meta, overrides: Mapping[str, Any]) -> Scenario:
-    if _cold_prompts(cold):
+    if cold.workload and cold.workload.cold_prompts:
         return Scenario(dict(overrides), cold_prompts=True)
     return Scenario({**overrides, "enable_prefix_caching": False})
 
