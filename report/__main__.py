@@ -27,7 +27,10 @@ def main(argv: Sequence[str]) -> int:
     """Run ``report``; 1 if a gate failed."""
     flags = _parser().parse_args(argv)
     if flags.command == "curve":
-        return _draw_curves(flags)
+        from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
+
+        write_page(flags.html, render_curves(read_curve_files(flags.files)))
+        return 0
     compared = compare(_config(flags))
     if flags.html is not None:
         # The page's libraries take half a second to import: only who wants a page waits for them.
@@ -55,13 +58,6 @@ def _config(flags: argparse.Namespace) -> CompareConfig:
 
 def command() -> None:
     run_command("report", main)
-
-
-def _draw_curves(flags: argparse.Namespace) -> int:
-    from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as above
-
-    write_page(flags.html, render_curves(read_curve_files(flags.files)))
-    return 0
 
 
 def _parser() -> Parser:

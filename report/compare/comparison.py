@@ -138,7 +138,6 @@ def compare_runs(runs: Mapping[str, Run], question: Question, members: Members |
 
 
 def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
-    """Return the A/A label: the one named, else ``again`` if there is one."""
     if named is None:
         return "again" if "again" in truths else None
     if named not in truths:
@@ -281,27 +280,23 @@ class Predicted:
     facts: Forecast
 
 
-@dataclass(frozen=True, slots=True)
-class Yardsticks:
-    """References that forecasts are held to (``aa``: as ``find_yardstick`` takes it), and the resampling."""
-
-    aa: str | None
-    baselines: Mapping[str, Line]
-    gates: Sequence[str]
-    standard: bool
-    seed: int
-    bootstrap: int
-
-
 def judge_forecasts(
-    captured: Mapping[str, Run], predicted: Mapping[str, Predicted], yardsticks: Yardsticks
+    captured: Mapping[str, Run],
+    predicted: Mapping[str, Predicted],
+    *,
+    aa: str | None,
+    baselines: Mapping[str, Line],
+    gates: Sequence[str],
+    standard: bool,
+    seed: int,
+    bootstrap: int,
 ) -> Compared:
     """Judge each forecast by its capture, other runs by the first capture. InputError as from ``compare``."""
     named = {label: forecast.truth for label, forecast in predicted.items()}
     labels = [*captured, *predicted]
     truths = resolve_truths(labels, named)
-    gates = tuple(parse_gate(text, labels, list(truths)) for text in yardsticks.gates)
-    question = Question(truths, find_yardstick(yardsticks.aa, truths), yardsticks.seed, yardsticks.bootstrap, gates)
+    asked = tuple(parse_gate(text, labels, list(truths)) for text in gates)
+    question = Question(truths, find_yardstick(aa, truths), seed, bootstrap, asked)
     middles = {label: replace(middle_run(one.members), label=label) for label, one in predicted.items()}
     members = {label: one.members for label, one in predicted.items()}
     compared = compare_runs({**captured, **middles}, question, members)
@@ -310,10 +305,10 @@ def judge_forecasts(
         compared.result,
         schema=_VALIDATE_SCHEMA,
         forecasts={label: one.facts for label, one in predicted.items()},
-        baselines=judge_baselines(first, compared.cells, yardsticks.baselines),
+        baselines=judge_baselines(first, compared.cells, baselines),
     )
-    standard = standard_gates(result) if yardsticks.standard else ()
-    return replace(compared, result=msgspec.structs.replace(result, gates=[*standard, *result.gates]))
+    kept = standard_gates(result) if standard else ()
+    return replace(compared, result=msgspec.structs.replace(result, gates=[*kept, *result.gates]))
 
 
 def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:

@@ -62,7 +62,6 @@ def parse_gate(text: str, labels: Sequence[str], judged: Sequence[str]) -> Gate:
 
 
 def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> Iterator[GateResult]:
-    """Hold the threshold against each of its labels."""
     asked = gate.threshold
     for label in gate.labels:
         expression = asked.text if asked.label is not None else f"{label}.{asked.text}"

@@ -6,7 +6,7 @@ from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.runs import Run
 from measure.waits import client_lag
 from measure.wording import factor, share, signed_percent
-from report.compare.results import DurationError, Pair, Provenance
+from report.compare.results import Pair, Provenance
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -40,7 +40,8 @@ def _sentence(label: str, pair: Pair, min_cell: int) -> str:
     name = telling_cohort(pair)
     ttft = pair.cohorts[name].ttft
     if not ttft.judged:
-        return _too_few(label, pair, ttft, min_cell)
+        n = min(ttft.n_truth, ttft.n_other)
+        return f"{label} against {pair.truth}: {n} requests with a TTFT; not judged under {min_cell}."
     if pair.kind == "contrast":
         return _contrast_sentence(label, pair, name)
     return (_error_sentence if ttft.verdict is None else _verdict_sentence)(label, pair, name)
@@ -81,11 +82,6 @@ def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
         if quantile is not None
     ]
     return f"{label}, under other conditions than {pair.truth}: TTFT {_listed(factors)} ({_in_sentence(name)})."
-
-
-def _too_few(label: str, pair: Pair, ttft: DurationError, min_cell: int) -> str:
-    n = min(ttft.n_truth, ttft.n_other)
-    return f"{label} against {pair.truth}: {n} requests with a TTFT; not judged under {min_cell}."
 
 
 def _in_sentence(cohort: str) -> str:

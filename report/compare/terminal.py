@@ -74,7 +74,6 @@ def _cohort_table(result: Comparison, cohort: str, metric: Metric) -> Iterator[t
 
 
 def _row(label: str, own: Duration, errors: DurationError | None) -> list[str]:
-    """A label's quantiles, each with its error below it where there is a truth."""
     values = [quantile_text(getattr(own, level)) for level in LEVELS]
     if errors is not None:
         below = [error_text(getattr(errors, level)) if errors.judged else "not judged" for level in LEVELS]
@@ -135,7 +134,6 @@ def _aside(pair: Pair, min_cell: int) -> str:
 
 
 def unjudged(pair: Pair) -> str:
-    """List the cohorts that are too small, each with its number of requests."""
     cells = {name: pair.cohorts[name].ttft for name in cohort_order(set(pair.cohorts))}
     return ", ".join(f"{name} {cell.n_truth:,}" for name, cell in cells.items() if not cell.judged)
 

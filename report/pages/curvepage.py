@@ -139,8 +139,8 @@ def render_curves(files: CurveFiles) -> str:
     figures = {
         "hits": hits_figure(files),
         "misses": misses_figure(files),
-        "distance": _reuse_figure(files, "distance (tokens of different blocks)", _distance),
-        "time": _reuse_figure(files, "time until asked for again (s)", _time),
+        "distance": _reuse_figure(files, "distance (tokens of different blocks)", _distance_tokens),
+        "time": _reuse_figure(files, "time until asked for again (s)", _time_s),
         "working-set": working_set_figure(files),
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
@@ -185,7 +185,6 @@ def misses_figure(files: CurveFiles) -> Figure | None:
 
 
 def working_set_figure(files: CurveFiles) -> Figure | None:
-    """Different tokens touched in each window, and dashed since the beginning."""
     data: list[Trace] = []
     for slot, (label, file) in enumerate(files.reuses.items()):
         last = len(file.windows) - 1
@@ -205,7 +204,6 @@ def working_set_figure(files: CurveFiles) -> Figure | None:
 
 
 def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
-    """The band of a sampled curve, lower edge first, then the curve."""
     places = np.unique(np.geomspace(1, len(curve.sizes), MOST_POINTS).astype(int)) - 1
     x = [curve.sizes[place] * curve.block_size for place in places]
     low, middle, high = (
@@ -228,11 +226,11 @@ def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile],
     return _lines(data, x_title, "of accesses again")
 
 
-def _distance(file: ReuseFile) -> list[float]:
+def _distance_tokens(file: ReuseFile) -> list[float]:
     return [value * file.block_size for value in file.distance_blocks.quantiles]
 
 
-def _time(file: ReuseFile) -> list[float]:
+def _time_s(file: ReuseFile) -> list[float]:
     return [round(value / 1e3, 6) for value in file.time_ms.quantiles]
 
 

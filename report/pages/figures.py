@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order
+from measure.cohorts import ALL, MAIN, cohort_order
 from measure.runs import UNKNOWN
 from measure.survival import CENSORED
 from measure.waits import first_token_waits
@@ -52,7 +52,6 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def survival_figures(compared: Compared) -> dict[str, Figure]:
-    """TTFT survival by cohort: the share of requests still without a first token."""
     cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
     return {
         cohort: _curves(compared, cohort, "ttft", "TTFT (ms)", "still without a first token")
@@ -167,11 +166,6 @@ def arrival_figure(compared: Compared) -> Figure:
         "yaxis": axis("TTFT (ms)", type="log", **_decades([trace["y"] for trace in data])),
     }
     return {"data": data, "layout": axes}
-
-
-def first_cohort(figures: Mapping[str, Figure]) -> str:
-    """The cohort to show first: later turns, where a prefix cache shows, if there are any."""
-    return LATER_TURNS if LATER_TURNS in figures else ALL
 
 
 def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:

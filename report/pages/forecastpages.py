@@ -62,7 +62,6 @@ def drawn_rows(count: int) -> list[int]:
 
 
 def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
-    """Draw each row's curve with the band of its members; a mark where a curve stops at the horizon."""
     data: list[Trace] = []
     for slot, number in enumerate(drawn):
         row = result.rows[number]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from measure import wording
-from measure.cohorts import ALL, MAIN, cohort_order, cohort_title
+from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
 from report.compare import terminal
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
@@ -23,7 +23,6 @@ from report.pages.figures import (
     arrival_figure,
     cached_figure,
     error_figure,
-    first_cohort,
     gap_figure,
     survival_figures,
 )
@@ -44,7 +43,7 @@ class Card:
 def render_page(compared: Compared) -> str:
     result = compared.result
     survival = survival_figures(compared)
-    first = first_cohort(survival)
+    first = LATER_TURNS if LATER_TURNS in survival else ALL
     figures: dict[str, Figure | None] = {f"survival-{_id(name)}": figure for name, figure in survival.items()}
     figures |= {
         "errors": error_figure(compared, first),

@@ -169,15 +169,12 @@ def effect_text(row: Row, name: str) -> str:
     ratio = measure.ratio
     if ratio is not None and (ratio.middle or ratio.beyond or 0.0) >= TELLING_FACTOR:
         return span_text(ratio, lambda value: f"×{wording.factor(value)}")
-    return span_text(measure.difference, signed(_reading(name)))
+    reading = _reading(name)
+    return span_text(measure.difference, lambda value: f"{'−' if value < 0 else '+'}{reading(abs(value))}")
 
 
 def value_text(row: Row, name: str) -> str:
     return span_text(row.measures[name].value, _reading(name))
-
-
-def signed(reading: _Reading) -> _Reading:
-    return lambda value: f"{'−' if value < 0 else '+'}{reading(abs(value))}"
 
 
 def _reading(name: str) -> _Reading:

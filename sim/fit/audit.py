@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     if least is not None and not 0.0 <= least <= 1.0:
         raise InputError(f"--min-exact-share: {least}; expected a share from 0 to 1")
     audit = audit_trace(arguments.trace, engine_overrides(arguments))
-    print(json.dumps(as_json(audit)) if arguments.json else describe(audit, arguments.trace))
+    found = {**asdict(audit), "exact_share": audit.exact_share}
+    print(json.dumps(found) if arguments.json else describe(audit, arguments.trace))
     return int(least is not None and audit.exact_share < least)
 
 
@@ -122,10 +123,6 @@ def _compare(
     )
 
 
-def as_json(audit: Audit) -> dict[str, Any]:
-    return {**asdict(audit), "exact_share": audit.exact_share}
-
-
 def describe(audit: Audit, path: Path) -> str:
     engine = audit.engine
     reported, predicted = (tokens / audit.prompt_tokens for tokens in (audit.reported_tokens, audit.predicted_tokens))
@@ -152,7 +149,6 @@ def describe(audit: Audit, path: Path) -> str:
 
 
 def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> list[Difference]:
-    """Return every difference of ``found`` from the report with its cause, by admission."""
     causes: dict[int, str] = {}
     search = _OrderSearch(arrivals, engine, found)
     blocks, in_that_pool = _other_pool(arrivals, engine, found)

@@ -172,7 +172,6 @@ class CapturedSchedule:
         return True
 
     def _enter(self) -> None:
-        """Hand the scheduler the requests that the capture puts in the next step."""
         ahead = self._share_out()
         seats = self.scheduler.config.max_num_seqs - len(self.scheduler.running) - len(self.scheduler.waiting)
         while self._pending and ahead.budget > 0 and seats > 0:
@@ -187,7 +186,6 @@ class CapturedSchedule:
                 seats -= 1
 
     def _share_out(self) -> StepAhead:
-        """Plan of the next step for the requests that the scheduler has."""
         scheduler = self.scheduler
         ahead = StepAhead(
             scheduler.config.max_num_batched_tokens, scheduler.most_per_request(), scheduler.config.block_size

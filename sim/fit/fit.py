@@ -104,6 +104,7 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
     """Read the command line. Raises InputError that names the flag."""
     if arguments.bootstrap < 0:
         raise InputError(f"--bootstrap: {arguments.bootstrap}; expected 0 or more")
+    terms = arguments.term
     return FitConfig(
         traces=tuple(arguments.traces),
         output=arguments.output,
@@ -112,7 +113,7 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
         seed=arguments.seed,
         cached=arguments.cached,
         frontend=None if arguments.frontend == "auto" else arguments.frontend,
-        extra_terms=_asked_terms(arguments.term),
+        extra_terms=tuple(name for name in dict.fromkeys(terms) if name != "none") if terms else None,
         residuals=arguments.residuals,
     )
 
@@ -128,10 +129,6 @@ def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
     return fitted.model
 
 
-def _asked_terms(flags: Sequence[str]) -> tuple[str, ...] | None:
-    return tuple(name for name in dict.fromkeys(flags) if name != "none") if flags else None
-
-
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """A model and what its report needs."""
@@ -142,7 +139,6 @@ class Fitted:
 
 
 def fit_traces(config: FitConfig) -> Fitted:
-    """Read the traces, fit every variant, keep the best, choose its terms, and estimate its errors."""
     if len(set(config.traces)) < len(config.traces):
         raise InputError(f"{config.traces[0]}: a trace is given twice; expected each once")
     loaded = {str(path): load_trace(path) for path in config.traces}

@@ -126,7 +126,6 @@ class _ApiServer:
         self._reception = Reception(self._arrivals, schedule.timeline, costs) if shared else None
 
     def first_tokens(self, step: CapturedStep) -> int:
-        """Prompt tokens of the requests whose first token ``step`` samples."""
         return sum(self._arrivals[place].prompt_tokens for place, token in step.sampling if token == 0)
 
     def delays(self, *, goes_on: bool) -> int:

@@ -81,7 +81,6 @@ class Errors:
 
 
 def cohort_errors(requests: Requests) -> list[Errors]:
-    """All requests, cold ones (nothing cached), warm ones, and four sizes of prefill."""
     uncached, cached = requests.uncached_tokens, requests.cached_tokens
     cohorts = {"all": np.ones(len(cached), dtype=np.bool_), "cold": cached == 0, "warm": cached > 0}
     for low, high in ((0, 256), (256, 1024), (1024, 4096), (4096, 1 << 62)):

@@ -97,7 +97,6 @@ def columns_of(terms: Sequence[str]) -> list[int]:
 
 
 def prepare_capture(records: list[Record], columns: Arrivals, config: EngineConfig, source: CachedSource) -> Capture:
-    """Settle each record's cached tokens: as reported, or by the pool's rules in the reconstructed schedule."""
     arrivals = columns.objects()
     ruled = [outcome.cached_tokens or 0 for outcome in reconstruct(arrivals, config).outcomes]
     reported = [record.cached_tokens if source == "factual" else None for record in records]
@@ -148,7 +147,6 @@ def _look(
 
 
 def forecast(captures: Sequence[Capture], parameters: FloatArray, variant: Variant) -> Requests:
-    """Return the TTFTs of a run at the recorded arrivals, without noise."""
     costs = dict(zip((term.name for term in TERMS), parameters.tolist(), strict=True))
     model = make_model(costs, variant.config, placement=variant.placement)
     predicted_ms: list[float | None] = []
@@ -183,7 +181,6 @@ def choose(fits: Sequence[Fit]) -> Fit:
 
 
 def default_terms(extra: Sequence[str]) -> tuple[str, ...]:
-    """The default ones and those asked for, in the order of ``TERMS``."""
     wanted = {*DEFAULT_TERMS, *extra}
     return tuple(term.name for term in TERMS if term.name in wanted)
 
@@ -233,7 +230,7 @@ def with_chosen_terms(
 
 def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
     """Return every set that was tried, the chosen one last."""
-    folds = _folds(seen)
+    folds = seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
     best = _try(seen, folds, (), ttft_loss)
     trials = [best]
     while True:
@@ -252,10 +249,6 @@ def choose_terms(seen: Observations, ttft_loss: TtftLoss) -> list[Trial]:
 def _is_better(trial: Trial, than: Trial) -> bool:
     gains = np.array(than.losses) - np.array(trial.losses)
     return trial.loss <= (1.0 - LEAST_GAIN) * than.loss and bool((gains > 0.0).sum() * 2 > len(gains))
-
-
-def _folds(seen: Observations) -> IntArray:
-    return seen.capture if seen.capture.max(initial=0) > 0 else seen.session % FOLDS
 
 
 def _try(seen: Observations, folds: IntArray, extra_terms: Sequence[str], ttft_loss: TtftLoss) -> Trial:

@@ -106,7 +106,10 @@ def forecast(
     template = build_state(arrivals, config, members[0], first_steps=min(max(most_steps, FEWEST_STEPS), FIRST_STEPS))
 
     def run_member(number: int) -> dict[str, npt.NDArray[Any]]:
-        noise_seed = None if seed is None else _seed_of(seed, number)
+        noise_seed = None
+        if seed is not None:
+            sequence = np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number))
+            noise_seed = int(sequence.generate_state(1, np.uint64)[0])
         return _seen(run_state(with_model(template, arrivals, members[number], noise_seed)))
 
     seen = []
@@ -157,7 +160,3 @@ def _member(model: Model, values: Sequence[float], speed: float) -> Model:
         for (name, known), value in zip(model.parameters.items(), values, strict=True)
     }
     return msgspec.structs.replace(model, parameters=parameters, draws=[], drift_log_sd=0.0)
-
-
-def _seed_of(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence((seed & 0xFFFFFFFFFFFFFFFF, number)).generate_state(1, np.uint64)[0])

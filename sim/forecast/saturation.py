@@ -37,7 +37,6 @@ class Demand:
 
     @property
     def is_saturated(self) -> bool:
-        """True if the queue grows for as long as the load goes on."""
         return bool(self.utilization >= 1.0)
 
 
@@ -52,7 +51,6 @@ class PointRun:
 
 
 def run_point(arrivals: Arrivals, config: EngineConfig, model: Model) -> PointRun:
-    """Run ``arrivals`` on the model itself."""
     state = run_state(build_state(arrivals, config, model))
     counts = state.timeline.rows[: int(state.clock["num_steps"][0])]
     return PointRun(state, counts, np.array(model.costs[: counts.shape[1]]))
@@ -141,7 +139,10 @@ def extrapolations(
 ) -> Iterator[str]:
     """Yield warnings about ``scenario``, a run on ``other``, beside the run ``captured`` on ``engine``."""
     yield from open_parameters(model, scenario, captured)
-    yield from _larger_steps(captured, scenario)
+    for extent, column in _EXTENTS.items():
+        seen, there = (float(np.max(run.counts[:, column], initial=0.0)) for run in (captured, scenario))
+        if there > FARTHER * max(seen, 1.0):
+            yield f"up to {there:,.0f} {extent}: the capture had at most {seen:,.0f}"
     if other.block_size != engine.block_size:
         sizes = f"blocks of {other.block_size} tokens: the captures are of {engine.block_size}"
         yield f"{sizes}; that steps take as long is assumed"
@@ -168,10 +169,3 @@ def _most_share(run: PointRun, column: int, parameter: Parameter) -> float:
     own_ms = float(run.counts[:, column].sum()) * max(parameter.value, parameter.high or 0.0)
     rest_ms = float(times_ms.sum() - times_ms[column])
     return own_ms / (own_ms + rest_ms) if own_ms else 0.0
-
-
-def _larger_steps(captured: PointRun, scenario: PointRun) -> Iterator[str]:
-    for what, column in _EXTENTS.items():
-        seen, there = (float(np.max(run.counts[:, column], initial=0.0)) for run in (captured, scenario))
-        if there > FARTHER * max(seen, 1.0):
-            yield f"up to {there:,.0f} {what}: the capture had at most {seen:,.0f}"

@@ -16,6 +16,7 @@ from sim.workload.arrivals import Arrivals, plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 
 MOST_SCENARIOS = 200
+_RULES = " or ".join(FREE_RULES)
 BASELINE = "as captured"
 _NUMBERS = {
     "num_gpu_blocks": "--num-gpu-blocks",
@@ -65,7 +66,6 @@ class Captured:
 
     @property
     def tail_ms(self) -> float:
-        """From the last arrival to the capture's end."""
         last_ms = max((record.arrival_ms or 0.0 for record in self.records), default=0.0)
         return max(max((record.end_ms() or 0.0 for record in self.records), default=0.0) - last_ms, 0.0)
 
@@ -143,7 +143,7 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
     different.add_argument("--max-num-seqs", metavar="N,…", help="requests running at once")
     different.add_argument("--max-num-batched-tokens", metavar="N,…", help="tokens per step")
     different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --num-gpu-blocks")
-    different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_rules()}")
+    different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_RULES}")
     different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
 
 
@@ -213,9 +213,5 @@ def _rate(word: str) -> float:
 
 def _rule(word: str) -> str:
     if word not in FREE_RULES:
-        raise InputError(f"--free-rule: {word!r}; expected {_rules()}")
+        raise InputError(f"--free-rule: {word!r}; expected {_RULES}")
     return word
-
-
-def _rules() -> str:
-    return " or ".join(FREE_RULES)

@@ -74,7 +74,6 @@ class Scale:
         return float(round(value)) if self.counts else float(f"{value:.5g}")
 
     def in_order(self, values: list[float]) -> list[float]:
-        """From the easy end on."""
         return sorted(values, reverse=self.easy > self.hard)
 
 
@@ -152,7 +151,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def search(config: SearchConfig) -> Search:
-    """Bisect over forecasts with the same members and the same noise."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
     places = cohorts_of(captured.records).get(config.target.cohort)
@@ -203,7 +201,6 @@ class _Judge:
         self._base = run_point(as_captured.arrivals, as_captured.engine, model), as_captured.engine
 
     def holds(self, value: float) -> bool:
-        """Forecast ``value``; True if enough members keep the target."""
         load = plan(self._captured, _at(self._config, value))
         found = forecast(
             load.arrivals, load.engine, self._members, seed=self._config.seed, done=lambda: next(self._done)

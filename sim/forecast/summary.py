@@ -123,7 +123,6 @@ def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
 
 
 def hit_rates(found: Forecast) -> FloatArray:
-    """Return by member the cached share of the prompt tokens of admitted requests."""
     prompts = found.arrivals.prompt_tokens
     admitted = found.cached_tokens >= 0
     looked_up, hit = (admitted * prompts).sum(axis=1), np.where(admitted, found.cached_tokens, 0).sum(axis=1)

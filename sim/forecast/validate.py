@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
-from report.compare.comparison import Compared, Line, Predicted, Yardsticks, judge_forecasts
+from report.compare.comparison import Compared, Line, Predicted, judge_forecasts
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
 from report.output import print_json, write_page
@@ -148,7 +148,9 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         runs[COLD] = load_run(COLD, config.cold)
         without = _without_sharing(runs[COLD].meta, config.overrides)
         predicted[COLD_PREDICTED] = Predicted(COLD, *_predict(config, model, captured, without, whole))
-    yardsticks = Yardsticks(
+    return judge_forecasts(
+        runs,
+        predicted,
         aa=AGAIN if config.again else None,
         baselines=_lines(model),
         gates=config.gates,
@@ -156,7 +158,6 @@ def validate(config: ValidateConfig, model: Model) -> Compared:
         seed=config.seed,
         bootstrap=config.bootstrap,
     )
-    return judge_forecasts(runs, predicted, yardsticks)
 
 
 def _predict(
@@ -198,7 +199,6 @@ def _predict(
 
 
 def member_run(found: Forecast, number: int, run: Run) -> Run:
-    """Return a member's times and cached tokens in the rows of ``run``, the capture's."""
     outcome = found.outcome[number]
     copied = outcome == layout.AS_RECORDED
     failed = (outcome == layout.UNSERVABLE) | (outcome == layout.PARENT_FAILED)
