@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
-from sim.vllm.flags import add_free_rule
+from sim.vllm.config import add_free_rule
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.chain import Chains, hashed_records, tokens_computed

@@ -245,14 +245,11 @@ def _set_run(record: Record, result: RequestResult, block_size: int) -> None:
         record.ttft_ms = round(result.ttft_ms, DECIMALS)
         if tokens > 1:
             gaps: Any = result.itl_ms
-            record.itl_ms, record.itl_tokens = gaps, _ones(gaps, tokens - 1)
+            ones: Any = [1] * (tokens - 1) if isinstance(gaps, list) else _ones_text(tokens - 1)
+            record.itl_ms, record.itl_tokens = gaps, ones
     record.output_tokens, record.cached_tokens = tokens, result.cached_tokens
     record.queue_ms = None if result.queue_ms is None else round(result.queue_ms, DECIMALS)
     record.preemptions = result.preemptions
-
-
-def _ones(gaps: list[float] | msgspec.Raw, count: int) -> Any:
-    return [1] * count if isinstance(gaps, list) else _ones_text(count)
 
 
 @cache

@@ -23,8 +23,7 @@ from sim.engine.streaming import StreamingRun
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import engine_with, load_model
-from sim.vllm.config import EngineConfig
-from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
 from sim.workload.arrivals import NOBODY, BatchPlan

@@ -42,11 +42,7 @@ class _Parent(NamedTuple):
 
 
 class StreamingRun:
-    """Run whose arrivals are handed over in parts.
-
-    Arrivals come in order of their earliest possible time: for a child, the first arrival of its session plus all think
-    times since. A parent comes before its children.
-    """
+    """Run whose arrivals are handed over in parts, by earliest possible time, parents before their children."""
 
     def __init__(self, config: EngineConfig, model: Model, seed: int | None) -> None:
         self._config = config

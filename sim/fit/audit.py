@@ -17,8 +17,7 @@ from typing import Any
 from measure.table import table_lines
 from sim.fit.capturedschedule import CapturedSchedule, reconstruct
 from sim.fit.schedule import Admitted, Reconstruction
-from sim.vllm.config import EngineConfig
-from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import is_private

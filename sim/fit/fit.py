@@ -30,7 +30,7 @@ from sim.fit.variants import (
 )
 from sim.latency.modelfile import FitTrace, Model, Parameter, save_model
 from sim.latency.terms import EXTRA_TERMS, TERMS, FrontendPlacement
-from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.config import add_engine_flags, engine_overrides
 from sim.vllm.settings import Settings, model_name, settle
 from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest

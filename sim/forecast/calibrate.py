@@ -17,7 +17,7 @@ from sim.fit.fit import FitConfig, add_fit_flags, fit_and_save
 from sim.forecast.validate import ValidateConfig, add_validation_flags, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
-from sim.vllm.flags import add_engine_flags
+from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
 from tracefile.records.arrays import IntArray
 

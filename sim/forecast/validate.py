@@ -21,7 +21,7 @@ from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray

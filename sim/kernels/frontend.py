@@ -1,8 +1,7 @@
 """API server before the scheduler, on a core of its own or on the engine's.
 
-On the engine's core each of the two gets half of it while the other has work. The API server receives requests one at
-a time. Its work during a step lengthens the step and is counted in that step's row; its work while the engine is idle
-gets a row of its own. So every moment between an arrival and its first token is in a row, and the model stays linear.
+On the engine's core each of the two gets half of it while the other has work. The API server's work during a step is
+counted in that step's row, other work in a row of its own: so the model stays linear.
 """
 
 from sim.kernels.compiling import kernel
@@ -41,10 +40,7 @@ def accept_job(state: SimState, place: int) -> None:
 
 @kernel
 def run_beside(state: SimState, left_ms: float, until_ms: float, row: FloatArray) -> float:
-    """Run until ``left_ms`` of the engine's work are done, or until ``until_ms``; return the work that is left.
-
-    ``row`` counts the API server's work meanwhile.
-    """
+    """Run until ``left_ms`` of the engine's work are done, or until ``until_ms``; return the rest."""
     clock = state.clock[0]
     now_ms = clock.now_ms
     while left_ms > 0.0 and now_ms < until_ms:

@@ -285,8 +285,7 @@ def index_segments(pool: Pool) -> None:
 def has_room(pool: Pool, blocks: int) -> bool:
     """Return whether the arrays have room for what a request of so many ``blocks`` may add.
 
-    A cut adds a copy for each copy of its segment. A request cuts a segment once where it hits, once where it caches
-    second copies, and one in between where it evicts: each time the twins are twice as many at most.
+    A cut adds a copy for each copy of its segment; a request cuts three times at most (hit, eviction, second copy).
     """
     counts = pool.counts[0]
     return bool(counts.num_copies + 8 * (counts.num_twins + 1) + 3 * blocks < len(pool.copies))

@@ -386,10 +386,7 @@ def is_due(scheduler: Scheduler, step: int) -> bool:
 
 @kernel
 def can_cross(scheduler: Scheduler, step: int) -> bool:
-    """Return whether the step's boundaries change nothing but the pool.
-
-    There must be blocks for all, and no newly cached block may let the queue's head in. Taken blocks cannot admit it.
-    """
+    """Return whether there are blocks for all, and no newly cached block that could let the queue's head in."""
     state, settings = scheduler.state[0], scheduler.settings[0]
     may_admit = (
         state.num_waiting > 0

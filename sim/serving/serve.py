@@ -27,7 +27,7 @@ from sim.serving.engine.faults import Fault, Faults, parse_faults
 from sim.serving.engine.service import Fleet, Service
 from sim.serving.exchange import Exchange, Handler, HttpRequest
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling, TokenizerVocabulary, Vocabulary
-from sim.vllm.flags import add_engine_flags, engine_overrides
+from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import HashKey
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError

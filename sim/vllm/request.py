@@ -18,7 +18,7 @@ class Request:
     request_id: str
     prompt_tokens: int
     output_tokens: int
-    """How many tokens it will generate, at least 1."""
+    """Tokens that it will generate, at least 1."""
     hashes: list[int]
     arrival_ms: float = 0.0
     index: int = 0
@@ -39,7 +39,7 @@ class Request:
     room_tokens: int = 0
     """Tokens that those blocks can hold."""
     num_hashed: int = 0
-    """How many leading blocks are in the prefix cache under this request's keys."""
+    """Number of leading blocks in the prefix cache under this request's keys."""
     next_full: int = 0
     """Tokens that fill the block after those: until then nothing new can be hit."""
     placeholders: int = 0

@@ -44,10 +44,7 @@ class Step:
 
 @dataclass(slots=True)
 class PrefixStats:
-    """Prefix-cache counters over admissions; vLLM's ``prefix_cache_queries`` and ``prefix_cache_hits``, in tokens.
-
-    An admission after a preemption is counted apart, as vLLM does: its hits are mostly on the request's own blocks.
-    """
+    """vLLM's prefix-cache counters over admissions, in tokens; admissions after a preemption apart, as in vLLM."""
 
     requests: int = 0
     query_tokens: int = 0
