@@ -87,7 +87,7 @@ def _membership(
 
 
 def output_to_generate(record: Record) -> int:
-    """As recorded, else as many as were seen; at least 1."""
+    """Recorded output tokens, else the number of seen ones; at least 1."""
     if record.output_tokens:
         return record.output_tokens
     if record.status == "ok" and record.output_tokens is None and record.max_tokens:

@@ -72,7 +72,7 @@ class Conversations:
         return f"{self.load_id}-{index}"
 
     def request_id(self, session: int, turn: int) -> RequestId:
-        """As a tap with the same key file records it."""
+        """Request id, as a tap with the same key file records it."""
         return RequestId(keyed_id(self.key, "request", f"{self.session_name(session)}-{turn + 1}"))
 
     def next_session(self, queue: Iterator[SessionShape], response: Response) -> Sequence[Send]:
