@@ -1,5 +1,1 @@
-"""The engines that kvtape knows: request fields, metrics, tokenizer calls, cache reset and routing rules.
-
-To add an engine: write ``engines/NAME.py`` with one ``Dialect``, add its name to ``DialectName`` in
-``engines/dialect.py``, and add the value to ``DIALECTS`` in ``engines/recognition.py``.
-"""
+"""Engines; to add one: a ``Dialect`` in ``NAME.py``, its name in ``DialectName``, its value in ``DIALECTS``."""

@@ -1,7 +1,4 @@
-"""The type of an engine's dialect: the request fields it reads, the names it uses, the calls it offers.
-
-Every field is one that the engine's own source reads; an engine that refuses unknown fields gets no other engine's.
-"""
+"""Dialect of an engine: fields, names and calls as its own source reads them; no engine gets the fields of another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -51,11 +51,7 @@ def engine_seed(name: str) -> int:
 
 
 def by_rendezvous(seeds: Sequence[int], session: bytes) -> list[int]:
-    """Return the engines' places in the order in which a session prefers them (rendezvous hashing).
-
-    The highest hash of session and engine wins. When an engine goes, only its own sessions move, and they come back
-    with it; every process decides alike.
-    """
+    """Return the places as a session prefers them: by hash of session and engine, so that no other session moves."""
     return sorted(range(len(seeds)), key=lambda place: xxhash.xxh3_64_intdigest(session, seeds[place]), reverse=True)
 
 

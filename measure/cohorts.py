@@ -53,11 +53,7 @@ def borrowed_traits(own: Traits, truth: Traits, rows: IntArray, truth_rows: IntA
         result[rows[known]] = theirs[truth_rows[known]]
         return result
 
-    return Traits(
-        borrow(own.turn, truth.turn),
-        borrow(own.uncached_tokens, truth.uncached_tokens),
-        own.concurrency,
-    )
+    return Traits(borrow(own.turn, truth.turn), borrow(own.uncached_tokens, truth.uncached_tokens), own.concurrency)
 
 
 def cohort_rows(traits: Traits) -> dict[str, IntArray]:

@@ -1,7 +1,4 @@
-"""The quantile rule of every command: of n sorted values, the quantile at level q is the order statistic ⌈q · n⌉.
-
-It is always a value that occurred, and one rule serves lists, arrays, buckets and survival curves.
-"""
+"""Quantile rule of lists, arrays, buckets and curves: of n sorted values, level q is the order statistic ⌈q · n⌉."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

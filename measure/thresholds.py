@@ -1,8 +1,4 @@
-"""Thresholds as gates, searches and SLOs say them: ``[LABEL.][COHORT.]metric[.pNN][.key]<=LIMIT``.
-
-``predicted.turns2+.ttft.p50.error<=10%``, ``turn1.ttft.p90<=500ms``, ``cached.exact_share>=0.99``. A limit is a
-duration, a percentage or a plain number.
-"""
+"""Thresholds of gates, searches and SLOs, ``[LABEL.][COHORT.]metric[.pNN][.key]<=LIMIT``: a duration, % or number."""
 
 import operator
 import re

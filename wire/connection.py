@@ -79,11 +79,7 @@ class ResponseSink(Protocol):
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection to a server. ``start`` an exchange; the sink hears of everything after.
-
-    The read's clock is taken before anything else is done with it. The parser only follows the framing: what a relay
-    writes on are the raw bytes.
-    """
+    """Connection to a server: ``start`` an exchange, and the sink hears of all. A relay writes on the raw bytes."""
 
     def __init__(
         self, on_idle: Callable[["ServerConnection"], None], on_closed: Callable[["ServerConnection"], None]

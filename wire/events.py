@@ -1,8 +1,4 @@
-"""Fields of engines' responses: OpenAI's completions and chat completions, and vLLM's token ids.
-
-Typed as wide as engines are known to be; fields not named here are skipped without being built. None of them can be
-part of a cycle, so the garbage collector is not told of them, which halves the time that an event takes.
-"""
+"""Fields of engines' responses, typed widely; unnamed fields are skipped, and no Struct is tracked by the collector."""
 
 from collections.abc import Callable
 from typing import Any

@@ -19,11 +19,7 @@ class ConnectError(WireError):
 
 
 class ConnectionPool:
-    """Keep-alive connections to ``origin``. The one used last is given first, so that surplus ones fall idle.
-
-    A server may close an idle connection while a request is on its way; whoever sent it sees ``upstream_closed`` on a
-    ``stale`` connection, and may send again on a new one if the request's bytes are still at hand.
-    """
+    """Keep-alive connections to ``origin``, the latest used first; the server may have closed a ``stale`` one."""
 
     def __init__(
         self,

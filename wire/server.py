@@ -294,11 +294,7 @@ class ClientConnection(asyncio.Protocol):
         return self.transport is not None and not self.transport.is_closing() and not self._lingering
 
     def _close(self, *, still_sending: bool) -> None:
-        """Close such that the client can read what was written.
-
-        Where it is still sending, a plain close would answer its bytes with a reset, and that overtakes the response:
-        so only our side is closed, and what still comes is thrown away for a while.
-        """
+        """Close so that the client can read the response: a reset for bytes on their way would overtake it."""
         assert self.transport is not None
         if not still_sending or not self.transport.can_write_eof():
             self.transport.close()

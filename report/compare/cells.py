@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import ALL
-from measure.distances import distance, logrank_p
 from measure.resampling import MIN_SESSIONS, interval, resample
 from measure.runs import STATUSES, UNKNOWN, Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
+from measure.waits import distance, logrank_p
 from measure.wording import share
 from report.compare.pairing import Join
 from report.compare.results import (

@@ -215,11 +215,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ),
     ("prompt_tokens_cached", "Those from the prefix cache.", lambda engine: engine.counters.cached_prompt_tokens),
     ("generation_tokens", "Tokens generated.", lambda engine: engine.counters.generation_tokens),
-    (
-        "num_preemptions",
-        "Requests that had to give their blocks back.",
-        lambda engine: engine.counters.preemptions,
-    ),
+    ("num_preemptions", "Requests that had to give their blocks back.", lambda engine: engine.counters.preemptions),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[RealTimeEngine], HistogramCounts]], ...] = (
     ("vllm:time_to_first_token_seconds", "Time to first token.", SECONDS, lambda engine: engine.counters.ttft_s),

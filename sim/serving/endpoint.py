@@ -1,8 +1,4 @@
-"""Generating endpoints: a request from its body to its reply's last byte, in any API.
-
-Each token is written by the engine's own call at its step's end. A client that reads slowly gets the tokens that came
-meanwhile in one event, as from vLLM, so the server buffers little for it.
-"""
+"""Generating endpoints of every API; a slow reader gets all tokens since its last read in one event, as from vLLM."""
 
 import asyncio
 import secrets

@@ -79,13 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of the answers that may call a tool and need not, those that do (default 0)",
     )
-    add(
-        "--engines",
-        type=int,
-        default=1,
-        metavar="N",
-        help="engines, each with its own cache (default 1)",
-    )
+    add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
     add("--route", choices=RULES, default="round-robin", help="which engine gets a request (default %(default)s)")
     add("--drain", type=duration, default="5s", metavar="TIME", help="time to end requests at SIGTERM (default 5s)")
     faults = parser.add_argument_group("what goes wrong on purpose")
@@ -140,10 +134,9 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
 
 def _read_model(arguments: argparse.Namespace) -> Model:
     model = default_model() if arguments.latency_model is None else load_model(arguments.latency_model)
-    given = {term.name: getattr(arguments, term.name) for term in TERMS}
     parameters = dict(model.parameters)
     for term in TERMS:
-        value = given[term.name]
+        value = getattr(arguments, term.name)
         if value is not None:
             if not 0.0 <= value < float("inf"):
                 raise InputError(f"{_flag(term.name)}: {value}; expected a finite number, 0 or more")

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from measure.distances import distance
 from measure.resampling import draw_weights, interval, resample
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
+from measure.waits import distance
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 

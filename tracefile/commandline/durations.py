@@ -1,8 +1,4 @@
-"""Durations as flags take them and messages show them: a number with its unit, ``250ms``, ``30s``, ``5m``, ``1.5h``.
-
-A number without a unit is refused: earlier flags were in seconds and others in milliseconds, and a wrong guess would
-change a run by a factor of 1000 without an error. ``0`` needs no unit.
-"""
+"""Durations of flags and messages, such as ``250ms`` or ``1.5h``; a number needs its unit, unless it is ``0``."""
 
 import argparse
 import math

@@ -40,9 +40,7 @@ FLAGS: Final[Mapping[str, str]] = {
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "loadgen calibrate": "loadgen selftest",
-}
+COMMANDS: Final[Mapping[str, str]] = {"loadgen calibrate": "loadgen selftest"}
 
 VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("--dialect", "llama.cpp"): "llamacpp",

@@ -1,8 +1,4 @@
-"""The secret that keeps block hashes from being the prompt: an unkeyed hash of a guessable prompt tells it.
-
-Whoever holds the key can test guesses against a trace; whoever holds only the trace cannot. Two traces' hashes and
-ids are comparable exactly if their ``key_id`` is the same.
-"""
+"""Secret of block hashes, without which guesses of a prompt cannot be tested; ``key_id`` says which are comparable."""
 
 import contextlib
 import hashlib

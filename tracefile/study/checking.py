@@ -102,11 +102,7 @@ RULES: tuple[Rule, ...] = (check_signs, check_times, check_gaps, check_tokens, c
 
 
 def check_trace(reader: TraceReader) -> Iterator[Finding]:
-    """Yield all breaches in an opened trace, record by record, then breaches that only the whole trace shows.
-
-    Memory grows with the number of records: ids, parents and lines are kept, to find duplicates and cycles; nothing
-    else is. A line that cannot be read is a finding too.
-    """
+    """Yield breaches by record, then those of the whole trace; memory grows with ids, parents and lines alone."""
     lines: dict[RequestId, int] = {}
     parents: dict[RequestId, RequestId] = {}
     last_end_ms = -math.inf

@@ -32,8 +32,7 @@ class Summary:
     hashed_tokens: int = 0
     """Prompt tokens in full blocks whose hashes are true."""
     hit_tokens: int = 0
-    """Of those, in leading blocks that an earlier record of the file held: the hits of an unlimited cache,
-    records taken one at a time in file order, at least one token of each prompt left to compute."""
+    """Of those, in leading blocks of earlier records: hits of an unlimited cache, one token of each left to compute."""
     distinct_blocks: int = 0
     named_sessions: int = 0
     inferred_sessions: int = 0

@@ -1,7 +1,4 @@
-"""``/v1/completions`` and ``/v1/chat/completions`` as vLLM 0.32 speaks them, calls of tools included.
-
-With several prompts in a request vLLM reports one prompt's cached tokens; here they are summed, as prompt tokens are.
-"""
+"""``/v1/completions`` and ``/v1/chat/completions`` as in vLLM 0.32, but cached tokens are those of all prompts."""
 
 from collections.abc import Sequence
 from typing import Any

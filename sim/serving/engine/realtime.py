@@ -128,11 +128,7 @@ class RealTimeEngine:
             self.abort_all()
 
     def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
-        """Let a request arrive, now or at an earlier ``arrival_ms`` of the engine's clock.
-
-        It reaches the scheduler after the API server's time and ``extra_ms``, counted from its arrival: what the server
-        really took to read it is part of that time, not added to it.
-        """
+        """Let a request arrive at ``arrival_ms`` or now; the scheduler gets it ``extra_ms`` and the server's time later."""
         request = generation.request
         request.index = self._next_index
         self._next_index += 1

@@ -182,11 +182,7 @@ PLAIN_TEMPLATE = (
 
 
 class TokenizerVocabulary:
-    """A transformers tokenizer from a directory. Raises InputError if there is none.
-
-    Answers come from words that the tokenizer, on their own and in a row, cuts as they were generated; text sent back
-    is therefore the same ids wherever the chat template keeps it apart from its neighbours.
-    """
+    """A transformers tokenizer; outputs are of words that it cuts as generated. Raises InputError if there is none."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = load_tokenizer(tokenizer_folder(path))
