@@ -128,7 +128,7 @@ class RealTimeEngine:
             self.abort_all()
 
     def submit(self, generation: Generation, arrival_ms: float | None = None, extra_ms: float = 0.0) -> None:
-        """Let a request arrive at ``arrival_ms`` or now; the scheduler gets it ``extra_ms`` and the server's time later."""
+        """Let a request arrive at ``arrival_ms`` or now; it enters ``extra_ms`` and the server's time later."""
         request = generation.request
         request.index = self._next_index
         self._next_index += 1
