@@ -57,7 +57,6 @@ class CompareConfig:
     yardstick: str | None
     seed: int
     bootstrap: int
-    """Draws of the session bootstrap; 0: no intervals."""
     gates: tuple[str, ...] = ()
 
 

@@ -91,7 +91,6 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     confidence: float
     paced: bool
-    """Later turns wait for the answers before them."""
     requests: int
     cohorts: dict[str, int]
     notes: list[str]

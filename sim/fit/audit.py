@@ -49,7 +49,6 @@ class Audit:
 
     engine: EngineConfig
     assumed: dict[str, Any]
-    """Settings that neither the trace nor a flag tells."""
     requests: int
     exact: int
     prompt_tokens: int

@@ -84,10 +84,7 @@ class CapturedSchedule:
         )
 
     def _in_line(self, arrivals: Sequence[Arrival], *, by_reads: bool) -> list[int]:
-        """Places of requests that the engine got, the first to be admitted last: FCFS, by step and then by arrival.
-
-        A request without a seen token stands behind all that arrived before it.
-        """
+        """Places of requests that the engine got, last admitted first: FCFS; without a seen token, by arrival."""
         steps = self._seen.first_steps(0.0 if by_reads else self._seen.slack_ms)
         order = sorted(range(len(arrivals)), key=lambda place: arrivals[place].arrival_ms)
         ranks, latest = {}, -1

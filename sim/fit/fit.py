@@ -49,7 +49,6 @@ class FitConfig:
     traces: tuple[Path, ...]
     output: Path
     overrides: dict[str, Any]
-    """Engine settings that the traces do not tell, or tell wrongly."""
     bootstrap: int = 400
     seed: int = 0
     cached: CachedSource = "factual"

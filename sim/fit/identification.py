@@ -34,7 +34,6 @@ class Coverage:
     """Ranges that captures cover; in tokens where no unit is said."""
 
     step_tokens: int
-    """Most that the engine computes in a step."""
     shortest_cold: int
     """Uncached tokens of a request with a TTFT."""
     longest_cold: int
@@ -119,7 +118,6 @@ class Unidentified:
     name: str
     why: str
     capture: str
-    """What to capture to identify it."""
 
 
 def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:

@@ -57,8 +57,7 @@ def solve(seen: Observations, free: list[int]) -> Solution:
 def robust_weights(
     seen: Observations, predicted_ms: FloatArray, sizes_ms: FloatArray
 ) -> tuple[FloatArray, tuple[float, float]]:
-    """Huber weights of squared absolute residuals, and the two groups' scales. ``sizes_ms``: what residuals are
-    relative to, ``predicted_ms`` without what the delivery of the token before takes off it."""
+    """Huber weights of squared absolute residuals (relative to ``sizes_ms``), and the two groups' scales."""
     size = np.maximum(sizes_ms, 0.1 * seen.seen_ms)  # what predicts nothing must not weigh without bound
     relative = (seen.seen_ms - predicted_ms) / size
     weights = np.zeros(len(relative))
@@ -156,7 +155,6 @@ class _Steps:
     """log(seen / predicted), without the API server's part."""
     steps: IntArray
     bin: IntArray
-    """Which knot."""
 
 
 def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
@@ -195,8 +193,7 @@ def estimate_noise(seen: Observations, parameters: FloatArray) -> Noise:
 
 
 def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Observations:
-    """``seen`` with every prefill that is far too short joined to the interval before it, if that one is as much too
-    long: its tokens were read late, which says nothing of either step and would say that some take no time."""
+    """Join prefills that are far too short to the interval before, if that is as much too long: tokens read late."""
     lacking_ms = predicted_ms - seen.seen_ms
     follows = (seen.capture[1:] == seen.capture[:-1]) & ~seen.opens[1:]
     follows &= np.abs(seen.start_ms[1:] - (seen.start_ms + seen.seen_ms)[:-1]) < _SAME_MS
@@ -214,8 +211,7 @@ def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Obs
 
 
 def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
-    """From how log(speed) differs between captures. With few of them, how much speed changed within them counts, too:
-    as much as three captures more would."""
+    """Estimate drift from log(speed) between captures; the spread within them weighs as three more captures."""
     speeds, within = [], []
     for number in range(int(seen.capture.max(initial=-1)) + 1):
         rows = np.flatnonzero(seen.capture == number)
@@ -280,8 +276,7 @@ def _deviation_of_mean(steps: int, step_ms: float, share: float, correlation_tim
 
 
 def _autocorrelation(found: _Steps) -> tuple[float, float]:
-    """Share and correlation time of autocorrelated noise: least squares of the products of normal scores some steps
-    apart on share · exp(−time between them / duration)."""
+    """Fit share · exp(−time between / duration) to products of normal scores some steps apart, by least squares."""
     single = found.steps == 1
     scores = np.zeros(len(single))
     for number in range(int(found.bin.max(initial=0)) + 1):

@@ -46,7 +46,6 @@ class Forecast:
     """A child's follows its parent's predicted end; NaN: its parent was never served."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
-    """Arrival to its end, however it ended."""
     queue_ms: FloatArray
     """In the scheduler's line before the first step that served it."""
     output_tokens: IntArray

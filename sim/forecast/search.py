@@ -39,7 +39,6 @@ from tracefile.commandline.progress import counted
 
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
-_SETTING = {"num-gpu-blocks": "num_gpu_blocks"}
 NEIGHBOURS = 2
 """Steps to either side of an answer that are tried."""
 
@@ -234,7 +233,7 @@ class _Judge:
 def _at(config: SearchConfig, value: float) -> Scenario:
     if config.quantity == "rate":
         return replace(config.scenario, rate=value)
-    return replace(config.scenario, settings={**config.scenario.settings, _SETTING[config.quantity]: round(value)})
+    return replace(config.scenario, settings={**config.scenario.settings, "num_gpu_blocks": round(value)})
 
 
 def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
@@ -282,7 +281,7 @@ def _only_one(scenarios: Sequence[Scenario], quantity: Quantity) -> Scenario:
     if len(scenarios) > 1:
         raise InputError(f"{len(scenarios)} scenarios; expected one value of each flag, as {quantity} is varied")
     one = scenarios[0] if scenarios else Scenario({})
-    if (quantity == "rate" and one.rate != 1.0) or _SETTING.get(quantity) in one.settings:
+    if (quantity == "rate" and one.rate != 1.0) or (quantity == "num-gpu-blocks" and "num_gpu_blocks" in one.settings):
         raise InputError(f"--{quantity}: it is what is searched; expected --between to limit it")
     return one
 

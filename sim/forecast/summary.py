@@ -53,7 +53,6 @@ class TtftQuantiles:
     so_far_ms: FloatArray
     """By level: what is surely exceeded where the value is infinite, the quantile of the waits up to the horizon."""
     until_ms: float
-    """Up to where the curve is told."""
 
 
 def ttft_quantiles(
