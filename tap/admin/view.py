@@ -83,7 +83,6 @@ class PrefixRow(msgspec.Struct, frozen=True):
     requests: str
     share: str
     bar: float
-    """The share as a number, 0 to 1."""
 
 
 class Fact(msgspec.Struct, frozen=True):

@@ -23,15 +23,12 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Exchanges taken off sockets: each is recorded, sampled out or dropped."""
     recorded: int = 0
     hashed: int = 0
-    """Records with block hashes."""
     prompt_counts_checked: int = 0
     """Records with both prompt ids and usage."""
     prompt_counts_matched: int = 0
     """Of these, records whose two counts are equal."""
     dropped: dict[str, int] = {}
-    """Exchanges without a record, by reason."""
     unhashed: dict[str, int] = {}
-    """Records without hashes, by reason."""
     sampled_out: int = 0
     """Exchanges of sessions outside the sample."""
     found: int | None = None
@@ -39,9 +36,7 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     epoch_ns: int | None = None
     """Monotonic clock at the trace's t = 0, an earlier run's if resumed. Null: not known yet."""
     segments: int = 0
-    """Files of the trace so far."""
     uploaded: int = 0
-    """Segments uploaded."""
     upload_failed: int = 0
     """Failed tries to upload a segment; it stays and is tried again."""
 
@@ -60,7 +55,6 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     hash_model: str | None
     """Model name at the start of each hash chain. Null: each request's own."""
     loras: list[str]
-    """Model names that select an adapter."""
     epoch_ns: int
     """The relay's monotonic clock at t = 0."""
     socket: str = ""
@@ -204,7 +198,6 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     trace: str
     """Path, for the heading of the page."""
     block_size: int
-    """Tokens in one hashed block."""
 
 
 class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -220,7 +213,6 @@ class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_on
     offered: int = 0
     """Requests to be recorded so far, of all workers, dead ones included."""
     dropped: dict[str, int] = {}
-    """Requests without a record, by reason."""
     draining: bool = False
     """The tap is ending: no new connections."""
     engine: Engine | None = None

@@ -33,9 +33,7 @@ class WorkerStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     in_flight: int = 0
     """Recorded requests that have not ended."""
     connections: int = 0
-    """Open client connections."""
     relayed: int = 0
-    """Requests relayed, recorded or not."""
     bytes_in: int = 0
     """Bytes of request bodies; those of recorded requests count at their end."""
     bytes_out: int = 0
@@ -116,7 +114,6 @@ class FeedSender:
         self._held_bytes = 0
         self._tried_at = float("-inf")
         self.skipped = 0
-        """Dropped frames."""
 
     @property
     def keeping_up(self) -> bool:

@@ -25,7 +25,6 @@ from tap.prompts.tokenizer import Tokenizer
 SENTINELS = ("a", "0")
 """Two texts that no tokenizer joins to their neighbours in the same way: a letter and a digit."""
 MARGIN = 1
-"""Tokens on either side of a content that it may change."""
 REMEMBERED_SIZES = 10_000
 MAX_RUN = 1 << 20
 """A longer message cannot be: the usage is not of this prompt."""

@@ -239,7 +239,6 @@ class PromptHasher:
         self._hasher = hasher
 
     def served_by(self, upstream: str) -> None:
-        """Note the engine that served the next prompt's request; empty: none, and the tokenizer's engine stays."""
         if self._turn_to is not None and upstream:
             self._turn_to(upstream)
 

@@ -18,7 +18,6 @@ LIMITS = {
 """Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
 
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
-"""Body fields that may name the conversation."""
 
 _decode = msgspec.json.Decoder().decode
 

@@ -14,12 +14,11 @@ import msgspec
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from tap.ipc.exchange import Endpoint, Injection
-from tap.proxy.endpoint import recorded_endpoint
 from tap.proxy.jsonspans import Edit, Member, Span, UnlocatableError, apply_edits, object_members, shorten
 from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import TIMED_EVERY, Relay, Relays, TimedRelay, client_head, wants_websocket
 from tap.proxy.responsefilter import ResponseFilter
-from tap.proxy.sidecopy import CopyBudget
+from tap.proxy.sidecopy import CopyBudget, recorded_endpoint
 from tap.proxy.upstreams import Upstreams
 from wire.connection import ResponseHead
 from wire.errors import LossKind
@@ -103,7 +102,6 @@ def _ask_for_ids(body: bytes, members: dict[str, Member], endpoint: Endpoint, di
 
 
 def _switch_on(body: bytes, member: Member) -> Edit | None:
-    """Return the edit that makes a flag true; null if it is true, or no flag."""
     return Edit(*member.value, b"true") if member.value.of(body) in _NOT_ASKED else None
 
 

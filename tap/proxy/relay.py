@@ -15,9 +15,8 @@ from time import perf_counter_ns
 
 from measure.histogram import OVERHEAD_S, add_value, empty_counts
 from tap.ipc.exchange import KEPT_REQUEST_HEADERS
-from tap.proxy.endpoint import copied_bytes, recorded_endpoint
 from tap.proxy.recorderlink import RecorderLink
-from tap.proxy.sidecopy import CopyBudget, SideCopy
+from tap.proxy.sidecopy import CopyBudget, SideCopy, copied_bytes, recorded_endpoint
 from tap.proxy.upstreams import Upstream, Upstreams
 from tracefile.records.schema import Status
 from wire.connection import ResponseHead, ServerConnection

@@ -211,7 +211,6 @@ class SessionSample:
 IDLE_S = 0.2
 REPORT_INTERVAL_S = 0.5
 UPLOAD_AT_END_S = 20.0
-"""Time for uploading the last segments once all is recorded."""
 RELINKED_RECORDS = 50_000
 """Records of a resumed trace by which conversations keep their sessions."""
 GC_ALLOCATIONS = 20_000
@@ -305,7 +304,6 @@ class Recorder:
         return self.progress() if news else None
 
     def progress(self) -> Progress:
-        """Return the counts, those of records as far as the files have them."""
         return msgspec.structs.replace(
             self._flushed,
             received=self._taken.received,
@@ -385,7 +383,6 @@ def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Recor
 
 
 def record_exchanges(sock: socket.socket) -> None:
-    """Serve a supervisor over ``sock``: its setup, then the workers' exchanges until all have closed their sides."""
     inbox = Inbox(sock)
     messages = (list(map(decode_message, batch)) for batch in inbox.batches(IDLE_S))
     setup = next((batch[0] for batch in messages if batch), None)

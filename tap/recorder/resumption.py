@@ -34,7 +34,6 @@ class Resumption:
     """Header of the new writer, on the old one's clock."""
     records: int = 0
     mended: list[str] = field(default_factory=list)
-    """Torn files, a sentence each."""
     says_something_new: bool = False
     """True if the header differs from that of the last records."""
     manifest: Manifest = field(default_factory=Manifest)

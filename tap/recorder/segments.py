@@ -51,10 +51,8 @@ class OpenSegment:
     first_arrival_ms: float = float("inf")
     last_arrival_ms: float = float("-inf")
     first_at: float = float("inf")
-    """Time of its first record, on the monotonic clock."""
     digest: _Digest = field(default_factory=hashlib.sha256)
     lines: list[bytes] = field(default_factory=list)
-    """Lines taken, not compressed yet."""
     arrivals_ms: list[float] = field(default_factory=list)
 
     def take(self, line: bytes, arrival_ms: float | None) -> None:

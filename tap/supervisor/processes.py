@@ -22,9 +22,8 @@ from tap.ipc.exchange import (
     ServiceStats,
 )
 from tap.supervisor.account import Ledger
-from tap.supervisor.config import TapConfig
+from tap.supervisor.config import Runtime, TapConfig, worker_setup
 from tap.supervisor.restarting import ChildProcess, RestartingChild, say
-from tap.supervisor.setups import Runtime, worker_setup
 from tracefile.records.schema import Engine
 from wire.url import Origin
 

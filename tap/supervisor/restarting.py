@@ -122,7 +122,6 @@ class RestartingChild:
         return await self.left(timeout_s)
 
     async def left(self, timeout_s: float) -> bool:
-        """Wait until a child that was told to end has left; False if it had to be killed."""
         self._finishing = True
         if self._task is None:
             return True

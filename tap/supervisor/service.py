@@ -17,10 +17,9 @@ from engines.control import learn_engine_facts, read_pages
 from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.config import TapConfig, read_upstreams
+from tap.supervisor.config import Runtime, TapConfig, read_upstreams, recorder_setup
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
-from tap.supervisor.setups import Runtime, recorder_setup
 from tracefile.hashing.blockhash import load_key
 from tracefile.records.encoding import encode_meta
 from tracefile.records.errors import InputError
@@ -171,7 +170,6 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefix_queries: float | None = None
     """Prompt tokens looked up in the prefix cache since the engine's start."""
     prefix_hits: float | None = None
-    """Prompt tokens found in it."""
     preemptions: float | None = None
 
 

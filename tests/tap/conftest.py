@@ -23,10 +23,9 @@ from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
 from tap.supervisor.account import Account, Ledger
-from tap.supervisor.config import TapConfig
+from tap.supervisor.config import TapConfig, dialect, recorder_setup
 from tap.supervisor.processes import RecorderProcess
 from tap.supervisor.service import recording, runtime_folder
-from tap.supervisor.setups import dialect, recorder_setup
 from tracefile import HashKey, Meta, Record, load_key, load_trace
 from wire.server import Server
 from wire.url import Origin

@@ -10,7 +10,7 @@ import pytest
 
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
-from tap.supervisor.setups import check_injection
+from tap.supervisor.config import check_injection
 from tests.tap.proxy import vllm_rendering as vllm
 from tracefile.records.errors import InputError
 from wire.url import Origin
