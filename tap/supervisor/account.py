@@ -55,11 +55,6 @@ class Account:
         return self.prompt_counts_matched < TRUSTED_SHARE * self.prompt_counts_checked
 
 
-_COUNTS = ("recorded", "sampled_out", "hashed", "prompt_counts_checked", "prompt_counts_matched")
-COUNTED = (*_COUNTS, "segments", "uploaded", "upload_failed")
-"""Fields that an account takes from the recorder's progress, by name."""
-
-
 class Ledger:
     """Sources of the account: counts of workers, alive and dead, and the recorder's progress."""
 
@@ -92,7 +87,14 @@ class Ledger:
         return Account(
             offered=cells[OFFERED],
             not_injected=cells[NOT_INJECTED],
-            **{name: getattr(progress, name) for name in COUNTED},
+            recorded=progress.recorded,
+            sampled_out=progress.sampled_out,
+            hashed=progress.hashed,
+            prompt_counts_checked=progress.prompt_counts_checked,
+            prompt_counts_matched=progress.prompt_counts_matched,
+            segments=progress.segments,
+            uploaded=progress.uploaded,
+            upload_failed=progress.upload_failed,
             dropped=Counter({reason: count for reason, count in dropped.items() if count}),
             unhashed=Counter(progress.unhashed),
         )

@@ -209,13 +209,6 @@ class Runtime:
         return WorkerCounts(self.counts, workers)
 
 
-SAME_NAMES = (
-    *("trace", "overwrite", "resume", "rotate_bytes", "rotate_s", "upload", "sample"),
-    *("tokenizer", "algorithm"),
-)
-"""Settings that the recorder's setup takes, by name."""
-
-
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     check_injection(config, facts)
     block_size = _block_size(config, facts)
@@ -231,7 +224,15 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         engine=facts.known_engine,
     )
     return RecorderSetup(
-        **{name: getattr(config, name) for name in SAME_NAMES},
+        trace=config.trace,
+        overwrite=config.overwrite,
+        resume=config.resume,
+        rotate_bytes=config.rotate_bytes,
+        rotate_s=config.rotate_s,
+        upload=config.upload,
+        sample=config.sample,
+        tokenizer=config.tokenizer,
+        algorithm=config.algorithm,
         meta=meta,
         key_secret=key.secret,
         block_size=block_size,
