@@ -69,13 +69,15 @@ def frame(payload: bytes) -> bytes:
 def split_frames(buffer: bytearray) -> list[bytes]:
     """Take every complete frame's payload out of ``buffer``; an incomplete frame stays."""
     payloads = []
-    offset = 0
-    while len(buffer) - offset >= _LENGTH.size:
-        end = offset + _LENGTH.size + _LENGTH.unpack_from(buffer, offset)[0]
-        if len(buffer) < end:
-            break
-        payloads.append(bytes(memoryview(buffer)[offset + _LENGTH.size : end]))
-        offset = end
+    offset, length = 0, len(buffer)
+    with memoryview(buffer) as view:
+        while length - offset >= _LENGTH.size:
+            start = offset + _LENGTH.size
+            end = start + _LENGTH.unpack_from(view, offset)[0]
+            if length < end:
+                break
+            payloads.append(view[start:end].tobytes())
+            offset = end
     del buffer[:offset]
     return payloads
 
