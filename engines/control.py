@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import httpx
 
+from engines.calls import BlockingCalls, CallError, call, most_bytes
 from engines.dialect import Control, Dialect, Response
 from engines.facts import PAGES, EngineFacts, first_model, read_facts
 from engines.recognition import DIALECTS
@@ -15,7 +16,6 @@ from wire.url import Origin
 CONTROL_TIMEOUT_S = 30.0
 PAGE_TIMEOUT_S = 2.0
 """Time that one page may take while traffic is recorded."""
-MAX_PAGE_BYTES = 8 << 20
 
 
 class ControlClient:
@@ -23,26 +23,26 @@ class ControlClient:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.Client(timeout=CONTROL_TIMEOUT_S, trust_env=False)
+        self._calls = BlockingCalls(self.url, CONTROL_TIMEOUT_S)
 
     def __enter__(self) -> "ControlClient":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._calls.close()
 
     def resolve_model(self, model: str) -> str:
         """Return ``model``, or for ``auto`` the first of ``/v1/models``; raises InputError if none is there."""
         try:
-            response = self._client.get(f"{self.url}/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise InputError(f"--url: {self.url}: {type(error).__name__}; expected an engine that answers") from None
+            response = self._calls.get("/v1/models")
+        except CallError as error:
+            raise InputError(f"--url: {self.url}: {error}; expected an engine that answers") from None
         if model != "auto":
             return model
         listed = first_model(response.text) if response.is_success else None
         if listed is None:
             raise InputError(
-                f"--model: {self.url}/v1/models (HTTP {response.status_code}) names none; expected --model NAME"
+                f"--model: {self.url}/v1/models (HTTP {response.status}) names none; expected --model NAME"
             )
         return listed
 
@@ -52,18 +52,16 @@ class ControlClient:
 
     def text(self, path: str) -> str:
         try:
-            return self._client.get(f"{self.url}{path}").raise_for_status().text
-        except httpx.HTTPError:
+            response = self._calls.get(path)
+        except CallError:
             return ""
+        return response.text if response.is_success else ""
 
     def post(self, path: str, body: bytes = b"") -> Response:
         try:
-            response = self._client.post(
-                f"{self.url}{path}", content=body, headers={"Content-Type": "application/json"}
-            )
-        except httpx.HTTPError as error:
-            raise InputError(f"--url: {self.url}{path}: {type(error).__name__}; expected an answer") from None
-        return Response(response.status_code, response.content)
+            return self._calls.post(path, body)
+        except CallError as error:
+            raise InputError(f"--url: {self.url}{path}: {error}; expected an answer") from None
 
 
 async def learn_engine_facts(origin: Origin) -> EngineFacts:
@@ -81,10 +79,10 @@ async def read_pages(origin: Origin, paths: tuple[str, ...]) -> list[str]:
 
 async def _page(client: httpx.AsyncClient, path: str) -> str:
     try:
-        response = await client.get(path)
-    except httpx.HTTPError:
+        response = await call(client, path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path))
+    except CallError:
         return ""
-    return response.text if response.status_code == 200 and len(response.content) <= MAX_PAGE_BYTES else ""
+    return response.text if response.status == httpx.codes.OK else ""
 
 
 def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str | None:

@@ -32,6 +32,10 @@ class Response(NamedTuple):
     def is_success(self) -> bool:
         return 200 <= self.status < 300
 
+    @property
+    def text(self) -> str:
+        return self.content.decode("utf-8", "replace")
+
 
 class Control(Protocol):
     """Control calls to one engine, off the data plane."""
@@ -127,7 +131,7 @@ def decoded(text: str | bytes) -> Any:
     """Return a JSON text's value; null for any other text."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

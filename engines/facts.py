@@ -1,5 +1,6 @@
 """Facts of an engine from ``/version``, ``/metrics`` and ``/v1/models``; a text that is not understood is no error."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +20,20 @@ PAGES = ("/version", "/metrics", "/v1/models")
 MEAN_GAUGES = frozenset({"kv_usage"})
 """Gauges averaged over the engines behind one address; all others are summed."""
 
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MAX_METRICS = 10_000
+"""Names kept of a page; engines have some hundreds."""
+MAX_TEXT_CHARS = 200
+"""A longer version or model name is none."""
+MAX_DIGITS = 15
+
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S{1,40})")
+# Possessive and at a word's start only: a long word without a value costs its length, not its square.
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric's samples: values summed over engines, labels of the first."""
+    """A metric's samples: values summed over engines; labels of the first, for ``CONFIG_METRIC`` alone."""
 
     value: float
     labels: Mapping[str, str]
@@ -72,10 +80,13 @@ def parse_metrics(text: str) -> dict[str, Metric]:
             continue
         name = found["name"].removesuffix("_total")
         before = metrics.get(name)
-        labels = dict(_LABEL.findall(found["labels"] or "")) if before is None else before.labels
-        metrics[name] = (
-            Metric(value, labels) if before is None else Metric(before.value + value, labels, before.samples + 1)
-        )
+        if not math.isfinite(value) or (before is None and len(metrics) == MAX_METRICS):
+            continue
+        if before is None:
+            labels = dict(_LABEL.findall(found["labels"] or "")) if name == CONFIG_METRIC else {}
+            metrics[name] = Metric(value, labels)
+        else:
+            metrics[name] = Metric(before.value + value, before.labels, before.samples + 1)
     return metrics
 
 
@@ -114,7 +125,7 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
     version = _field(version_text, "version")
     return Engine(
         name="vllm" if any(name.startswith("vllm:") for name in metrics) else None,
-        version=version if isinstance(version, str) else None,
+        version=_short(version),
         block_size=_positive(labels.get("block_size")),
         num_gpu_blocks=_positive(labels.get("num_gpu_blocks")),
         max_model_len=_positive(_field(models_text, "data", "max_model_len")),
@@ -125,8 +136,11 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
 
 def first_model(models_text: str) -> str | None:
     """Return the first model in the text of ``/v1/models``; null: none."""
-    model = _field(models_text, "data", "id")
-    return model if isinstance(model, str) else None
+    return _short(_field(models_text, "data", "id"))
+
+
+def _short(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable() else None
 
 
 def _field(text: str, *path: str) -> Any:
@@ -140,6 +154,6 @@ def _field(text: str, *path: str) -> Any:
 
 
 def _positive(value: object) -> int | None:
-    if not isinstance(value, int | str) or isinstance(value, bool) or not str(value).isdecimal():
-        return None
-    return int(value) or None
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
+        value = int(value)
+    return value if type(value) is int and 0 < value < 10**MAX_DIGITS else None

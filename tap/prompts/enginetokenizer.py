@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 import xxhash
 
+from engines.calls import BlockingCalls, CallError, LateError
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
@@ -39,7 +39,7 @@ class EngineTokenizer:
         self, url: str, dialect: DialectName, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
     ) -> None:
         self._url = url
-        self._clients: dict[str, httpx.Client] = {}
+        self._clients: dict[str, BlockingCalls] = {}
         self._as_content = DIALECTS[dialect].tokenizes_content
         self._timeout_s, self._pause_s = timeout_s, pause_s
         self._seed = secrets.randbits(64)
@@ -84,25 +84,24 @@ class EngineTokenizer:
         if monotonic() < self._resume_at.get(self._url, 0.0):
             raise UntokenizableError("engine_tokenizer_paused")
         try:
-            response = self._client().post(path, content=payload, headers={"Content-Type": "application/json"})
-        except httpx.TimeoutException:
+            response = self._calls().post(path, payload)
+        except LateError:
             raise self._failure(digest, "timeout", pause=True) from None
-        except httpx.HTTPError:
+        except CallError:
             raise self._failure(digest, "unreachable", pause=True) from None
-        if response.status_code != 200:
-            kind_of_failure = f"http_{response.status_code}"
-            raise self._failure(digest, kind_of_failure, pause=response.status_code in NO_SUCH_SERVICE)
+        if response.status != 200:
+            kind_of_failure = f"http_{response.status}"
+            raise self._failure(digest, kind_of_failure, pause=response.status in NO_SUCH_SERVICE)
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise self._failure(digest, "unreadable", pause=False) from None
 
-    def _client(self) -> httpx.Client:
-        client = self._clients.get(self._url)
-        if client is None:
-            client = httpx.Client(base_url=self._url, timeout=self._timeout_s, trust_env=False)
-            self._clients[self._url] = client
-        return client
+    def _calls(self) -> BlockingCalls:
+        calls = self._clients.get(self._url)
+        if calls is None:
+            calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s)
+        return calls
 
     def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:
         """Return the error to raise; the question is not asked again, and with ``pause`` none is for a while."""

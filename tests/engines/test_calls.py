@@ -1,0 +1,144 @@
+"""Calls to engines that respond without end, over real sockets: bounded bytes, one deadline, and a clear error."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+import pytest
+
+from engines.calls import BlockingCalls, CallError, LateError, most_bytes
+from engines.control import ControlClient, learn_engine_facts
+from engines.facts import MAX_METRICS, describe_engine, parse_metrics
+from tracefile import Engine, InputError
+from wire.url import parse_url
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNK = b"10000\r\n" + b"vllm:x 1\n" * 7281 + b"vllm:x\n" + b"\r\n"
+
+
+def endless_body(sock: socket.socket) -> Iterator[bytes]:
+    yield HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    while True:
+        yield CHUNK
+
+
+def endless_head(sock: socket.socket) -> Iterator[bytes]:
+    yield HEAD
+    for number in count():
+        yield b"X-%d: y\r\n" % number
+
+
+def endless_informational(sock: socket.socket) -> Iterator[bytes]:
+    while True:
+        yield b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100
+
+
+def slow_body(sock: socket.socket) -> Iterator[bytes]:
+    yield HEAD + b"Content-Length: 1000000\r\n\r\n"
+    while not _hung_up(sock):
+        yield b"x"
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    sock.settimeout(0.02)
+    try:
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+@contextmanager
+def engine(response: Callable[[socket.socket], Iterator[bytes]]) -> Iterator[str]:
+    """Serve the response to each connection until its client hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def respond(sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            sock.recv(1 << 16)
+            for piece in response(sock):
+                sock.sendall(piece)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                threading.Thread(target=respond, args=(sock,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+def test_a_body_without_end_is_read_to_its_bound_only(path: str) -> None:
+    with engine(endless_body) as url, BlockingCalls(url, 30.0) as caller:
+        with pytest.raises(CallError, match=f"beyond {most_bytes(path)} bytes"):
+            caller.get(path)
+        with pytest.raises(CallError, match="beyond"):
+            caller.post("/tokenize", b"{}")
+
+
+@pytest.mark.parametrize("response", [slow_body, endless_head, endless_informational])
+def test_a_response_that_never_ends_is_left_at_the_deadline(
+    response: Callable[[socket.socket], Iterator[bytes]],
+) -> None:
+    with engine(response) as url, BlockingCalls(url, 0.2) as caller, pytest.raises(CallError):
+        caller.get("/metrics")
+
+
+def test_one_byte_after_another_is_late_however_fast_each_comes() -> None:
+    with engine(slow_body) as url, BlockingCalls(url, 0.2) as caller, pytest.raises(LateError):
+        caller.get("/version")
+
+
+def test_an_encoded_response_is_refused_for_it_could_be_any_size() -> None:
+    def encoded(sock: socket.socket) -> Iterator[bytes]:
+        yield HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
+
+    with engine(encoded) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="encoded"):
+        caller.get("/metrics")
+
+
+def test_an_endless_engine_has_unknown_facts_and_stops_a_run_with_one_line() -> None:
+    with engine(endless_body) as url:
+        assert asyncio.run(learn_engine_facts(parse_url(url))).known_engine is None
+        with ControlClient(url) as control, pytest.raises(InputError, match=r"--url: .*beyond \d+ bytes; expected"):
+            control.resolve_model("auto")
+
+
+def test_a_connection_serves_several_calls() -> None:
+    connections = []
+
+    def whole(sock: socket.socket) -> Iterator[bytes]:
+        connections.append(sock)
+        while True:
+            yield HEAD + b"Content-Length: 2\r\n\r\nok"
+            if not sock.recv(1 << 16):
+                return
+
+    with engine(whole) as url, BlockingCalls(url, 5.0) as caller:
+        assert [caller.get("/version").text for _ in range(3)] == ["ok"] * 3
+    assert len(connections) == 1
+
+
+def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
+    many = parse_metrics("".join(f"name_{number} 1\n" for number in range(MAX_METRICS + 5)) + "name_0 2\n")
+    assert len(many) == MAX_METRICS
+    assert many["name_0"].value == 3
+    word = "w" * 1_000_000
+    labels = parse_metrics(f'vllm:cache_config_info{{{word},block_size="16"}} 1.0\nvllm:x NaN\nvllm:y +Inf\n')
+    assert describe_engine("", labels, "") == Engine(name="vllm", block_size=16)
+
+
+@pytest.mark.parametrize("version", ["1.0\x1b[2J", "v" * 1000])
+def test_a_version_that_could_be_any_text_is_unknown(version: str) -> None:
+    text = json.dumps({"version": version})
+    digits = f'vllm:cache_config_info{{block_size="{"9" * 5000}"}} 1.0'
+    assert describe_engine(text, parse_metrics(digits), "[" * 100_000) == Engine(name="vllm")
