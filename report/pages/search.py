@@ -1,6 +1,6 @@
 """A search: its records, exactly as ``sim search --json`` writes them, and the same as lines for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -23,6 +23,7 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Span
     share: float
     holds: bool
+    """Enough members keep the limit, and the load is not saturated: then waits depend on its length alone."""
     hit_rate: float
     utilization: float | None
     saturated: bool
@@ -74,6 +75,11 @@ def answer_sentence(found: Search) -> str:
     if found.outcome == "interrupted":
         return f"interrupted: no answer yet for {target} {sure}"
     if found.answer is None:
+        if all(one.saturated for one in found.evaluated):
+            return (
+                f"not reachable: {target} holds at no {found.quantity} between {value(found, found.low)} and "
+                f"{value(found, found.high)}: {_overload(found.evaluated)}"
+            )
         best = max(found.evaluated, key=lambda one: (one.share, -(one.ttft.middle or float("inf"))))
         return (
             f"not reachable: {target} {sure} holds at no {found.quantity} between {value(found, found.low)} and "
@@ -83,7 +89,24 @@ def answer_sentence(found: Search) -> str:
     said = f"{which} {found.quantity} for {target} {sure}: {value(found, found.answer)}"
     if found.outcome == "all hold":
         said += ", the end of what was asked: it may hold beyond (--between)"
-    return said
+    limit = _stopped_by_load(found)
+    return said if limit is None else f"{said}, where the load reaches what the engine can do: {_overload([limit])}"
+
+
+def _stopped_by_load(found: Search) -> Evaluated | None:
+    """Return the next harder value if it fails by its load alone."""
+    harder = [one for one in found.evaluated if (one.value < (found.answer or 0.0)) == (found.quantity != "rate")]
+    beside = min((one for one in harder if one.value != found.answer), key=lambda one: _apart(found, one), default=None)
+    return beside if beside is not None and beside.saturated and beside.share >= found.confidence else None
+
+
+def _apart(found: Search, one: Evaluated) -> float:
+    return abs(one.value - (found.answer or 0.0))
+
+
+def _overload(saturated: Sequence[Evaluated]) -> str:
+    least = min(one.utilization or 0.0 for one in saturated)
+    return f"at {least:.0%} and more waits grow for as long as the load lasts"
 
 
 def answer_warnings(found: Search) -> list[str]:
@@ -110,8 +133,6 @@ def value(found: Search, number: float) -> str:
 
 
 def _marks(found: Search, one: Evaluated) -> Iterator[str]:
-    yield "holds" if one.holds else "fails"
-    if one.saturated:
-        yield "saturated"
+    yield "holds" if one.holds else "saturated" if one.saturated else "fails"
     if one.value == found.answer:
         yield "← answer"

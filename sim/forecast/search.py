@@ -185,7 +185,7 @@ def search(config: SearchConfig) -> Search:
         outcome=outcome,
         answer=answer,
         evaluated=sorted(judge.evaluated, key=lambda one: one.value),
-        notes=list(_notes(judge.evaluated, answer, scale, model)),
+        notes=list(_notes(judge.evaluated, scale, model)),
     )
 
 
@@ -222,7 +222,7 @@ class _Judge:
             value=value,
             ttft=span_of(ttft_ms, exceeded_ms),
             share=share,
-            holds=share >= target.confidence,
+            holds=share >= target.confidence and not demand.is_saturated,
             hit_rate=float(np.median(hit_rates(found))),
             utilization=float(demand.utilization) if np.isfinite(demand.utilization) else None,
             saturated=demand.is_saturated,
@@ -248,9 +248,7 @@ def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
     return float(least), float(max(keys + len(held) + 1, least))
 
 
-def _notes(evaluated: Sequence[Evaluated], answer: float | None, scale: Scale, model: Model) -> Iterator[str]:
-    if any(one.saturated for one in evaluated if one.value == answer):
-        yield "at the answer more is asked of the engine than it can do: it holds only for as long as the capture lasts"
+def _notes(evaluated: Sequence[Evaluated], scale: Scale, model: Model) -> Iterator[str]:
     in_order = {one.value: one.holds for one in evaluated}
     values = scale.in_order(list(in_order))
     failed = next((place for place, value in enumerate(values) if not in_order[value]), len(values))
