@@ -1,7 +1,7 @@
 """A trace as columns: an array for each field that a metric reads, in file order."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -110,33 +110,38 @@ _COLUMNS: Final[dict[str, tuple[str, _Read]]] = {
 
 def load_run(label: str, path: Path) -> Run:
     """Read a trace into columns; InputError if it is missing, malformed or empty."""
+    with open_trace(path) as reader:
+        run = make_run(label, path.name, reader.meta, reader)
+        meta, warnings = reader.meta, tuple(reader.warnings)
+    if not len(run):
+        raise InputError(f"{path}: no records; expected at least one request to compare")
+    return replace(run, digest=trace_digest(path), meta=meta, warnings=warnings)
+
+
+def make_run(label: str, file: str, meta: Meta, records: Iterable[Record]) -> Run:
+    """Return records as columns, without a digest."""
     columns: dict[str, array[Any]] = {name: array(code) for name, (code, _) in _COLUMNS.items()}
     readers = [(columns[name].append, read) for name, (_, read) in _COLUMNS.items()]
     request_ids: list[str] = []
     sessions: list[str | None] = []
     itl_ms, itl_reads = array("d"), array("q")
-    with open_trace(path) as reader:
-        for record in reader:
-            request_ids.append(record.request_id)
-            sessions.append(record.session_id)
-            for append, read in readers:
-                append(read(record))
-            itl_ms.extend(record.itl_ms)
-            itl_reads.append(len(record.itl_ms))
-        meta, warnings = reader.meta, tuple(reader.warnings)
-    if not request_ids:
-        raise InputError(f"{path}: no records; expected at least one request to compare")
+    for record in records:
+        request_ids.append(record.request_id)
+        sessions.append(record.session_id)
+        for append, read in readers:
+            append(read(record))
+        itl_ms.extend(record.itl_ms)
+        itl_reads.append(len(record.itl_ms))
     found: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     found["streamed"] = found["streamed"].astype(np.bool_)
     return Run(
         label=label,
-        file=path.name,
-        digest=trace_digest(path),
+        file=file,
+        digest="",
         meta=meta,
         request_ids=request_ids,
         sessions=sessions,
         itl_ms=np.array(itl_ms),
         itl_owner=np.repeat(np.arange(len(itl_reads)), np.array(itl_reads, dtype=np.int64)),
-        warnings=warnings,
         **found,
     )

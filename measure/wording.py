@@ -85,3 +85,8 @@ def duration(value_ms: float) -> str:
 
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def listed(words: list[str]) -> str:
+    """Return words as a sentence has them: a, b and c; ``unknown`` of none."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "unknown"

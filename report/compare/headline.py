@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.runs import Run
 from measure.waits import client_lag
-from measure.wording import factor, share, signed_percent
+from measure.wording import factor, listed, share, signed_percent
 from report.compare.results import Pair, Provenance
 
 _NAMED = ("p50", "p90", "p99")
@@ -13,7 +13,7 @@ _NAMED = ("p50", "p90", "p99")
 
 def headline(traces: Mapping[str, Provenance], pairs: Mapping[str, Pair], min_cell: int) -> list[str]:
     if not pairs:
-        return [f"{_listed(list(traces))}: nothing to compare with."]
+        return [f"{listed(list(traces))}: nothing to compare with."]
     return [_sentence(label, pairs[label], min_cell) for label in ordered_labels(traces, pairs)]
 
 
@@ -51,7 +51,7 @@ def _error_sentence(label: str, pair: Pair, name: str) -> str:
     ttft = pair.cohorts[name].ttft
     errors = {level: found.error for level in _NAMED if (found := getattr(ttft, level)) is not None}
     within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
-    at = f" at {_listed(list(errors))}" if errors else ""
+    at = f" at {listed(list(errors))}" if errors else ""
     agreement = _agreement(pair)
     return f"{label}: TTFT {within} {pair.truth}{at} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
 
@@ -64,7 +64,7 @@ def _verdict_sentence(label: str, pair: Pair, name: str) -> str:
         if (found := getattr(ttft, level)) is not None
     ]
     held = f"{label} against {pair.truth}: TTFT {ttft.verdict}"
-    return f"{held} ({_listed(errors)}; {_in_sentence(name)}, n = {ttft.n_truth:,}){_agreement(pair)}."
+    return f"{held} ({listed(errors)}; {_in_sentence(name)}, n = {ttft.n_truth:,}){_agreement(pair)}."
 
 
 def _agreement(pair: Pair) -> str:
@@ -81,16 +81,12 @@ def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
         for level, quantile in ((level, getattr(ttft, level)) for level in _NAMED)
         if quantile is not None
     ]
-    return f"{label}, under other conditions than {pair.truth}: TTFT {_listed(factors)} ({_in_sentence(name)})."
+    return f"{label}, under other conditions than {pair.truth}: TTFT {listed(factors)} ({_in_sentence(name)})."
 
 
 def _in_sentence(cohort: str) -> str:
     title = cohort_title(cohort)
     return title[0].lower() + title[1:]
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "unknown"
 
 
 _FEW_SESSIONS = 20

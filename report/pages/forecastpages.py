@@ -8,12 +8,16 @@ from report.pages.page import render
 from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
 from report.pages.whatif import (
     LEVELS,
+    MEASURED,
     Curve,
     Span,
     WhatIf,
     cohort_titles,
     effect_text,
+    error_text,
     load_sentence,
+    settings_sentence,
+    shown_rows,
     telling_cohort,
     ttft,
     value_text,
@@ -36,12 +40,15 @@ ENGINE: Final = {
 
 def render_what_if(result: WhatIf) -> str:
     titles = cohort_titles(result)
-    drawn = drawn_rows(len(result.rows))
+    rows = shown_rows(result)
+    drawn = drawn_rows(len(rows))
     figures = {f"survival-{number}": survival_figure(result, name, drawn) for number, name in enumerate(titles)}
     return render(
         "whatif.html.jinja",
         figures,
         result=result,
+        rows=rows,
+        base=settings_sentence(result),
         titles=titles,
         telling=telling_cohort(result),
         engine=ENGINE,
@@ -49,8 +56,9 @@ def render_what_if(result: WhatIf) -> str:
         ttft=ttft,
         value=value_text,
         effect=effect_text,
+        error=error_text,
         load=load_sentence,
-        left_out=len(result.rows) - len(drawn),
+        left_out=len(rows) - len(drawn),
     )
 
 
@@ -63,23 +71,24 @@ def drawn_rows(count: int) -> list[int]:
 
 def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
     data: list[Trace] = []
+    rows = shown_rows(result)
     for slot, number in enumerate(drawn):
-        row = result.rows[number]
+        row = rows[number]
         if cohort in row.curves:
-            data += _curve_traces(row.name, row.curves[cohort], slot)
+            data += _curve_traces(row.name, row.curves[cohort], slot, measured=row.kind == MEASURED)
     y_axis = axis("still without a first token", tickformat=".0%", rangemode="tozero")
     return {"data": data, "layout": {"xaxis": axis("TTFT (ms)", type="log"), "yaxis": y_axis}}
 
 
-def _curve_traces(name: str, curve: Curve, slot: int) -> list[Trace]:
-    traces = band(curve.time_ms, curve.low, curve.high, slot, line={"shape": "hv"})
+def _curve_traces(name: str, curve: Curve, slot: int, *, measured: bool) -> list[Trace]:
+    traces = [] if measured else band(curve.time_ms, curve.low, curve.high, slot, line={"shape": "hv"})
     traces.append(
         line(
             curve.time_ms,
             curve.middle,
             slot,
             width=2.4 if slot == 0 else 2.0,
-            dash=DASHED,
+            dash="solid" if measured else DASHED,
             name=name,
             line={"shape": "hv"},
             hovertemplate="%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>",

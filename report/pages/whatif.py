@@ -1,7 +1,7 @@
 """A what-if: its records, exactly as ``sim what-if --json`` writes them, and the same as tables for a terminal."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     value: Span
     difference: Span | None = None
-    """Scenario − captured, and the ratio of the two. Null: this is the captured one."""
+    """Scenario − base, and the ratio of the two. Null: there is no base to this row."""
     ratio: Span | None = None
 
 
@@ -65,23 +65,33 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The curve ends where the capture would have ended, with requests still waiting: saturated, open loop."""
 
 
+Kind = Literal["measured", "capture", "base", "scenario"]
+"""The trace's own numbers; their forecast; the forecast that effects are against, if ``--base`` asks for it; others."""
+MEASURED: Final = "measured"
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario, or the capture as it was."""
+    """The captured load as measured, or a forecast."""
 
     name: str
+    kind: Kind
     settings: dict[str, int | str | bool]
     rate: float
     cold_prompts: bool
     num_gpu_blocks: int
     measures: dict[str, Measure]
-    demand: DemandSaid
-    warnings: list[str]
+    """Of the measured row: those that the trace tells."""
+    errors: dict[str, float] = {}
+    """By measure, forecast / measured − 1. Of the row ``capture`` alone."""
+    demand: DemandSaid | None = None
+    """Null: measured, not forecast."""
+    warnings: list[str] = []
     """Assumptions that no capture supports."""
     curves: dict[str, Curve]
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole what-if; the first row is the capture as it was."""
+    """A whole what-if: the measured row where the trace has times, forecasts after it."""
 
     schema: Literal["kvtape-what-if/1"] = SCHEMA
     trace: str
@@ -93,8 +103,28 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     paced: bool
     requests: int
     cohorts: dict[str, int]
+    engine: dict[str, Any]
+    """Settings of the forecast that effects are against."""
+    verdicts: list[str]
+    """Validation of the model, on this trace or another, and its error on this very capture."""
+    unchanged: str | None = None
+    """Reason why every scenario equals the base in every member. Null: some differ."""
     notes: list[str]
     rows: list[Row]
+
+
+def shown_rows(result: WhatIf) -> list[Row]:
+    """Return the rows to show: no scenario where none changes anything."""
+    return [row for row in result.rows if result.unchanged is None or row.kind != "scenario"]
+
+
+def settings_sentence(result: WhatIf) -> str:
+    engine, base = result.engine, next(row for row in reversed(result.rows) if row.kind != "scenario")
+    said = f"effects are against {base.name}: {engine['num_gpu_blocks']:,} blocks of {engine['block_size']} tokens"
+    for setting in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        if engine[setting] is not None:
+            said += f", {setting.replace('_', '-')} {engine[setting]:,}"
+    return f"{said}, rate ×{base.rate:g}"
 
 
 def ttft(cohort: str, level: str) -> str:
@@ -118,21 +148,27 @@ _Reading = Callable[[float], str]
 def describe(result: WhatIf) -> str:
     lines = [
         f"{result.trace}: {result.requests:,} requests, {result.members} members; in brackets "
-        f"{result.confidence:.0%} of the members, effects member by member"
+        f"{result.confidence:.0%} of the members, effects member by member",
+        settings_sentence(result),
+        *result.verdicts,
     ]
+    if result.unchanged is not None:
+        lines += [result.unchanged, f"equal: {'; '.join(row.name for row in result.rows if row.kind == 'scenario')}"]
     lines += [f"note: {note}" for note in result.notes]
     for cohort, title in cohort_titles(result).items():
         lines += ["", *_table(result, f"TTFT ms, {title.lower()}", [(ttft(cohort, level), level) for level in LEVELS])]
     lines += ["", *_table(result, "ITL ms", [(f"itl.{level}", level) for level in LEVELS])]
     engine = [("queue.p90", "queue p90 ms"), ("output_tokens_per_s", "output tokens/s"), ("hit_rate", "hit rate")]
     lines += ["", *_table(result, "engine", engine)]
-    lines += ["", *(line for row in result.rows for line in _load_lines(row))]
+    lines += ["", *(line for row in shown_rows(result) for line in _load_lines(row))]
     lines += [f"warning: {row.name}: {warning}" for row in result.rows for warning in row.warnings]
     return "\n".join(lines)
 
 
 def load_sentence(row: Row) -> str:
     demand = row.demand
+    if demand is None:
+        return "as the trace tells"
     if demand.utilization is None:
         return "utilization unknown: fewer than two arrivals that wait for no other request"
     parts = [
@@ -162,8 +198,8 @@ def span_text(span: Span, reading: _Reading) -> str:
 
 def effect_text(row: Row, name: str) -> str:
     """Return the difference with its sign; from a factor of two on the factor."""
-    measure = row.measures[name]
-    if measure.difference is None:
+    measure = row.measures.get(name)
+    if measure is None or measure.difference is None:
         return ""
     ratio = measure.ratio
     if ratio is not None and (ratio.middle or ratio.beyond or 0.0) >= TELLING_FACTOR:
@@ -173,7 +209,13 @@ def effect_text(row: Row, name: str) -> str:
 
 
 def value_text(row: Row, name: str) -> str:
-    return span_text(row.measures[name].value, _reading(name))
+    measure = row.measures.get(name)
+    return wording.NOTHING if measure is None else span_text(measure.value, _reading(name))
+
+
+def error_text(row: Row, name: str) -> str:
+    """Return the signed error of the capture's forecast; empty where it is not known."""
+    return wording.signed_percent(row.errors[name]) if name in row.errors else ""
 
 
 def _reading(name: str) -> _Reading:
@@ -188,15 +230,18 @@ def _reading(name: str) -> _Reading:
 
 def _table(result: WhatIf, title: str, columns: Sequence[tuple[str, str]]) -> list[str]:
     rows = []
-    for row in result.rows:
+    for row in shown_rows(result):
         rows.append([row.name, *(value_text(row, name) for name, _ in columns)])
-        effects = [effect_text(row, name) for name, _ in columns]
-        if any(effects):
-            rows.append(["  effect", *effects])
+        for what, reading in (("  error", error_text), ("  effect", effect_text)):
+            said = [reading(row, name) for name, _ in columns]
+            if any(said):
+                rows.append([what, *said])
     return table_lines([title, *(heading for _, heading in columns)], rows, "<", gap="   ")
 
 
 def _load_lines(row: Row) -> Iterator[str]:
+    if row.kind == MEASURED:
+        return
     yield f"{row.name}: {load_sentence(row)}"
     preemptions, unserved = (row.measures[name].value for name in ("preemptions", "unserved"))
     if preemptions.high:

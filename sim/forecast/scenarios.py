@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sim.latency.modelfile import Model, engine_with
 from sim.vllm.config import EngineConfig
 from sim.vllm.rules import FREE_RULES
@@ -23,7 +25,9 @@ _NUMBERS = {
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "block_size": "--block-size",
+    "max_model_len": "--max-model-len",
 }
+SCENARIO_FLAGS = "--rate, --cold-prompts, --no-prefix-caching, --free-rule, " + ", ".join(_NUMBERS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,23 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        words = ["cold prompts"] if self.cold_prompts else []
-        words += [f"rate ×{self.rate:g}"] if self.rate != 1.0 else []
+        return self.name_beside(AS_CAPTURED) or BASELINE
+
+    def name_beside(self, base: "Scenario") -> str:
+        """Return the differences from ``base`` in words; empty: none."""
+        words = ["cold prompts"] if self.cold_prompts > base.cold_prompts else []
+        words += [f"rate ×{self.rate:g}"] if self.rate != base.rate else []
         for setting, value in self.settings.items():
+            if base.settings.get(setting) == value:
+                continue
             if setting == "enable_prefix_caching":
                 words.append("prefix caching on" if value else "prefix caching off")
             else:
                 words.append(f"{_NUMBERS.get(setting, setting).strip('-').replace('_', '-')} {value}")
-        return ", ".join(words) or BASELINE
+        return ", ".join(words)
+
+
+AS_CAPTURED = Scenario({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Captured:
     meta: Meta
     records: Sequence[Record]
     engine: EngineConfig
-    """The engine's settings: those that the trace tells, else the model's."""
+    """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
     """Later turns wait for the answers before them; if not, every request comes at its recorded offset."""
 
@@ -63,6 +76,10 @@ class Captured:
     def cold(self) -> bool:
         """True if its prompts were made to share nothing, whatever hashes its records keep."""
         return bool(self.meta.workload and self.meta.workload.cold_prompts)
+
+    @property
+    def has_turns(self) -> bool:
+        return any(record.parent_id is not None or (record.turn or 1) > 1 for record in self.records)
 
     @property
     def tail_ms(self) -> float:
@@ -80,6 +97,13 @@ class Load:
     horizon_ms: float
     """Where the capture would have ended: as long after the last planned arrival as it did."""
 
+    @property
+    def most_blocks(self) -> int:
+        """Different blocks that the load can ever fill, and a partial one of each request."""
+        arrivals = self.arrivals
+        private = int((arrivals.full_blocks - arrivals.known).sum())
+        return len(np.unique(arrivals.hashes)) + private + int(arrivals.runs.sum())
+
 
 def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     """Read a trace that the model was not fitted on. ``paced`` None: as it was."""
@@ -94,7 +118,20 @@ def read_captured(path: Path, model: Model, *, paced: bool | None) -> Captured:
     if paced:
         records = linked_records(meta, records, path)
     told = {name: getattr(meta.engine, name, None) for name in EngineConfig.__dataclass_fields__}
-    return Captured(path, digest, meta, records, engine_with(model.engine, told), paced)
+    return Captured(path, digest, meta, records, _engine_of(model.engine, told, meta, records), paced)
+
+
+def _engine_of(fitted: EngineConfig, told: Mapping[str, Any], meta: Meta, records: Sequence[Record]) -> EngineConfig:
+    """Return the settings ``told``, else ``fitted``; blocks and the longest request at least as the trace has them."""
+    engine = engine_with(fitted, told)
+    if meta.block_size is not None and told["block_size"] is None and engine.block_size % meta.block_size:
+        blocks = {"num_gpu_blocks": told["num_gpu_blocks"]} if told["num_gpu_blocks"] else {}
+        engine = engine_with(engine, _same_memory(engine, {"block_size": meta.block_size, **blocks}))
+    served = (record for record in records if record.status == "ok")
+    longest = max(((record.prompt_tokens or 0) + (record.output_tokens or 0) for record in served), default=0)
+    if told["max_model_len"] is None and engine.enable_chunked_prefill and longest > (engine.max_model_len or longest):
+        engine = engine_with(engine, {"max_model_len": longest})
+    return engine
 
 
 def plan(captured: Captured, scenario: Scenario) -> Load:
@@ -143,6 +180,7 @@ def add_scenario_flags(parser: argparse.ArgumentParser) -> None:
     different.add_argument("--max-num-seqs", metavar="N,…", help="requests running at once")
     different.add_argument("--max-num-batched-tokens", metavar="N,…", help="tokens per step")
     different.add_argument("--block-size", metavar="N,…", help="tokens per block; same memory unless --num-gpu-blocks")
+    different.add_argument("--max-model-len", metavar="N,…", help="longest prompt plus output, in tokens")
     different.add_argument("--free-rule", metavar="RULE,…", help=f"where a freed block goes: {_RULES}")
     different.add_argument("--no-prefix-caching", action="store_true", help="nothing is hashed or hit")
 
@@ -165,26 +203,50 @@ def checked_members(members: int) -> int:
     return members
 
 
-def scenarios_of(arguments: argparse.Namespace) -> list[Scenario]:
-    """Return every combination of the values given. Raises InputError naming the flag that is wrong."""
+def scenarios_of(arguments: argparse.Namespace, base: Scenario = AS_CAPTURED) -> list[Scenario]:
+    """Return every combination of the values given, over ``base``. Raises InputError naming the flag that is wrong."""
     choices: dict[str, list[Any]] = {}
     for setting, flag in _NUMBERS.items():
         text = getattr(arguments, flag.strip("-").replace("-", "_"))
         if text is not None:
             choices[setting] = [_whole(flag, word) for word in _words(flag, text)]
     if arguments.free_rule is not None:
-        choices["free_rule"] = [_rule(word) for word in _words("--free-rule", arguments.free_rule)]
+        choices["free_rule"] = [_rule("--free-rule", word) for word in _words("--free-rule", arguments.free_rule)]
     if arguments.no_prefix_caching:
         choices["enable_prefix_caching"] = [False]
-    rates = [1.0] if arguments.rate is None else [_rate(word) for word in _words("--rate", arguments.rate)]
+    rates = [base.rate] if arguments.rate is None else [_rate("--rate", w) for w in _words("--rate", arguments.rate)]
+    cold = arguments.cold_prompts or base.cold_prompts
     found = [
-        Scenario(dict(zip(choices, values, strict=True)), rate, arguments.cold_prompts)
+        Scenario({**base.settings, **dict(zip(choices, values, strict=True))}, rate, cold)
         for rate in rates
         for values in product(*choices.values())
     ]
     if len(found) > MOST_SCENARIOS:
         raise InputError(f"{len(found)} scenarios, all combinations; expected at most {MOST_SCENARIOS}")
-    return [one for one in found if one.name != BASELINE]
+    return [one for one in found if one.name_beside(base)]
+
+
+def parse_base(text: str) -> Scenario:
+    """Read ``--base``: NAME=VALUE,… or a flag's name alone. Raises InputError naming the word that is wrong."""
+    settings: dict[str, Any] = {}
+    rate, cold = 1.0, False
+    names = {flag.strip("-"): setting for setting, flag in _NUMBERS.items()}
+    for word in _words("--base", text):
+        name, _, value = word.partition("=")
+        if name in names:
+            settings[names[name]] = _whole(f"--base {name}", value)
+        elif name == "free-rule":
+            settings["free_rule"] = _rule("--base free-rule", value)
+        elif name == "rate":
+            rate = _rate("--base rate", value)
+        elif word == "no-prefix-caching":
+            settings["enable_prefix_caching"] = False
+        elif word == "cold-prompts":
+            cold = True
+        else:
+            known = ", ".join([*(f"{one}=N" for one in names), "rate=X", "free-rule=RULE"])
+            raise InputError(f"--base: {word!r}; expected some of {known}, no-prefix-caching, cold-prompts")
+    return Scenario(settings, rate, cold)
 
 
 def _words(flag: str, text: str) -> list[str]:
@@ -201,17 +263,17 @@ def _whole(flag: str, word: str) -> int:
         raise InputError(f"{flag}: {word!r}; expected a whole number, or several separated by commas") from None
 
 
-def _rate(word: str) -> float:
+def _rate(flag: str, word: str) -> float:
     try:
         rate = float(word)
     except ValueError:
         rate = 0.0
     if not 0.0 < rate < float("inf"):
-        raise InputError(f"--rate: {word!r}; expected a number above 0, such as 2 or 0.5,1,2")
+        raise InputError(f"{flag}: {word!r}; expected a number above 0, such as 2 or 0.5,1,2")
     return rate
 
 
-def _rule(word: str) -> str:
+def _rule(flag: str, word: str) -> str:
     if word not in FREE_RULES:
-        raise InputError(f"--free-rule: {word!r}; expected {_RULES}")
+        raise InputError(f"{flag}: {word!r}; expected {_RULES}")
     return word

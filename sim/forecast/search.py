@@ -243,9 +243,8 @@ def _widest(captured: Captured, config: SearchConfig) -> tuple[float, float]:
     size = load.engine.block_size
     arrivals = load.arrivals
     held = -(-(arrivals.prompt_tokens + arrivals.output_tokens - 1) // size)[arrivals.runs]
-    keys = len(np.unique(arrivals.hashes)) + int((arrivals.full_blocks - arrivals.known).sum())
     least = int(held.max(initial=1)) + 1
-    return float(least), float(max(keys + len(held) + 1, least))
+    return float(least), float(max(load.most_blocks + 1, least))
 
 
 def _notes(evaluated: Sequence[Evaluated], scale: Scale, model: Model) -> Iterator[str]:

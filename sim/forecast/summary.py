@@ -141,12 +141,13 @@ def _engine_values(found: Forecast) -> dict[str, FloatArray]:
     }
     levels = list(LEVELS.values())
     for name, rows in (("queue", list(found.queue_ms)), ("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
-        at_levels = np.array([_order_statistics(row, levels) for row in rows])
+        at_levels = np.array([order_statistics(row, levels) for row in rows])
         values |= {f"{name}.{level}": column for level, column in zip(LEVELS, at_levels.T, strict=True)}
     return values
 
 
-def _order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray:
+def order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray:
+    """Return the values at ``levels``, NaN values left out; NaN of none."""
     known = values[~np.isnan(values)]
     return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)
 

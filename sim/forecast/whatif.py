@@ -8,16 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
+from measure.cohorts import ALL
 from report.output import print_json, write_page
-from report.pages.whatif import DemandSaid, Measure, Row, WhatIf, describe
+from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
+from sim.forecast.measured import error_sentence, errors_of, measured_row
 from sim.forecast.saturation import Demand, extrapolations, open_parameters
 from sim.forecast.scenarios import (
+    AS_CAPTURED,
+    SCENARIO_FLAGS,
     Captured,
     Scenario,
     add_forecast_flags,
     add_scenario_flags,
     checked_members,
+    parse_base,
     plan,
     read_captured,
     scenarios_of,
@@ -26,6 +31,7 @@ from sim.forecast.summary import ForecastSummary, cohorts_of, finite, span_of, s
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.terms import DECODES, PREFILL_TOKENS
 from tracefile.commandline.progress import counted
 
 
@@ -42,11 +48,18 @@ class WhatIfConfig:
     seed: int = 0
     json: bool = False
     page: Path | None = None
+    base: Scenario = AS_CAPTURED
+    """Forecast that effects are against."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
+    parser.add_argument(
+        "--base",
+        metavar="NAME=VALUE,…",
+        help="forecast that effects are against, in flags' names: rate=0.1,num-gpu-blocks=29600 (default: the capture)",
+    )
     add_scenario_flags(parser)
     add_forecast_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
@@ -54,10 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    base = AS_CAPTURED if arguments.base is None else parse_base(arguments.base)
     config = WhatIfConfig(
         trace=arguments.trace,
         model=arguments.latency_model,
-        scenarios=tuple(scenarios_of(arguments)),
+        scenarios=tuple(scenarios_of(arguments, base)),
+        base=base,
         paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
@@ -77,28 +92,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
-    """Return the rows, the capture's first, and whether all are there: Ctrl-C keeps finished rows."""
+    """Return the rows, the measured one first, and whether all are there: Ctrl-C keeps finished rows."""
     model = load_model(config.model)
     captured = read_captured(config.trace, model, paced=config.paced)
-    loads = [plan(captured, scenario) for scenario in (Scenario({}), *config.scenarios)]
+    cohorts = cohorts_of(captured.records)
+    measured = measured_row(captured, cohorts)
+    loads = [(row, plan(captured, row.scenario)) for row in _asked(config, measured)]
     say_if_not_compiled(loop.run)
     drawn = members(model, config.members, config.seed)
-    cohorts = cohorts_of(captured.records)
-    rows: list[Row] = []
-    finished = True
+    rows = [] if measured is None else [measured]
+    summaries: list[ForecastSummary] = []
+    base = 0
     try:
-        base: ForecastSummary | None = None
         runs = counted(range(len(loads) * config.members), "forecasts")
-        for load in loads:
+        for asked, load in loads:
             found = forecast(load.arrivals, load.engine, drawn, seed=config.seed, done=lambda: next(runs, None))
-            one = summarize(load, found, model, cohorts, paced=captured.paced)
-            base = base or one
-            rows.append(_row(one, base, model))
+            summaries.append(summarize(load, found, model, cohorts, paced=captured.paced))
+            if asked.kind != "scenario":
+                base = len(summaries) - 1
+            rows.append(_row(asked, summaries, base, measured, model))
     except KeyboardInterrupt:
-        finished = False
-        if not rows:
+        if not summaries:
             raise
-        print(f"sim what-if: interrupted; {len(rows)} of {len(loads)} rows are done", file=sys.stderr)
+        print(f"sim what-if: interrupted; {len(summaries)} of {len(loads)} forecasts are done", file=sys.stderr)
     result = WhatIf(
         trace=config.trace.name,
         trace_digest=captured.digest,
@@ -109,29 +125,83 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         paced=captured.paced,
         requests=len(captured.records),
         cohorts={name: len(places) for name, places in cohorts.items()},
-        notes=list(_notes(captured, model, config.scenarios)),
+        engine=asdict(summaries[base].load.engine),
+        verdicts=list(_verdicts(rows)),
+        unchanged=_unchanged(rows, summaries, base),
+        notes=list(_notes(captured, model, config)),
         rows=rows,
     )
-    return result, finished
+    return result, len(summaries) == len(loads)
 
 
-def _row(one: ForecastSummary, base: ForecastSummary, model: Model) -> Row:
-    scenario, is_base = one.load.scenario, one is base
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    kind: Kind
+    name: str
+    scenario: Scenario
+
+
+def _asked(config: WhatIfConfig, measured: Row | None) -> Iterator[_Asked]:
+    """Yield the forecasts to make; the capture's is left out where nothing was measured and ``--base`` is another."""
+    other = config.base.name_beside(AS_CAPTURED)
+    if measured is not None or not other:
+        yield _Asked("capture", "forecast of the capture", AS_CAPTURED)
+    if other:
+        yield _Asked("base", f"base: {other}", config.base)
+    for scenario in config.scenarios:
+        yield _Asked("scenario", scenario.name_beside(config.base), scenario)
+
+
+def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    capture = next((row for row in rows if row.kind == "capture"), None)
+    said = None if capture is None else error_sentence(capture, ALL)
+    if said is not None:
+        yield said
+
+
+def _row(asked: _Asked, summaries: Sequence[ForecastSummary], base: int, measured: Row | None, model: Model) -> Row:
+    first, one = summaries[0], summaries[-1]
+    against = summaries[base] if asked.kind == "scenario" else None
+    measures = {name: _measure(name, one, against) for name in one.values}
     return Row(
-        name=scenario.name,
-        settings=dict(scenario.settings),
-        rate=scenario.rate,
-        cold_prompts=scenario.cold_prompts,
+        name=asked.name,
+        kind=asked.kind,
+        settings=dict(asked.scenario.settings),
+        rate=asked.scenario.rate,
+        cold_prompts=asked.scenario.cold_prompts,
         num_gpu_blocks=one.load.engine.num_gpu_blocks,
-        measures={name: _measure(name, one, None if is_base else base) for name in one.values},
+        measures=measures,
+        errors=errors_of(measures, measured) if measured is not None and asked.kind == "capture" else {},
         demand=_said(one.demand),
         warnings=list(
             open_parameters(model, one.run)
-            if is_base
-            else extrapolations(model, base.run, one.run, base.load.engine, one.load.engine)
+            if one is first
+            else extrapolations(model, first.run, one.run, first.load.engine, one.load.engine)
         ),
         curves=one.curves,
     )
+
+
+def _unchanged(rows: Sequence[Row], summaries: Sequence[ForecastSummary], base: int) -> str | None:
+    """Say why no scenario differs from the base in any member; None: some do, or there is none."""
+    scenarios = [row for row in rows if row.kind == "scenario"]
+    if not scenarios or any(_differs(measure) for row in scenarios for measure in row.measures.values()):
+        return None
+    load, most = summaries[base].load, summaries[base].run.counts.max(axis=0)
+    blocks, usable = load.most_blocks, min(one.load.engine.usable_blocks for one in summaries[base:])
+    pool = f"touches at most {blocks:,} blocks of {load.engine.block_size} tokens"
+    pool += f" (the engine has {usable:,})" if blocks <= usable else ", and no block that is evicted is asked for again"
+    return (
+        f"nothing changes: this load {pool}, decodes at most {most[DECODES]:,.0f} requests in a step and computes at "
+        f"most {most[PREFILL_TOKENS]:,.0f} prompt tokens in one"
+    )
+
+
+def _differs(measure: Measure) -> bool:
+    span = measure.difference
+    if span is None or span.middle is None:
+        return measure.value.middle is not None
+    return any((span.low, span.middle, span.high))
 
 
 def _measure(name: str, one: ForecastSummary, base: ForecastSummary | None) -> Measure:
@@ -156,15 +226,19 @@ def _said(demand: Demand) -> DemandSaid:
     return DemandSaid(in_flight_at_end=demand.in_flight_at_end, saturated=demand.is_saturated, **said)
 
 
-def _notes(captured: Captured, model: Model, scenarios: Sequence[Scenario]) -> Iterator[str]:
-    rates = any(scenario.rate != 1.0 for scenario in scenarios)
+def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[str]:
+    rates = any(scenario.rate != 1.0 for scenario in (config.base, *config.scenarios))
+    if not config.scenarios:
+        yield f"nothing differs: give {SCENARIO_FLAGS}"
     if captured.paced:
         yield "later turns wait for the answers before them, then think as long as recorded" + (
             "; a rate multiplies the sessions that begin in a second" if rates else ""
         )
     else:
-        yield "open loop: every request comes at its recorded offset" + (
-            ", divided by the rate: think times between turns shrink with it" if rates else ""
+        yield (
+            "open loop: every request comes at its recorded offset"
+            + (", divided by the rate" if rates else "")
+            + (": think times between turns shrink with it" if rates and captured.has_turns else "")
         )
     if not model.draws:
         yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"

@@ -37,7 +37,7 @@ class Chains:
         if self.block_size % self.fine_block_size:
             raise InputError(
                 f"block size {self.block_size}: not a multiple of the trace's {self.fine_block_size}; "
-                f"expected {self.fine_block_size}, {2 * self.fine_block_size}, …"
+                f"expected --block-size {self.fine_block_size}, {2 * self.fine_block_size}, …"
             )
         self.factor = self.block_size // self.fine_block_size
         self._next_private = FIRST_PRIVATE

@@ -14,6 +14,7 @@ from sim.forecast.scenarios import (
     Scenario,
     add_scenario_flags,
     at_rate,
+    parse_base,
     plan,
     read_captured,
     scenarios_of,
@@ -51,6 +52,30 @@ def test_several_values_are_as_many_rows_and_several_flags_all_combinations() ->
 def test_the_capture_itself_is_no_scenario() -> None:
     assert parsed() == []
     assert [one.name for one in parsed("--rate", "1,3")] == ["rate ×3"]
+
+
+def test_a_base_is_under_every_scenario_and_named_once() -> None:
+    base = parse_base("rate=0.1,num-gpu-blocks=29600,block-size=512,no-prefix-caching")
+    assert base == Scenario({"num_gpu_blocks": 29_600, "block_size": 512, "enable_prefix_caching": False}, 0.1)
+    parser = argparse.ArgumentParser()
+    add_scenario_flags(parser)
+    found = scenarios_of(parser.parse_args(["--num-gpu-blocks", "29600,14800"]), base)
+    assert [one.name_beside(base) for one in found] == ["num-gpu-blocks 14800"]
+    assert (found[0].rate, found[0].settings["block_size"]) == (0.1, 512)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rate=fast", "--base rate: 'fast'; expected a number above 0"),
+        ("num-gpu-blocks", "--base num-gpu-blocks: ''; expected a whole number"),
+        ("cache=4", "--base: 'cache=4'; expected some of num-gpu-blocks=N, max-num-seqs=N"),
+    ],
+)
+def test_a_base_that_means_nothing_is_refused_in_a_line(text: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_base(text)
+    assert str(refused.value).startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``sim what-if``: rows beside the capture, effects member by member, saturation, horizons, and what is said of it."""
 
 import json
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +15,13 @@ from report.pages.forecastpages import drawn_rows, render_what_if
 from report.pages.whatif import Measure, Row, WhatIf, describe
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.scenarios import Scenario
+from sim.forecast.scenarios import Scenario, parse_base
 from sim.forecast.summary import cohorts_of, first_token_waits, ttft_quantiles
 from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn
-from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 MEMBERS = 9
 
@@ -63,6 +64,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> P
         with TraceWriter(path / f"{name}.jsonl", Meta(block_size=32)) as writer:
             for record in records:
                 writer.write(record)
+    captured = synthetic.capture(synthetic.calibration(seed=3, prompts=8, mixed=40), model(), seed=5)
+    mooncake = [
+        Record(
+            request_id=RequestId(f"m{number}"),
+            arrival_ms=number * 40_000.0,
+            prompt_tokens=20_000,
+            output_tokens=3,
+            block_hashes=[BlockHash(number % 3 * 100 + block) for block in range(39)],
+        )
+        for number in range(12)
+    ]
+    for name, size, records in (("captured", 32, captured), ("mooncake", 512, mooncake)):
+        with TraceWriter(path / f"{name}.jsonl", Meta(block_size=size)) as writer:
+            for record in records:
+                writer.write(record)
     save_model(model(), path / "model.json")
     return path
 
@@ -82,7 +98,7 @@ def middle(row: Row, name: str) -> float:
 
 def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -> None:
     result = asked(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}))
-    assert [row.name for row in result.rows] == ["as captured", "cold prompts", "max-num-seqs 1"]
+    assert [row.name for row in result.rows] == ["forecast of the capture", "cold prompts", "max-num-seqs 1"]
     assert all(measure.difference is None for measure in result.rows[0].measures.values())
     assert result.cohorts == {"all": 56, "turn1": 48, "turns2+": 8}
     assert result.paced
@@ -90,6 +106,85 @@ def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -
     assert middle(result.rows[1], "hit_rate") == 0.0
     assert middle(result.rows[1], "ttft.turns2+.p50") > 2 * middle(result.rows[0], "ttft.turns2+.p50")
     assert middle(result.rows[2], "queue.p90") > middle(result.rows[0], "queue.p90")
+
+
+def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(folder: Path) -> None:
+    """A forecast never poses as a measurement: its error against the measured numbers is in the row."""
+    result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")
+    assert [(row.kind, row.name) for row in result.rows] == [
+        ("measured", "measured"),
+        ("capture", "forecast of the capture"),
+        ("scenario", "cold prompts"),
+    ]
+    measured, capture, cold = result.rows
+    _, records = load_trace(folder / "captured.jsonl")
+    ttfts_ms = sorted(record.ttft_ms or 0.0 for record in records)
+    assert middle(measured, "ttft.all.p50") == pytest.approx(ttfts_ms[len(ttfts_ms) // 2 - 1], abs=1e-6)
+    gaps_ms = sorted(gap_ms for record in records for gap_ms in record.itl_ms)
+    assert middle(measured, "itl.p90") == pytest.approx(gaps_ms[math.ceil(0.9 * len(gaps_ms)) - 1], abs=1e-6)
+    cached = sum(record.cached_tokens or 0 for record in records)
+    prompts = sum(record.prompt_tokens or 0 for record in records)
+    assert middle(measured, "hit_rate") == pytest.approx(cached / prompts, abs=1e-6)
+    assert "queue.p90" not in measured.measures
+    expected = middle(capture, "ttft.all.p90") / middle(measured, "ttft.all.p90") - 1.0
+    assert capture.errors["ttft.all.p90"] == pytest.approx(expected, abs=1e-5)
+    assert not cold.errors
+    assert all(measure.difference is None for measure in capture.measures.values())
+    said = describe(result)
+    assert said.index("\nmeasured ") < said.index("\nforecast of the capture ") < said.index("\n  error ")
+    assert result.verdicts[0].startswith("the forecast of this capture: TTFT ")
+    assert "measured" in render_what_if(result)
+
+
+def test_a_model_that_misses_the_capture_says_so(folder: Path) -> None:
+    slow = {name: Parameter(value=1.5 * one.value, unit=one.unit) for name, one in model().parameters.items()}
+    save_model(msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0), folder / "slow.json")
+    config = WhatIfConfig(folder / "captured.jsonl", folder / "slow.json", (), members=2)
+    result, _ = forecast_scenarios(config)
+    assert result.verdicts[0].startswith("this model misses this capture: TTFT +")
+    assert "p50, p90 and p99 beyond the limit of sim validate (5.0 %, 10 % and 15 %)" in result.verdicts[0]
+    assert result.verdicts[0] in describe(result)
+    assert any(note.startswith("nothing differs: give --rate, ") for note in result.notes)
+
+
+def test_two_alternatives_are_paired_with_each_other(folder: Path) -> None:
+    """Effects are against ``--base``: the same rate and pool but for the setting that differs."""
+    base = parse_base("rate=0.5, num-gpu-blocks=400")
+    config = WhatIfConfig(
+        folder / "shared.jsonl", folder / "model.json", (Scenario({"num_gpu_blocks": 64}, 0.5),), members=2, base=base
+    )
+    result, _ = forecast_scenarios(config)
+    assert [(row.kind, row.name) for row in result.rows] == [
+        ("base", "base: rate ×0.5, num-gpu-blocks 400"),
+        ("scenario", "num-gpu-blocks 64"),
+    ]
+    assert (result.engine["num_gpu_blocks"], result.rows[0].rate, result.rows[1].rate) == (400, 0.5, 0.5)
+    lost = result.rows[1].measures["hit_rate"].difference
+    assert lost is not None
+    assert lost.middle == pytest.approx(-35 * 28 / (40 * 30), abs=1e-6)
+    assert "400 blocks of 32 tokens" in describe(result)
+
+
+def test_a_published_trace_of_large_blocks_needs_no_flag(folder: Path) -> None:
+    """The trace's blocks have 512 tokens and its requests 20,003: the model's settings have 32 and 16,384."""
+    result = asked(folder, Scenario({"num_gpu_blocks": 100}), trace="mooncake")
+    assert (result.engine["block_size"], result.engine["num_gpu_blocks"]) == (512, 4_095 * 32 // 512 + 1)
+    assert result.engine["max_model_len"] == 20_003
+    assert [row.kind for row in result.rows] == ["capture", "scenario"]
+    assert middle(result.rows[0], "unserved") == 0.0
+    assert not any("think times" in note for note in asked(folder, Scenario({}, 2.0), trace="mooncake").notes)
+
+
+def test_nothing_changes_is_one_sentence_with_its_reason(folder: Path) -> None:
+    result = asked(folder, Scenario({"num_gpu_blocks": 8_192}), Scenario({"num_gpu_blocks": 9_000}), trace="shared")
+    # 40 requests of 30 blocks: 5 shared prefixes of 28, 2 own blocks each, and one that does not get full.
+    blocks = 5 * 28 + 40 * 2 + 40
+    assert result.unchanged is not None
+    assert f"touches at most {blocks} blocks of 32 tokens (the engine has 4,095)" in result.unchanged
+    said = describe(result)
+    assert "equal: num-gpu-blocks 8192; num-gpu-blocks 9000" in said
+    assert "  effect" not in said
+    assert asked(folder, Scenario({"num_gpu_blocks": 64}), trace="shared").unchanged is None
 
 
 def test_an_effect_is_that_of_the_pairs_and_not_of_two_strangers(folder: Path) -> None:
@@ -166,7 +261,8 @@ def test_a_larger_cache_hits_more_and_answers_sooner(folder: Path) -> None:
 def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Path) -> None:
     """120 prompts come, one every 20 ms, and each needs some 50: most have no first token when the capture ends."""
     result = asked(folder, Scenario({}, rate=0.1), trace="rush")
-    row, slow = result.rows
+    measured, row, slow = result.rows
+    assert (measured.kind, measured.measures["e2e.p50"].value.middle, measured.curves) == ("measured", 30.0, {})
     assert row.demand.saturated
     assert row.demand.utilization is not None
     assert row.demand.utilization > 2.0
@@ -211,7 +307,7 @@ def test_what_no_request_waits_for_is_no_wait(folder: Path) -> None:
 def test_a_quantile_that_enough_reach_in_time_counts_all_waits(folder: Path) -> None:
     """Half of the tokens come in time: the median is that of all, the rest more than what was waited by then."""
     result = asked(folder, Scenario({}, rate=2.0), trace="rush")
-    for row in result.rows:
+    for row in result.rows[1:]:
         told = 1.0 - row.curves["all"].middle[-1]
         for level, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             value = row.measures[f"ttft.all.{level}"].value
@@ -265,8 +361,8 @@ def test_what_was_done_is_kept_on_interrupt(
     argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
     printed = capsys.readouterr()
-    assert [row["name"] for row in json.loads(printed.out)["rows"]] == ["as captured", "rate ×2"]
-    assert "interrupted; 2 of 4 rows are done" in printed.err
+    assert [row["name"] for row in json.loads(printed.out)["rows"]] == ["forecast of the capture", "rate ×2"]
+    assert "interrupted; 2 of 4 forecasts are done" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -292,7 +388,7 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     assert list(figures) == ["survival-0", "survival-1", "survival-2"]
     lines = [trace["name"] for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "line"]
-    assert lines == ["as captured", "cold prompts", "rate ×2"]
+    assert lines == ["forecast of the capture", "cold prompts", "rate ×2"]
     bands = [trace for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "band"]
     assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
 
