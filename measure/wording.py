@@ -22,6 +22,24 @@ def compact(value: float) -> str:
     return f"{value:.0f}"
 
 
+def capitalized(text: str) -> str:
+    """Return text with a capital at its beginning, and the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """Return text with a capital and a full stop."""
+    return capitalized(text.removesuffix(".")) + "."
+
+
+def round_number(value: float) -> str:
+    """Return all digits of a number that has few: 0.5, 950, 20k, 1.5M."""
+    for size, letter in _SIZES:
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
 def rate(value: float) -> str:
     """Return a number per second: 0, 0.4, 12.3, 1.2k."""
     if value >= 999.5:

@@ -8,7 +8,8 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
-from report.pages.figures import DASHED, Figure, Trace, axis, band, line
+from measure import wording
+from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, plain
 from report.pages.page import render
 from tracefile.records.errors import InputError
 
@@ -55,6 +56,12 @@ class MissesFile(msgspec.Struct, frozen=True, tag_field="kind", tag="misses"):
     by: str | None
     groups: list[CauseShare]
     evictions: list[list[int]]
+
+    @property
+    def shares(self) -> list[CauseShare]:
+        """The whole, its cohorts if there are several, its groups; without rows of no tokens."""
+        rows = [self.total, *(self.cohorts if len(self.cohorts) > 1 else []), *self.groups]
+        return [share for share in rows if share.input_tokens]
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -144,44 +151,89 @@ def render_curves(files: CurveFiles) -> str:
         "working-set": working_set_figure(files),
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    return render("curve.html.jinja", drawn, files=files)
+    return render(
+        "curve.html.jinja",
+        drawn,
+        tool="report curve",
+        title=", ".join(files.labels),
+        headlines=headlines(files) or [f"Prefix cache of {', '.join(files.labels)}"],
+        defined="docs/curves.md",
+        files=files,
+        at_zero={"distance": at_zero(files, _distance_tokens), "time": at_zero(files, _time_s)},
+    )
+
+
+TELLING_SHARE: Final = 0.9
+"""Of the hits of an unlimited cache: the size that the headline names."""
+
+
+def headlines(files: CurveFiles) -> list[str]:
+    """Return a sentence for each curve: the cache that has 90 % of the hits there are."""
+    return [_headline(name, curve) for name, curve in _named_curves(files) if curve.sizes and max(curve.hit_tokens) > 0]
+
+
+def _headline(name: str, curve: OneCurve) -> str:
+    most = max(curve.hit_tokens)
+    place = next(place for place, hit in enumerate(curve.hit_tokens) if hit >= TELLING_SHARE * most)
+    blocks = curve.sizes[place]
+    held, unlimited = (wording.share(tokens / curve.input_tokens) for tokens in (curve.hit_tokens[place], most))
+    return (
+        f"{name}: {TELLING_SHARE:.0%} of max hits at {blocks:,} blocks "
+        f"({wording.count(blocks * curve.block_size)} tokens). That is {held} of prompt tokens; "
+        f"an unlimited cache has {unlimited}."
+    )
+
+
+def _named_curves(files: CurveFiles) -> Iterator[tuple[str, OneCurve]]:
+    for label, file in files.curves.items():
+        for curve in file.curves:
+            yield f"{label}, {curve.block_size}-token blocks" if len(file.curves) > 1 else label, curve
 
 
 def hits_figure(files: CurveFiles) -> Figure | None:
     """Hit rate by cache size; None without a curve that hits anything."""
     data: list[Trace] = []
-    slot = 0
-    for label, file in files.curves.items():
-        for curve in file.curves:
-            name = f"{label}, {curve.block_size}-token blocks" if len(file.curves) > 1 else label
-            if curve.sizes:
-                data += _hits_lines(name, curve, slot)
-            slot += 1
+    for slot, (name, curve) in enumerate(_named_curves(files)):
+        if curve.sizes:
+            data += _hits_lines(name, curve, slot)
     return _lines(data, "cache (tokens)", "hit tokens of prompt tokens")
 
 
+_CAUSE_SLOTS: Final = {"hit": 3, "cold": 1, "evicted": 2, "behind_miss": 5, "last_token": 4, "partial_block": 6}
+"""Colours of causes: green for hits, never the ink of text."""
+_LONGEST_NAME: Final = 24
+
+
 def misses_figure(files: CurveFiles) -> Figure | None:
-    """Prompt tokens by cause as stacked bars: each file's whole, its cohorts if there are several, its groups."""
-    bars: list[tuple[str, CauseShare]] = []
-    for label, file in files.misses.items():
-        shares = [file.total, *(file.cohorts if len(file.cohorts) > 1 else []), *file.groups]
-        bars += [(f"{label}: {share.name}", share) for share in shares if share.input_tokens]
+    """Prompt tokens by cause as stacked bars, without causes of no token."""
+    bars = [
+        (_bar_name(label if share is file.total and len(files.misses) > 1 else share.name), share)
+        for label, file in files.misses.items()
+        for share in file.shares
+    ]
     if not bars:
         return None
-    names = [name for name, _ in bars]
     data: list[Trace] = [
         {
             "type": "bar",
+            "orientation": "h",
             "name": cause.replace("_", " "),
-            "x": names,
-            "y": [round(share.tokens[cause] / share.input_tokens, 6) for _, share in bars],
-            "meta": {"slot": slot, "part": "points"},
-            "hovertemplate": "%{x}, %{fullData.name}: %{y:.2%}<extra></extra>",
+            "x": [round(share.tokens[cause] / share.input_tokens, 6) for _, share in bars],
+            "y": list(range(len(bars))),
+            "customdata": [name for name, _ in bars],
+            "meta": {"slot": _CAUSE_SLOTS.get(cause, 7), "part": "points"},
+            "hovertemplate": "%{customdata}, %{fullData.name}: %{x:.2%}<extra></extra>",
         }
-        for slot, cause in enumerate(bars[0][1].tokens)
+        for cause in bars[0][1].tokens
+        if any(share.tokens[cause] for _, share in bars)
     ]
-    axes = {"xaxis": {"type": "category"}, "yaxis": axis("of prompt tokens", tickformat=".0%")}
-    return {"data": data, "layout": {"barmode": "stack", **axes}}
+    names = {"tickvals": list(range(len(bars))), "ticktext": [name for name, _ in bars], "autorange": "reversed"}
+    x_axis = axis("of prompt tokens", tickformat=".0%", range=[0, 1.001])
+    return figure(data, x_axis, names, barmode="stack", bargap=0.3, height=150 + 30 * len(bars))
+
+
+def _bar_name(name: str) -> str:
+    return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
 
 
 def working_set_figure(files: CurveFiles) -> Figure | None:
@@ -196,11 +248,8 @@ def working_set_figure(files: CurveFiles) -> Figure | None:
         seen = [window.seen_blocks * file.block_size for window in windows]
         data.append(_line(f"{label}, in {file.window_ms / 1e3:g} s", x, touched, slot))
         data.append(_line(f"{label}, since the beginning", x, seen, slot, DASHED))
-    figure = _lines([trace for trace in data if trace["x"]], "time (s)", "different tokens touched")
-    if figure is not None:
-        figure["layout"]["xaxis"]["type"] = "linear"
-        figure["layout"]["yaxis"] = axis("different tokens touched", rangemode="tozero")
-    return figure
+    drawn = [trace for trace in data if trace["x"]]
+    return figure(drawn, axis("time (s)"), axis("different tokens touched", rangemode="tozero")) if drawn else None
 
 
 def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
@@ -216,14 +265,24 @@ def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
 
 
 def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile], list[float]]) -> Figure | None:
-    """The share of accesses again that come at x or sooner."""
-    data = [
-        # A log axis has no zero: what comes at once stands at its left end.
-        _line(label, [max(value, 1e-3) for value in values(file)], [round(level, 4) for level in file.levels], slot)
-        for slot, (label, file) in enumerate(files.reuses.items())
-        if file.time_ms.count
-    ]
+    """The share of accesses again that come at x or sooner, from the first x above 0: a log axis has no zero."""
+    data: list[Trace] = []
+    for slot, (label, file) in enumerate(files.reuses.items()):
+        # Of equal x the last level counts: a line up from 0 would be drawn as a wall.
+        known = {x: round(level, 4) for x, level in zip(values(file), file.levels, strict=True) if x > 0.0}
+        if file.time_ms.count and known:
+            data.append(_line(label, list(known), list(known.values()), slot))
     return _lines(data, x_title, "of accesses again")
+
+
+def at_zero(files: CurveFiles, values: Callable[[ReuseFile], list[float]]) -> str:
+    """Return sentences on the accesses again at 0, which no log axis shows; empty: there are none."""
+    said = []
+    for label, file in files.reuses.items():
+        levels = [level for x, level in zip(values(file), file.levels, strict=True) if x <= 0.0]
+        if file.time_ms.count and levels:
+            said.append(f" At 0, left of the axis: {wording.share(max(levels))} of {label}.")
+    return "".join(said)
 
 
 def _distance_tokens(file: ReuseFile) -> list[float]:
@@ -240,8 +299,5 @@ def _line(name: str, x: list[float], y: list[float], slot: int, dash: str = "sol
 
 
 def _lines(data: list[Trace], x_title: str, y_title: str) -> Figure | None:
-    axes = {
-        "xaxis": axis(x_title, type="log"),
-        "yaxis": axis(y_title, tickformat=".0%", rangemode="tozero"),
-    }
-    return {"data": data, "layout": axes} if data else None
+    y_axis = axis(y_title, tickformat=".0%", rangemode="tozero")
+    return figure(data, axis(x_title, type="log"), y_axis) if data else None

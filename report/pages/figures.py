@@ -4,12 +4,13 @@ A trace's ``meta`` says what it is: ``slot`` (the label's place in the order giv
 and ``part`` (line, band or points). Solid lines are measured, dashed ones predicted; a truth is drawn thick.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from measure import wording
 from measure.cohorts import ALL, MAIN, cohort_order
 from measure.runs import UNKNOWN
 from measure.survival import CENSORED
@@ -51,6 +52,68 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
 
 
+def figure(data: list[Trace], xaxis: dict[str, Any], yaxis: dict[str, Any], **layout: Any) -> Figure:
+    """Return a figure of ``data``; ``meta.log`` holds each axis's log scale, which the page uses while it is on."""
+    scales = {}
+    for name, own in (("xaxis", xaxis), ("yaxis", yaxis)):
+        values = [value for trace in data for value in trace.get(name[0], ()) if _is_positive(value)]
+        if values:
+            scales[name] = log_scale(min(values), max(values), percent="%" in own.get("tickformat", ""))
+    return {"data": data, "layout": {"xaxis": xaxis, "yaxis": yaxis, "meta": {"log": scales}, **layout}}
+
+
+LABEL_GAPS: Final = {"x": 0.045, "narrow": 0.17, "y": 0.065}
+"""Least distance of two labels, as a share of the axis: horizontal on a screen, on a phone, vertical."""
+
+
+def log_scale(low: float, high: float, *, percent: bool = False) -> dict[str, Any]:
+    """Return range, ticks and labels of a log axis from ``low`` to ``high``: the first tick stands at its beginning.
+
+    Every decade has a tick at 1, 2 and 5, below a decade there are even steps. Labels that would overlap are left out.
+    """
+    ticks = _log_ticks(low, high)
+    places = np.log10(ticks)
+    texts = [_tick_text(tick * 100 if percent else tick, 100 if percent else ticks[-1]) for tick in ticks]
+    unit = "%" if percent else ""
+    labels = {
+        name: [f"{text}{unit}" if kept else "" for text, kept in zip(texts, _labelled(ticks, gap), strict=True)]
+        for name, gap in LABEL_GAPS.items()
+    }
+    return {"range": [float(places[0]), float(places[-1])], "at": ticks, **labels}
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return ticks from the last one at or below ``low`` to the first one at or above ``high``."""
+    step = 10.0 ** np.floor(np.log10(max(high - low, 0.01 * high) / 4))
+    step *= next(digit for digit in (1, 2, 5, 10) if digit * step * 6 >= high - low)
+    even = [float(f"{place * step:.12g}") for place in range(int(low // step), int(-(-high // step)) + 1)]
+    if high < 10 * low and even[0] > 0:
+        return even if len(even) > 1 else [even[0], even[0] + step]
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    first = max(tick for tick in ticks if tick <= low * (1 + 1e-9))
+    last = min(tick for tick in ticks if tick >= high * (1 - 1e-9))
+    return [tick for tick in ticks if first <= tick <= last]
+
+
+def _labelled(ticks: Sequence[float], gap: float) -> list[bool]:
+    """Return whether each tick has a label: the first, then powers of ten, then others, ``gap`` apart."""
+    places = np.log10(np.array(ticks) / ticks[0]) / np.log10(ticks[-1] / ticks[0])
+    kept: list[int] = []
+    for number in sorted(range(len(ticks)), key=lambda number: (number > 0, np.log10(ticks[number]) % 1 > 1e-9)):
+        if all(abs(places[number] - places[other]) >= gap for other in kept):
+            kept.append(number)
+    return [number in kept for number in range(len(ticks))]
+
+
+def _tick_text(tick: float, largest: float) -> str:
+    return wording.round_number(tick) if largest >= 100_000 else f"{tick:,.10g}"
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < np.inf
+
+
 def survival_figures(compared: Compared) -> dict[str, Figure]:
     cohorts = {cohort for (_, cohort, metric) in compared.cells if metric == "ttft" and cohort in MAIN}
     return {
@@ -61,8 +124,8 @@ def survival_figures(compared: Compared) -> dict[str, Figure]:
 
 def gap_figure(compared: Compared) -> Figure | None:
     """Survival of inter-token gaps; None if no trace has any."""
-    figure = _curves(compared, ALL, "itl", "inter-token gap (ms)", "share of gaps that are longer")
-    return figure if figure["data"] else None
+    curves = _curves(compared, ALL, "itl", "inter-token gap (ms)", "share of gaps that are longer")
+    return curves if curves["data"] else None
 
 
 def error_figure(compared: Compared, cohort: str) -> Figure | None:
@@ -94,15 +157,14 @@ def error_figure(compared: Compared, cohort: str) -> Figure | None:
             )
         )
     y_axis = axis("TTFT error", tickformat="+.0%", zeroline=True)
-    layout = {"yaxis": y_axis, "xaxis": {"type": "category"}, "scattermode": "group", "scattergap": 0.5}
-    return {"data": data, "layout": layout} if data else None
+    return figure(data, {"type": "category"}, y_axis, scattermode="group", scattergap=0.5) if data else None
 
 
 def cached_figure(compared: Compared) -> Figure | None:
     """Cached tokens of each joined request, the truth's against the other's; None if nothing is reported."""
     slots = _slots(compared)
     data: list[Trace] = []
-    largest = 0
+    smallest, largest = np.inf, 0
     for label, pair in compared.result.pairs.items():
         join = compared.joins[label]
         t = compared.runs[pair.truth].cached_tokens[join.truth_rows]
@@ -111,7 +173,7 @@ def cached_figure(compared: Compared) -> Figure | None:
         if pair.kind != "error" or not reported.any():
             continue
         t, o = t[reported], o[reported]
-        largest = max(largest, int(t.max()), int(o.max()))
+        smallest, largest = min(smallest, int(t.min()), int(o.min())), max(largest, int(t.max()), int(o.max()))
         kept = _thinned(len(t))
         data.append(
             points(
@@ -125,12 +187,13 @@ def cached_figure(compared: Compared) -> Figure | None:
         )
     if not data:
         return None
-    diagonal = line([0, largest], [0, largest], -1, width=1, hoverinfo="skip", showlegend=False)
-    axes = {
-        "xaxis": axis("cached tokens, truth", rangemode="tozero", separatethousands=True),
-        "yaxis": axis("cached tokens, label", rangemode="tozero", separatethousands=True),
-    }
-    return {"data": [diagonal, *data], "layout": axes}
+    margin = max(0.05 * (largest - smallest), 1.0)
+    ends = [smallest - margin, largest + margin]
+    diagonal = line(ends, ends, -1, width=1, hoverinfo="skip", showlegend=False)
+    x_axis, y_axis = (
+        axis(f"cached tokens, {side}", range=ends, tickformat=",d", nticks=6) for side in ("truth", "label")
+    )
+    return figure([diagonal, *data], x_axis, y_axis)
 
 
 def arrival_figure(compared: Compared) -> Figure:
@@ -161,11 +224,7 @@ def arrival_figure(compared: Compared) -> Figure:
                     hovertemplate="%{fullData.name}: %{y:,.1f} ms at %{x:,.1f} s<extra></extra>",
                 )
             )
-    axes = {
-        "xaxis": axis("arrival after the first request (s)"),
-        "yaxis": axis("TTFT (ms)", type="log", **_decades([trace["y"] for trace in data])),
-    }
-    return {"data": data, "layout": axes}
+    return figure(data, axis("arrival after the first request (s)"), axis("TTFT (ms)", type="log"))
 
 
 def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_title: str) -> Figure:
@@ -179,11 +238,8 @@ def _curves(compared: Compared, cohort: str, metric: Metric, x_title: str, y_tit
     start_ms = max(start_ms, 1e-3)
     bands = [trace for label, cell in cells.items() for trace in _band(label, cell.curve, slots[label], start_ms)]
     lines = [_line(compared, label, cell, slots[label], start_ms) for label, cell in cells.items()]
-    axes = {
-        "xaxis": axis(x_title, type="log", **_decades([_rounded(cell.curve.time_ms) for cell in cells.values()])),
-        "yaxis": axis(y_title, tickformat=".3~%", range=[0, 1.02]),
-    }
-    return {"data": [*bands, *lines], "layout": axes}
+    y_axis = axis(y_title, tickformat=".3~%", range=[0, 1.02])
+    return figure([*bands, *lines], axis(x_title, type="log"), y_axis)
 
 
 def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float) -> Trace:
@@ -198,7 +254,7 @@ def _line(compared: Compared, label: str, cell: Cell, slot: int, start_ms: float
         name=label,
         legendgroup=label,
         line={"shape": "hv"},
-        hovertemplate=f"{_plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
+        hovertemplate=f"{plain(label)}: %{{y:.1%}} beyond %{{x:,.1f}} ms (n = {len(cell.waits):,})<extra></extra>",
     )
 
 
@@ -212,16 +268,6 @@ def _band(label: str, curve: Curve, slot: int, start_ms: float) -> list[Trace]:
 
 def _slots(compared: Compared) -> dict[str, int]:
     return {label: slot for slot, label in enumerate(compared.runs)}
-
-
-def _decades(columns: Iterable[list[float | None]]) -> Figure:
-    """Ticks at 1, 2 and 5 of every decade that the data touch: a log axis that a reader can read values off."""
-    known = [value for column in columns for value in column if value]
-    if not known:
-        return {}
-    low, high = np.floor(np.log10(min(known))), np.ceil(np.log10(max(known)))
-    ticks = [digit * 10.0**power for power in np.arange(low, high + 1) for digit in (1, 2, 5)]
-    return {"tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
 
 
 def _thinned(n: int) -> IntArray:
@@ -241,6 +287,6 @@ def _round(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A label inside plotly's own markup, which reads angle brackets and percent braces."""
     return text.replace("<", "‹").replace(">", "›").replace("{", "(").replace("}", ")")

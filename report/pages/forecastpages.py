@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from measure import wording
 from measure.cohorts import cohort_title
-from report.pages.figures import DASHED, Figure, Trace, axis, band, line, points
+from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, points
 from report.pages.page import render
 from report.pages.search import Evaluated, Search, answer_sentence, answer_warnings, cells, headings
 from report.pages.whatif import (
@@ -52,6 +53,10 @@ def render_what_if(result: WhatIf) -> str:
         titles=titles,
         telling=telling_cohort(result),
         engine=ENGINE,
+        tool="sim what-if",
+        title=result.trace,
+        headlines=[f"What {result.trace} would have been"],
+        defined="docs/what-if.md",
         level_names=list(LEVELS),
         ttft=ttft,
         value=value_text,
@@ -108,8 +113,11 @@ def render_search(found: Search) -> str:
     return render(
         "search.html.jinja",
         {"curve": curve_figure(found)},
+        tool="sim search",
+        title=found.trace,
+        headlines=[wording.capitalized(answer_sentence(found))],
+        defined="docs/what-if.md",
         found=found,
-        answer=answer_sentence(found),
         warnings=answer_warnings(found),
         headings=headings(found),
         rows=[cells(found, one) for one in found.evaluated],
@@ -134,8 +142,7 @@ def curve_figure(found: Search) -> Figure:
         _tried(shown, 1, holds=False),
         line([found.low, found.high], [found.limit_ms] * 2, -1, width=1.4, name=f"{found.limit_ms:,g} ms"),
     ]
-    axes = {"xaxis": axis(_NAMES[found.quantity], type="log"), "yaxis": axis("TTFT (ms)", type="log")}
-    return {"data": data, "layout": axes}
+    return figure(data, axis(_NAMES[found.quantity], type="log"), axis("TTFT (ms)", type="log"))
 
 
 def _tried(shown: list[Evaluated], slot: int, *, holds: bool) -> Trace:

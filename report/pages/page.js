@@ -18,7 +18,16 @@
     return { ...trace, marker, error_y: trace.error_y && { ...trace.error_y, color: own } };
   }
 
-  function axis(given) {
+  // Both kinds of ticks come from Python (figures.log_scale); plotly's own repeat "2 5" and leave decades without a label.
+  function onLogScale(given, scale, letter) {
+    if (given?.type !== "log" || !scale) return given;
+    const labels = letter === "x" && narrow.matches ? scale.narrow : scale[letter];
+    return { ...given, range: scale.range, tickmode: "array", tickvals: scale.at, ticktext: labels, tickangle: 0 };
+  }
+
+  function axis(layout, letter) {
+    const name = `${letter}axis`;
+    const given = onLogScale(layout[name], layout.meta?.log?.[name], letter);
     return {
       gridcolor: colour("--line"), linecolor: colour("--muted"), zerolinecolor: colour("--muted"), zeroline: false,
       ticks: "outside", tickcolor: colour("--line"), automargin: true, ...given,
@@ -28,10 +37,10 @@
 
   function layout(figure) {
     return {
-      ...figure.layout, xaxis: axis(figure.layout.xaxis), yaxis: axis(figure.layout.yaxis),
+      ...figure.layout, xaxis: axis(figure.layout, "x"), yaxis: axis(figure.layout, "y"),
       margin: { l: 58, r: 12, t: 34, b: 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("--ink") },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: narrow.matches ? 11 : 13 } },
+      legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", font: { size: narrow.matches ? 11 : 13 } },
       hovermode: "closest", hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
     };
   }
@@ -43,18 +52,13 @@
   function draw() {
     for (const [name, figure] of Object.entries(figures)) {
       const place = document.getElementById(name);
+      if (place && figure.layout.height) place.style.height = `${figure.layout.height}px`;
       if (place) Plotly.react(place, figure.data.map(coloured), layout(figure), config);
     }
   }
 
-  function flip(figure, which) {
-    const given = figure.layout[which];
+  function turn(given) {
     given.type = given.type === "log" ? "linear" : "log";
-    for (const [keep, away] of [["range", "range_"], ["tickvals", "tickvals_"], ["ticktext", "ticktext_"]]) {
-      // Ranges and ticks belong to the scale they were made for; they wait under another name until it is back.
-      if (keep in given) { given[away] = given[keep]; delete given[keep]; }
-      else if (away in given) { given[keep] = given[away]; delete given[away]; }
-    }
   }
 
   for (const group of document.querySelectorAll(".toggles")) {
@@ -66,7 +70,7 @@
     for (const button of group.querySelectorAll("[data-axis]")) {
       const which = button.dataset.axis;
       const say = () => { button.textContent = `${which[0]}: ${figure.layout[which].type === "log" ? "log" : "linear"}`; };
-      button.addEventListener("click", () => { flip(figure, which); say(); draw(); });
+      button.addEventListener("click", () => { turn(figure.layout[which]); say(); draw(); });
       say();
     }
   }

@@ -1,7 +1,7 @@
 """The comparison as one HTML page that opens offline: tables, figures, provenance, definitions."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -56,8 +56,11 @@ def render_page(compared: Compared) -> str:
     return render(
         "page.html.jinja",
         drawn,
-        result=result,
         tool="sim validate" if result.forecasts else "report compare",
+        title=", ".join(result.traces),
+        headlines=result.headline,
+        defined="docs/metrics.md",
+        result=result,
         cards=cards(result),
         first=first,
         cohorts=[name for name in cohort_order(present) if name in MAIN],
@@ -99,8 +102,20 @@ def cards(result: Comparison) -> list[Card]:
     return found
 
 
-def render(name: str, figures: Mapping[str, Figure], **values: Any) -> str:
-    """Return a page of template ``name``: its figures, and everything that it needs to open offline."""
+def render(
+    name: str,
+    figures: Mapping[str, Figure],
+    *,
+    tool: str,
+    title: str,
+    headlines: Sequence[str],
+    defined: str,
+    **values: Any,
+) -> str:
+    """Return a page of template ``name``: its headlines, its figures, and everything that it needs to open offline.
+
+    ``tool``: the command that made it; ``defined``: the document of its numbers.
+    """
     environment = Environment(
         loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -116,7 +131,12 @@ def render(name: str, figures: Mapping[str, Figure], **values: Any) -> str:
         "first_label": lambda result: next(iter(result.traces)),
         "wall_clock": _wall_clock,
     }
+    environment.filters["sentence"] = wording.sentence
     return environment.get_template(name).render(
+        tool=tool,
+        title=title,
+        headlines=headlines,
+        defined=defined,
         figures=figures,
         figures_json=script_json(figures),
         plotly=Markup(get_plotlyjs()),

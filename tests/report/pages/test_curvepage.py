@@ -11,6 +11,7 @@ import pytest
 from report.__main__ import main
 from report.pages.curvepage import (
     CurveFiles,
+    headlines,
     hits_figure,
     misses_figure,
     read_curve_files,
@@ -93,10 +94,46 @@ def test_figures_hold_what_the_files_say(files: list[str]) -> None:
         assert len(go.Figure(figure).data) == len(figure["data"])
     assert [line["name"] for line in hits["data"]] == [f"monday.jsonl.zst, {size}-token blocks" for size in (16, 32)]
     assert (hits["data"][0]["x"], hits["data"][0]["y"]) == ([16, 32, 48], [0.1, 0.2, 0.5])
-    # A group without tokens has no shares; one cohort alone is the whole again.
-    assert misses["data"][0]["x"] == ["monday.jsonl.zst: all", "monday.jsonl.zst: <b>blue</b>"]
-    assert [bar["y"][0] for bar in misses["data"]] == [0.5, 0.4, 0.1]
+    # A group without tokens has no shares; one cohort alone is the whole again; no bar repeats the file's name.
+    assert misses["layout"]["yaxis"]["ticktext"] == ["all", "‹b›blue‹/b›"]
+    assert [(bar["name"], bar["x"][0]) for bar in misses["data"]] == [("hit", 0.5), ("cold", 0.4), ("evicted", 0.1)]
     assert working_set["data"][1]["y"] == [48, 64, 80]
+
+
+def test_causes_of_no_token_are_not_in_the_legend_and_hits_are_not_black(tmp_path: Path) -> None:
+    total = {**SHARE, "tokens": {"hit": 80, "cold": 80, "evicted": 0, "behind_miss": 0}}
+    whole = {"block_size": 16, "usable_blocks": None, "by": None, "groups": [], "evictions": []}
+    alone = [{**total, "name": "turn unknown"}]
+    file = write(tmp_path, "misses.json", "misses", total=total, cohorts=alone, **whole)
+    found = read_curve_files([file])
+    figure = misses_figure(found)
+    assert figure is not None
+    assert [bar["name"] for bar in figure["data"]] == ["hit", "cold"]
+    assert 0 not in [bar["meta"]["slot"] for bar in figure["data"]]
+    assert "turn unknown" not in render_curves(found)
+
+
+def test_the_headline_names_the_cache_with_90_percent_of_the_hits(tmp_path: Path, files: list[str]) -> None:
+    curve = {**CURVE, "sizes": [10, 20, 3_000, 4_000], "hit_tokens": [16, 32, 72, 80], "hit_blocks": [1, 2, 4, 5]}
+    found = read_curve_files([write(tmp_path, "one.json", "curve", curves=[curve])])
+    assert headlines(found) == [
+        "monday.jsonl.zst: 90% of max hits at 3,000 blocks (48,000 tokens). That is 45.0 % of prompt tokens; an "
+        "unlimited cache has 50.0 %."
+    ]
+    assert "90% of max hits at 3,000 blocks" in render_curves(found)
+    nothing = {**CURVE, "sizes": [], "hit_tokens": [], "hit_blocks": []}
+    none = read_curve_files([write(tmp_path, "none.json", "curve", curves=[nothing])])
+    assert headlines(none) == headlines(read_curve_files(files[1:])) == []
+
+
+def test_reuse_at_zero_is_told_and_not_drawn_as_a_wall(tmp_path: Path) -> None:
+    times = {**QUANTILES, "quantiles": [0.0, 0.0, 2_000.0, 2_000.0, 5_000.0]}
+    fields = {"block_size": 16, "levels": [0.0, 0.25, 0.5, 0.75, 1.0], "window_ms": 1.0, "windows": []}
+    reuse = write(tmp_path, "reuse.json", "reuse", time_ms=times, distance_blocks=times, **fields)
+    page = render_curves(read_curve_files([reuse]))
+    drawn = json.loads(page.split('id="figures">')[1].split("</script>")[0])["time"]["data"][0]
+    assert (drawn["x"], drawn["y"]) == ([2.0, 5.0], [0.75, 1.0])
+    assert "At 0, left of the axis: 25.0 % of monday.jsonl.zst." in page
 
 
 def test_a_sampled_curve_has_its_band(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """The page: self-contained, safe with any label, and drawn by a real browser without asking for anything outside."""
 
+import itertools
+import math
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from report.__main__ import main
 from report.compare.comparison import CompareConfig, Compared, compare
-from report.pages.figures import arrival_figure, cached_figure, error_figure, gap_figure, survival_figures
+from report.pages.figures import arrival_figure, cached_figure, error_figure, gap_figure, log_scale, survival_figures
 from report.pages.page import render_page
 from tests.report.browser import CHROMIUM, figures_drawn
 
@@ -37,6 +41,63 @@ def test_figures_are_valid_plotly(make_trace: MakeTrace) -> None:
     for figure in [*figures, error_figure(found, "turns2+")]:
         assert figure is not None
         assert len(go.Figure(figure).data) == len(figure["data"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at", "wide", "phone"),
+    [
+        (0.7, 4.0, [0.5, 1, 2, 5], [], []),
+        (30.0, 2_000.0, [20, 50, 100, 200, 500, 1000, 2000], ["20", "50", "100", "200", "500", "1,000", "2,000"], []),
+        (353.0, 1_483.0, [200, 400, 600, 800, 1000, 1200, 1400, 1600], [], []),
+        (
+            512.0,
+            75e6,
+            [500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8],
+            ["500", "1k", "2k", "5k", "10k", "20k", "50k", "100k", "200k", "500k", "1M", "2M", "5M", "10M", "20M"],
+            ["500", "", "", "", "10k", "", "", "100k", "", "", "1M", "", "", "10M", "", "", "100M"],
+        ),
+        (7.0, 7.0, None, [], []),
+    ],
+)
+def test_a_log_axis_begins_with_a_label(
+    low: float, high: float, at: list[float] | None, wide: list[str], phone: list[str]
+) -> None:
+    scale = log_scale(low, high)
+    ticks = scale["at"]
+    assert ticks[0] <= low <= high <= ticks[-1]
+    assert scale["range"] == pytest.approx([math.log10(ticks[0]), math.log10(ticks[-1])])
+    if at is not None:
+        assert ticks == at
+    for labels in (scale["x"], scale["narrow"], scale["y"]):
+        said = [label for label in labels if label]
+        assert labels[0]
+        assert len(set(said)) == len(said) >= 1
+    assert not wide or scale["x"][: len(wide)] == wide
+    assert not phone or scale["narrow"] == phone
+
+
+@given(st.floats(1e-6, 1e12), st.floats(1.0, 1e9))
+def test_every_log_axis_holds_its_data_between_labelled_ticks(low: float, factor: float) -> None:
+    scale = log_scale(low, low * factor)
+    ticks = scale["at"]
+    assert ticks[0] <= low * (1 + 1e-9)
+    assert ticks[-1] >= low * factor * (1 - 1e-9)
+    assert all(a < b for a, b in itertools.pairwise(ticks))
+    assert len(ticks) <= 64
+    decades = [tick for tick in ticks if math.log10(tick) % 1 == 0]
+    if factor < 1e6:
+        assert all(scale["x"][ticks.index(tick)] for tick in decades)
+
+
+def test_shares_on_a_log_axis_are_percentages() -> None:
+    assert log_scale(0.01, 1.0, percent=True)["y"] == ["1%", "2%", "5%", "10%", "20%", "50%", "100%"]
+
+
+def test_the_page_explains_its_columns_in_text(make_trace: MakeTrace) -> None:
+    page = render_page(compared({"a": make_trace("a"), "b": make_trace("b", seed=1)}))
+    assert "<abbr" not in page
+    assert "W1: the area between the two survival curves" in page
+    assert page.index('scope="col">p99') < page.index('scope="col">sessions')
 
 
 def test_the_page_links_to_nothing_and_escapes_labels(make_trace: MakeTrace) -> None:
