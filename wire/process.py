@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 PROJECT_ROOT = str(Path(__file__).resolve().parents[1])
 REAP_POLL_S = 0.01
@@ -90,19 +90,21 @@ class FrameSocket(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
-    @classmethod
-    async def over(
-        cls, sock: socket.socket, on_frame: Callable[[bytes], None], on_end: Callable[[], None]
-    ) -> "FrameSocket":
+    async def attach(self, sock: socket.socket) -> Self:
+        """Read from and write to ``sock`` on the running loop; return this end."""
         sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_unix_connection(lambda: cls(on_frame, on_end), sock=sock)
-        return made
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+        return self
 
     def send(self, payload: bytes) -> None:
         """Send a payload; after the end of the stream it is dropped."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(payload))
+
+    def finish(self) -> None:
+        """End the stream to the other side once everything sent has left; go on reading."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
 
     def close(self) -> None:
         """Close the socket once everything sent has left."""

@@ -76,7 +76,7 @@ class SenderProcess:
         """Start it and open its connections. Raises InputError if they cannot be opened."""
         process, sock = start_child("loadgen.sending.sender")
         sender = cls(process, setup.url)
-        sender._socket = await FrameSocket.over(sock, sender._take, sender._end)
+        sender._socket = await FrameSocket(sender._take, sender._end).attach(sock)
         sender._say(setup)
         try:
             await sender._connected
@@ -277,7 +277,7 @@ async def _serve_socket(fd: int) -> None:
         inbox.put_nowait(None)
         ended.set()
 
-    link = await FrameSocket.over(socket.socket(fileno=fd), take, end)
+    link = await FrameSocket(take, end).attach(socket.socket(fileno=fd))
     await serve(inbox.get, lambda message: link.send(encode(message)))
     link.close()
     await ended.wait()  # what was said has left by then

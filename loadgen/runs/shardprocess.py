@@ -34,7 +34,7 @@ class ShardProcess:
     async def start(cls, hear: Hear, module: str = MODULE) -> "ShardProcess":
         process, ours = start_child(module)
         shard = cls(process, hear)
-        shard._socket = await FrameSocket.over(ours, shard._take, shard._end)
+        shard._socket = await FrameSocket(shard._take, shard._end).attach(ours)
         return shard
 
     def send(self, message: FromParent) -> None:

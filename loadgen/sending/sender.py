@@ -290,7 +290,7 @@ class SenderProcess:
     async def serve(self, sock: socket.socket) -> None:
         """Serve until the shard closes its end. Raises the error of a callback, because its request would never end."""
         asyncio.get_running_loop().set_exception_handler(self._on_failure)
-        self._link = await FrameSocket.over(sock, self._on_frame, self._on_end)
+        self._link = await FrameSocket(self._on_frame, self._on_end).attach(sock)
         await self._over
         if self._sender is not None:
             self._sender.close()

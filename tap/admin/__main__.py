@@ -40,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_pages(control: socket.socket) -> None:
-    channel = await Channel.over(control, _messages)
+    channel = await Channel(_messages).attach(control)
     setup = await channel.messages.get()
     if not isinstance(setup, AdminSetup):
         return
@@ -48,7 +48,7 @@ async def serve_pages(control: socket.socket) -> None:
     try:
         feeds = await listen_for_feeds(state, setup.feed_socket)
     except OSError as error:
-        channel.send(Refused(f"the admin process cannot listen for numbers ({error.strerror})"))
+        channel.post(Refused(f"the admin process cannot listen for numbers ({error.strerror})"))
         channel.close()
         return
     server = _make_server(state)
@@ -58,7 +58,7 @@ async def serve_pages(control: socket.socket) -> None:
             asyncio.create_task(probe_upstreams(state)),
             asyncio.create_task(_tick(state)),
         ]
-        channel.send(Ready())
+        channel.post(Ready())
         while (message := await channel.messages.get()) is not None:
             state.take(message, time.monotonic())
         server.should_exit = True

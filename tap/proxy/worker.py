@@ -110,14 +110,14 @@ class Worker:
         gc.collect()
         gc.freeze()
         meter = self._meter()
-        channel.send(Ready())
+        channel.post(Ready())
         drain_s = await self._until_drain(channel)
         cut = await self._drain(channel, drain_s)
         if meter is not None:
             meter.cancel()
         self._upstreams.close()
         await self._link.finish(FLUSH_TIMEOUT_S)
-        channel.send(Drained(cut))
+        channel.post(Drained(cut))
 
     def _meter(self) -> "asyncio.Task[None] | None":
         path = self._setup.admin_socket
@@ -177,7 +177,7 @@ async def _until_cut(channel: Channel) -> None:
 
 async def work(control: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(_say_failure)
-    channel = await Channel.over(control, _messages)
+    channel = await Channel(_messages).attach(control)
     setup = await channel.messages.get()
     if isinstance(setup, WorkerSetup):
         await Worker(setup).serve(channel)

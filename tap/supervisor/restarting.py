@@ -33,8 +33,8 @@ class ChildProcess:
         cls, module: str, setup: msgspec.Struct, replies: "msgspec.msgpack.Decoder[Any]", pass_fds: Sequence[int] = ()
     ) -> "ChildProcess":
         process, ours = start_child(module, pass_fds)
-        child = cls(module, process, await Channel.over(ours, replies))
-        child.channel.send(setup)
+        child = cls(module, process, await Channel(replies).attach(ours))
+        child.channel.post(setup)
         return child
 
     async def ready(self) -> None:
@@ -109,12 +109,12 @@ class RestartingChild:
     def send(self, message: Any) -> None:
         """Send a message; a child that is away misses it, and learns its content from its next setup."""
         if self._child is not None:
-            self._child.channel.send(message)
+            self._child.channel.post(message)
 
     def offer(self, message: Any) -> None:
         """Send a message that the next one repeats; a child that does not read is spared it."""
         if self._child is not None and not self._child.channel.congested:
-            self._child.channel.send(message)
+            self._child.channel.post(message)
 
     async def finish(self, timeout_s: float) -> bool:
         if self._child is not None:
