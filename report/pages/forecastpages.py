@@ -11,11 +11,13 @@ from report.pages.whatif import (
     LEVELS,
     MEASURED,
     Curve,
+    Row,
     Span,
     WhatIf,
     cohort_titles,
     effect_text,
     error_text,
+    headline,
     load_sentence,
     settings_sentence,
     shown_rows,
@@ -55,7 +57,7 @@ def render_what_if(result: WhatIf) -> str:
         engine=ENGINE,
         tool="sim what-if",
         title=result.trace,
-        headlines=[f"What {result.trace} would have been"],
+        headlines=[headline(result)],
         defined="docs/what-if.md",
         level_names=list(LEVELS),
         ttft=ttft,
@@ -74,27 +76,33 @@ def drawn_rows(count: int) -> list[int]:
     return sorted({round(place * (count - 1) / (MOST_DRAWN - 1)) for place in range(MOST_DRAWN)})
 
 
+SCENARIO_DASHES: Final = ("2px,3px", "10px,3px", "10px,3px,2px,3px")
+"""Scenarios in turn, each unlike the base's: equal curves both show."""
+
+
 def survival_figure(result: WhatIf, cohort: str, drawn: list[int]) -> Figure:
+    """Draw the rows' curves: the measured and the base's wide and below, so that none hides an equal curve."""
     data: list[Trace] = []
     rows = shown_rows(result)
     for slot, number in enumerate(drawn):
         row = rows[number]
         if cohort in row.curves:
-            data += _curve_traces(row.name, row.curves[cohort], slot, measured=row.kind == MEASURED)
-    y_axis = axis("still without a first token", tickformat=".0%", rangemode="tozero")
-    return {"data": data, "layout": {"xaxis": axis("TTFT (ms)", type="log"), "yaxis": y_axis}}
+            data += _curve_traces(row, row.curves[cohort], slot)
+    y_axis = axis("still without a first token", tickformat=".3~%", range=[0, 1.02])
+    return figure(data, axis("TTFT (ms)", type="log"), y_axis)
 
 
-def _curve_traces(name: str, curve: Curve, slot: int, *, measured: bool) -> list[Trace]:
+def _curve_traces(row: Row, curve: Curve, slot: int) -> list[Trace]:
+    measured, scenario = row.kind == MEASURED, row.kind == "scenario"
     traces = [] if measured else band(curve.time_ms, curve.low, curve.high, slot, line={"shape": "hv"})
     traces.append(
         line(
             curve.time_ms,
             curve.middle,
             slot,
-            width=2.4 if slot == 0 else 2.0,
-            dash="solid" if measured else DASHED,
-            name=name,
+            width=2.0 if scenario else 3.0 if measured else 4.5,
+            dash="solid" if measured else SCENARIO_DASHES[slot % 3] if scenario else DASHED,
+            name=row.name,
             line={"shape": "hv"},
             hovertemplate="%{fullData.name}: %{y:.1%} after %{x:,.0f} ms<extra></extra>",
         )

@@ -127,6 +127,30 @@ def settings_sentence(result: WhatIf) -> str:
     return f"{said}, rate ×{base.rate:g}"
 
 
+def headline(result: WhatIf) -> str:
+    """Return the best scenario and its effect on TTFT p90 in a sentence, in the cohort that shows a cache."""
+    cohort = telling_cohort(result)
+    name, scenarios = ttft(cohort, "p90"), [row for row in result.rows if row.kind == "scenario"]
+    base = next(row for row in reversed(result.rows) if row.kind != "scenario")
+    title = f"TTFT p90 ({cohort_title(cohort).lower()})"
+    if result.unchanged is not None:
+        return wording.sentence(result.unchanged)
+    if not scenarios:
+        return f"{title}, {base.name}: {value_text(base, name)} ms."
+    best = min(scenarios, key=lambda row: _middle(row.measures[name].value))
+    saturated = ", saturated" if best.demand is not None and best.demand.saturated else ""
+    said = f"{value_text(best, name)} ms{saturated}, base {value_text(base, name)} ms"
+    effect = effect_text(best, name)
+    said += f" ({effect})" if effect else ""
+    if _middle(best.measures[name].value) < _middle(base.measures[name].value):
+        return f"{title} is best with {best.name}: {said}."
+    return f"No scenario lowers {title}. The nearest, {best.name}: {said}."
+
+
+def _middle(span: Span) -> float:
+    return float("inf") if span.middle is None else span.middle
+
+
 def ttft(cohort: str, level: str) -> str:
     return f"{TTFT}.{cohort}.{level}"
 

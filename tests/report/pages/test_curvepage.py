@@ -102,7 +102,7 @@ def test_figures_hold_what_the_files_say(files: list[str]) -> None:
 
 def test_causes_of_no_token_are_not_in_the_legend_and_hits_are_not_black(tmp_path: Path) -> None:
     total = {**SHARE, "tokens": {"hit": 80, "cold": 80, "evicted": 0, "behind_miss": 0}}
-    whole = {"block_size": 16, "usable_blocks": None, "by": None, "groups": [], "evictions": []}
+    whole: dict[str, Any] = {"block_size": 16, "usable_blocks": None, "by": None, "groups": [], "evictions": []}
     alone = [{**total, "name": "turn unknown"}]
     file = write(tmp_path, "misses.json", "misses", total=total, cohorts=alone, **whole)
     found = read_curve_files([file])

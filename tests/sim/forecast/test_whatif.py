@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from measure.survival import CENSORED, EVENT, FAILED, Waits
-from report.pages.forecastpages import drawn_rows, render_what_if
-from report.pages.whatif import Measure, Row, WhatIf, describe
+from report.pages.forecastpages import drawn_rows, render_what_if, survival_figure
+from report.pages.whatif import Measure, Row, Span, WhatIf, describe, effect_text, headline, ttft, value_text
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario, parse_base
@@ -391,6 +391,32 @@ def test_the_page_holds_every_row_and_fetches_nothing(folder: Path) -> None:
     assert lines == ["forecast of the capture", "cold prompts", "rate ×2"]
     bands = [trace for trace in figures["survival-0"]["data"] if trace["meta"]["part"] == "band"]
     assert all(low <= high for low, high in zip(bands[0]["y"], bands[1]["y"], strict=True))
+
+
+def test_the_headline_names_the_best_scenario_and_its_effect(folder: Path) -> None:
+    result = asked(folder, Scenario({}, cold_prompts=True), Scenario({"max_num_seqs": 1}), trace="captured")
+    base, cold, alone = result.rows[1:]
+    name = ttft("turns2+", "p90")
+    best = min((cold, alone), key=lambda row: row.measures[name].value.middle or math.inf)
+    values = f"{value_text(best, name)} ms, base {value_text(base, name)} ms ({effect_text(best, name)})"
+    assert headline(result) == f"No scenario lowers TTFT p90 (turns 2+). The nearest, {best.name}: {values}."
+    faster = msgspec.structs.replace(
+        best, measures=best.measures | {name: Measure(value=Span(middle=1.0, low=1.0, high=1.0))}
+    )
+    said = headline(msgspec.structs.replace(result, rows=[base, cold, faster]))
+    assert said == f"TTFT p90 (turns 2+) is best with {best.name}: 1.0 ms, base {value_text(base, name)} ms."
+    assert f"<h1>{headline(result)}</h1>".replace("turns 2+", "turns\u00a02+") in render_what_if(result)
+    assert headline(msgspec.structs.replace(result, unchanged="nothing changes: why")) == "Nothing changes: why."
+    assert headline(asked(folder, trace="captured")).startswith("TTFT p90 (turns 2+), forecast of the capture: ")
+
+
+def test_equal_curves_do_not_hide_each_other(folder: Path) -> None:
+    result = asked(folder, Scenario({}, cold_prompts=True), trace="captured")
+    drawn = survival_figure(result, "all", [0, 1, 2])
+    lines = [trace["meta"] for trace in drawn["data"] if trace["meta"]["part"] == "line"]
+    assert [line["dash"] == "solid" for line in lines] == [True, False, False]
+    assert lines[1]["width"] > 2 * lines[2]["width"]
+    assert lines[1]["dash"] != lines[2]["dash"]
 
 
 @pytest.mark.browser
