@@ -120,6 +120,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         overwrite=args.overwrite,
         as_json=args.json,
         run=run_flags(args),
+        inputs=tuple(path for path in (dataset_path, args.rate_series) if path is not None),
     )
 
 
@@ -269,6 +270,7 @@ def run_load(config: LoadConfig) -> int:
                 duration_s=config.ends_s,
                 target_rate=target_rate(config),
                 empty=EMPTY,
+                inputs=config.inputs,
             )
         )
         if outcome.stopped == "refused":

@@ -216,6 +216,7 @@ def run_replay(config: ReplayConfig) -> int:
                 parallel=config.parallel,
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
+                inputs=(config.source,),
             )
         )
         if outcome.stopped == "refused":

@@ -13,6 +13,7 @@ from report.output import print_json, write_page
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
+from tracefile.storage.output import PAGE, check_output
 
 _EPILOG: Final = """\
 examples:
@@ -29,9 +30,12 @@ def main(argv: Sequence[str]) -> int:
     if flags.command == "curve":
         from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
 
+        check_output(flags.html, PAGE, [name.partition("=")[2] or name for name in flags.files] + flags.files)
         write_page(flags.html, render_curves(read_curve_files(flags.files)))
         return 0
-    compared = compare(_config(flags))
+    config = _config(flags)
+    check_output(flags.html, PAGE, config.traces.values())
+    compared = compare(config)
     if flags.html is not None:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.pages.page import render_page  # noqa: PLC0415

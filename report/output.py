@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracefile.records.errors import InputError
+from tracefile.storage.output import PAGE, replace_output
 
 
 def print_json(result: msgspec.Struct | dict[str, msgspec.Struct]) -> None:
@@ -14,8 +14,5 @@ def print_json(result: msgspec.Struct | dict[str, msgspec.Struct]) -> None:
 
 def write_page(path: Path, html: str) -> None:
     """Write an HTML page and say so on stderr. Raises InputError naming ``--html`` if it cannot be written."""
-    try:
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--html {path}: {error.strerror}; expected a writable path") from error
+    replace_output(path, html.encode(), PAGE)
     print(f"page: {path}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import get_args
 
 from engines.dialect import DialectName
 from tap.supervisor.config import (
+    NAMED_TOKENIZERS,
     Route,
     TapConfig,
     at_least,
@@ -25,6 +26,7 @@ from tap.supervisor.service import serve
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+from tracefile.hashing.hashkey import key_path
 from wire.loop import run
 
 MIB = 1 << 20
@@ -224,7 +226,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),
-        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume),
+        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
         rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         rotate_s=args.rotate_age,
         sample=checked_sample(args.sample),
@@ -240,6 +242,12 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         wait_s=args.wait,
         drain_s=args.drain,
     )
+
+
+def _inputs(args: argparse.Namespace) -> list[Path]:
+    tokenizer = None if args.tokenizer in NAMED_TOKENIZERS else Path(args.tokenizer)
+    files = (args.key_file or key_path(), args.upstreams, tokenizer)
+    return [path for path in files if path is not None]
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -131,7 +131,7 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     """Copy record by record; constant memory, but for the session index's bounded one."""
     assert config.output is not None
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
-    with new_writer(config.output, reader.meta, overwrite=config.overwrite) as writer:
+    with new_writer(config.output, reader.meta, inputs=[config.trace], overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
             writer.change_meta(reader.latest_meta)
             writer.write(index.link(record) if index else record)
@@ -145,7 +145,7 @@ def synthesize_trace(config: Config, reader: TraceReader) -> int:
     scale = Scale(times=config.scale, spread=config.spread, seed=config.seed)
     source = Source(counted(reader, "records read"), config.trace)
     header = synthetic_meta(reader.meta, trace_digest(config.trace), scale)
-    with new_writer(config.output, header, overwrite=config.overwrite) as writer:
+    with new_writer(config.output, header, inputs=[config.trace], overwrite=config.overwrite) as writer:
         for record in counted(synthesize(source, scale), "records made"):
             writer.write(record)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
@@ -158,7 +158,7 @@ def join_traces(config: Config) -> int:
     metas = [_first_meta(trace) for trace in config.traces]
     for trace, meta in zip(config.traces, metas, strict=True):
         check_continues(metas[0], meta, trace)
-    with new_writer(config.output, metas[0], overwrite=config.overwrite) as writer:
+    with new_writer(config.output, metas[0], inputs=config.traces, overwrite=config.overwrite) as writer:
         for trace in config.traces:
             with open_trace(trace) as reader:
                 for record in counted(reader, "records joined"):

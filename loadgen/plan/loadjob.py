@@ -223,7 +223,9 @@ class StagedPlan:
         return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))
 
 
-ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
+ELSEWHERE = frozenset(
+    {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect", "inputs"}
+)
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
 ESTIMATED_LENGTHS = "estimated_lengths"

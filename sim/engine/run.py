@@ -198,7 +198,8 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
         records = predicted_records(
             chain([first], parts), simulation, tally, engine.block_size, keep_hashes=not arguments.cold_prompts
         )
-        with new_writer(arguments.output, header, overwrite=arguments.overwrite) as writer:
+        inputs = [trace, arguments.latency_model]
+        with new_writer(arguments.output, header, inputs=inputs, overwrite=arguments.overwrite) as writer:
             for record in records:
                 writer.write(record if isinstance(writer, TraceWriter) else with_gaps_as_numbers(record))
         return tally.summary(simulation.preemptions, simulation.engine_steps)

@@ -36,6 +36,7 @@ from sim.workload.arrivals import plan_arrivals
 from tracefile import InputError, Meta, Record, load_trace, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray
+from tracefile.storage.output import MODEL, check_output
 
 INTERVAL = (0.025, 0.975)
 DRAWS = 64
@@ -119,6 +120,7 @@ def read_config(arguments: argparse.Namespace) -> FitConfig:
 
 def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
     """Fit, write model.json, print the fit to ``to`` (None: stdout)."""
+    check_output(config.output, MODEL, config.traces, "--output")
     fitted = fit_traces(config)
     save_model(fitted.model, config.output)
     print(describe_fit(fitted.model, fitted.unidentified), file=to)

@@ -20,6 +20,7 @@ from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
 from tracefile import InputError, load_trace, trace_digest
 from tracefile.records.arrays import IntArray
+from tracefile.storage.output import MODEL, PAGE, check_output
 
 HELD_OUT_PARTS = 3
 """One session in so many is held out where there is no capture to validate on."""
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write model.json, validate, print; 1 if a gate fails."""
+    check_output(arguments.html, PAGE, [*arguments.traces, *arguments.against, arguments.output])
+    check_output(arguments.output, MODEL, [*arguments.traces, *arguments.against], "--output")
     config = _read_config(arguments)
     to = sys.stderr if arguments.json else sys.stdout
     model = fit_and_save(config.fit, to)

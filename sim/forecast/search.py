@@ -36,6 +36,7 @@ from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from tracefile import InputError
 from tracefile.commandline.progress import counted
+from tracefile.storage.output import PAGE, check_output
 
 RATES = (0.1, 10.0)
 """Searched unless asked otherwise, as multiples of the captured rate."""
@@ -124,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search and print; 1 if no value holds."""
     quantity: Quantity = arguments.minimize or arguments.maximize
+    check_output(arguments.html, PAGE, [arguments.trace, arguments.latency_model])
     found = search(
         SearchConfig(
             trace=arguments.trace,

@@ -25,6 +25,7 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.storage.output import PAGE, check_output
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
@@ -94,6 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         cold=arguments.cold,
         also=_labelled(arguments.also),
     )
+    others = (config.again, config.cold, *config.also.values())
+    inputs = [config.trace, arguments.latency_model, *(path for path in others if path is not None)]
+    check_output(config.page, PAGE, inputs)
     compared = validate(config, load_model(arguments.latency_model))
     if config.json:
         print_json(compared.result)

@@ -33,6 +33,7 @@ from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
 from tracefile.commandline.progress import counted
+from tracefile.storage.output import PAGE, check_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         json=arguments.json,
         page=arguments.html,
     )
+    check_output(config.page, PAGE, [config.trace, config.model])
     result, finished = forecast_scenarios(config)
     if config.json:
         print_json(result)

@@ -13,6 +13,7 @@ from sim.latency.noise import Noise
 from sim.latency.terms import TERMS, FrontendPlacement
 from sim.vllm.config import EngineConfig
 from tracefile.records.errors import InputError
+from tracefile.storage.output import MODEL, replace_output
 
 MODEL_SCHEMA: Literal["kvtape-model/2"] = "kvtape-model/2"
 
@@ -192,14 +193,8 @@ def encode_model(model: Model) -> bytes:
 
 
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a model.json, replacing what was there at once or not at all."""
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_bytes(encode_model(model))
-        partial.replace(target)
-    except OSError as error:
-        raise InputError(f"{target}: {error.strerror}; expected a place to write model.json") from None
+    """Write a model.json, replacing one that was there at once or not at all."""
+    replace_output(path, encode_model(model), MODEL, "--output")
 
 
 def model_digest(model: Model) -> str:

@@ -17,6 +17,7 @@ from tap.ipc.workercounts import WorkerCounts
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
+from tracefile.storage.output import refuse_inputs
 from wire.errors import WireError
 from wire.url import Origin, parse_listen, parse_url
 
@@ -111,7 +112,8 @@ def checked_tokenizer(text: str) -> str:
     return str(tokenizer_folder(Path(text), others=", `engine`, `bytes` or `ids`"))
 
 
-def checked_trace(path: str, *, overwrite: bool, resume: bool) -> str:
+def checked_trace(path: str, *, overwrite: bool, resume: bool, inputs: Sequence[Path]) -> str:
+    refuse_inputs(path, inputs)
     if overwrite and resume:
         raise InputError("--overwrite, --resume: both were given; expected one of the two at most")
     found = Path(path)

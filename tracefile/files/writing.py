@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -10,7 +11,8 @@ from tracefile.parquet.layout import has_parquet_suffix
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.appending import append_to, new_trace_file
+from tracefile.storage.appending import append_to, new_trace_file, new_whole_file
+from tracefile.storage.output import is_replaceable, refuse_inputs
 
 if TYPE_CHECKING:
     from tracefile.parquet.writing import ColumnsWriter
@@ -28,9 +30,18 @@ class TraceWriter:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False, append: bool = False
+        self,
+        path: str | os.PathLike[str],
+        meta: Meta,
+        *,
+        overwrite: bool = False,
+        append: bool = False,
+        whole: bool = False,
     ) -> None:
-        """``append``: go on with a whole trace (``tracefile.storage.mending`` makes it one) on the same clock."""
+        """``append``: go on with a whole trace (``tracefile.storage.mending`` makes it one) on the same clock.
+
+        ``whole``: write beside, and take the file's name at the end, unless an error ends the ``with`` block.
+        """
         self.path = os.fspath(path)
         if has_parquet_suffix(path):
             raise InputError(
@@ -42,7 +53,10 @@ class TraceWriter:
         self._closing = threading.Event()
         self._meta = meta
         header = encode_meta(meta)
-        self._file = append_to(path) if append else new_trace_file(path, overwrite=overwrite)
+        self._whole = whole
+        self._file = (
+            append_to(path) if append else (new_whole_file if whole else new_trace_file)(path, overwrite=overwrite)
+        )
         try:
             self._file.take(header)
             self.flush()
@@ -58,7 +72,11 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is not None and self._whole:
+            self._end_flusher()
+            self._file.abandon()
+        else:
+            self.close()
 
     def write(self, record: Record) -> None:
         """Take one record; raises InputError if it was refused (and only then)."""
@@ -84,14 +102,17 @@ class TraceWriter:
         """Flush, end the compressed stream and close the file; closing twice is harmless."""
         if self._closing.is_set():
             return
-        self._closing.set()
-        self._dirty.set()
-        self._flusher.join()
+        self._end_flusher()
         try:
             with self._lock:
                 self._file.finish()
         finally:
             self._file.abandon()
+
+    def _end_flusher(self) -> None:
+        self._closing.set()
+        self._dirty.set()
+        self._flusher.join()
 
     def _take(self, line: bytes) -> None:
         if self._file.failing:
@@ -111,8 +132,14 @@ class TraceWriter:
                 self._dirty.set()
 
 
-def new_writer(path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> "TraceWriter | ColumnsWriter":
-    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines."""
+def new_writer(
+    path: str | os.PathLike[str], meta: Meta, *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
+) -> "TraceWriter | ColumnsWriter":
+    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines.
+
+    The file gets its name once it is whole. Raises InputError if it is one of the command's ``inputs``.
+    """
+    refuse_inputs(path, inputs)
     if has_parquet_suffix(path):
         return columns_writer(path)(path, meta, overwrite=overwrite)
-    return TraceWriter(path, meta, overwrite=overwrite)
+    return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path))

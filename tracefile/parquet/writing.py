@@ -20,7 +20,7 @@ from tracefile.parquet.layout import FOOTER_KEY, Footer
 from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.durable import rename_durably
+from tracefile.storage.durable import aside_of, rename_durably
 
 GROUP_ROWS = 1 << 14
 GROUP_VALUES = 1 << 21
@@ -34,8 +34,9 @@ class ColumnsWriter:
         self.path = os.fspath(path)
         self.count = 0
         if os.path.exists(path) and os.path.getsize(path) and not overwrite:
-            raise InputError(f"{self.path}: already there; expected a new file, or leave to overwrite it")
-        self._aside = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+            raise InputError(f"{self.path}: already there; expected a new file, or --overwrite")
+        self._target = Path(os.path.realpath(path))
+        self._aside = aside_of(self._target)
         self._metas = [(0, meta)]
         self._digest = hashlib.sha256()
         self._records: list[Record] = []
@@ -88,7 +89,7 @@ class ColumnsWriter:
         try:
             self._file.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
             self._file.close()
-            rename_durably(self._aside, Path(self.path))
+            rename_durably(self._aside, self._target)
         except OSError as error:
             self.abandon()
             raise InputError(f"{self.path}: cannot write ({error.strerror or error}); expected room") from error

@@ -7,9 +7,11 @@ was full for a while goes on where it stopped. Not for several threads.
 import fcntl
 import os
 import stat
+from pathlib import Path
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import Compressor, compressor_for, compressor_like
+from tracefile.storage.durable import aside_of, keep_mode, rename_durably
 
 DRAIN_BYTES = 1 << 18
 
@@ -17,7 +19,10 @@ DRAIN_BYTES = 1 << 18
 class TraceFile:
     """An open file at the end of which lines are added."""
 
-    def __init__(self, path: str, fd: int, compressor: Compressor | None, size: int) -> None:
+    def __init__(
+        self, path: str, fd: int, compressor: Compressor | None, size: int, replaces: tuple[Path, Path] | None = None
+    ) -> None:
+        """``replaces``: the file's path until it is whole, and the path that it then gets."""
         self.path = path
         self.failing = False
         """The disk refused the last bytes."""
@@ -26,6 +31,7 @@ class TraceFile:
         self._fd = fd
         self._compressor = compressor
         self._pending = bytearray()
+        self._replaces = replaces
 
     def take(self, lines: bytes) -> None:
         """Take whole lines; once many are waiting they are written. Never raises: see ``failing``."""
@@ -52,6 +58,8 @@ class TraceFile:
             compressor, self._compressor = self._compressor, None
             self._add(compressor.finish())
         self.drain()
+        if self._replaces is not None:
+            self._take_its_name(*self._replaces)
 
     def make_durable(self) -> None:
         """Wait until the disk has what the file has; raises InputError."""
@@ -61,8 +69,18 @@ class TraceFile:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a working disk") from error
 
     def abandon(self) -> None:
-        """Close the file; what was not written is lost."""
+        """Close the file; what was not written is lost, and all of it where it was to replace another when whole."""
         os.close(self._fd)
+        if self._replaces is not None:
+            self._replaces[0].unlink(missing_ok=True)
+
+    def _take_its_name(self, aside: Path, target: Path) -> None:
+        self.make_durable()
+        try:
+            rename_durably(aside, target)
+        except OSError as error:
+            raise InputError(f"{self.path}: {error.strerror or error}; expected a writable folder") from error
+        self._replaces = None
 
     def _add(self, data: bytes) -> None:
         self._pending += data
@@ -83,10 +101,8 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
     """Open an empty file, device or pipe; raises InputError. ``name``: its suffix selects the compression."""
     where = os.fspath(path)
     fd = _open(where, os.O_WRONLY | os.O_CREAT)
-    size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
     try:
-        if size and not overwrite:
-            raise InputError(f"{where}: already has {size} bytes; expected a new file, or leave to overwrite it")
+        size = _refuse_content(fd, where, overwrite=overwrite)
         claim(fd, where)
     except InputError:
         os.close(fd)
@@ -94,6 +110,22 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
     if size:
         os.ftruncate(fd, 0)
     return TraceFile(where, fd, compressor_for(name or where), 0)
+
+
+def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> TraceFile:
+    """Open a file that gets its name once it is finished; until then the old one stays. Raises InputError."""
+    where, target = os.fspath(path), Path(os.path.realpath(path))
+    if target.exists():
+        fd = _open(where, os.O_WRONLY)
+        try:
+            _refuse_content(fd, where, overwrite=overwrite)
+            claim(fd, where)
+        finally:
+            os.close(fd)
+    aside = aside_of(target)
+    fd = _open(str(aside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, where)
+    keep_mode(target, fd)
+    return TraceFile(where, fd, compressor_for(where), 0, (aside, target))
 
 
 def append_to(path: str | os.PathLike[str]) -> TraceFile:
@@ -122,8 +154,18 @@ def claim(fd: int, where: str) -> None:
         return  # a file system without locks
 
 
-def _open(where: str, flags: int) -> int:
+def _refuse_content(fd: int, where: str, *, overwrite: bool) -> int:
+    """Return the file's size; raises InputError if it has content that is not to be overwritten."""
+    size = os.fstat(fd).st_size if stat.S_ISREG(os.fstat(fd).st_mode) else 0
+    if size and not overwrite:
+        raise InputError(f"{where}: already has {size} bytes; expected a new file, or --overwrite")
+    return size
+
+
+def _open(path: str, flags: int, where: str | None = None) -> int:
     try:
-        return os.open(where, os.O_CLOEXEC | flags, 0o666)
+        return os.open(path, os.O_CLOEXEC | flags, 0o666)
     except OSError as error:
-        raise InputError(f"{where}: cannot write ({error.strerror or error}); expected a writable folder") from error
+        raise InputError(
+            f"{where or path}: cannot write ({error.strerror or error}); expected a writable folder"
+        ) from error

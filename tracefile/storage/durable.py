@@ -2,22 +2,35 @@
 
 import contextlib
 import os
+import stat
 from pathlib import Path
+
+
+def aside_of(path: Path) -> Path:
+    """Return where a file is written until it is whole: ``.NAME.PID.partial`` beside it."""
+    return path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
 
 
 def replace_durably(path: Path, content: bytes) -> None:
     """Put ``content`` in place of the file: readers see the old one or the new one, whatever happens meanwhile."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = aside_of(path)
     try:
         with open(aside, "wb") as file:
+            keep_mode(path, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         rename_durably(aside, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)
         raise
+
+
+def keep_mode(path: Path, fd: int) -> None:
+    """Give the file behind ``fd`` the permissions of the file that it is to replace, if there is one."""
+    with contextlib.suppress(OSError):
+        os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
 
 
 def rename_durably(source: Path, target: Path) -> None:

@@ -4,6 +4,7 @@
 segment being written is not listed and ends in ``.part``; so does one that a killed writer left.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -118,14 +119,27 @@ def open_lines(path: str) -> LineReader:
 def absent_segments(path: str | os.PathLike[str]) -> list[str]:
     """Names of the segments that a trace's manifest lists and that are not there any more."""
     given = Path(path)
-    if given.is_dir():
-        manifests = list(given.glob(f"*{MANIFEST_SUFFIX}"))
-    else:
-        manifests = [given if given.name.endswith(MANIFEST_SUFFIX) else manifest_path(given)]
+    manifests = manifests_of(given)
     if given.is_file() and given not in manifests:
         return []
     listed = [manifest.with_name(segment.name) for manifest in manifests for segment in _listed(manifest)]
     return [segment.name for segment in listed if not segment.exists()]
+
+
+def manifests_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Manifests of a trace that is given by its folder, its manifest or the whole's name."""
+    given = Path(path)
+    if given.is_dir():
+        return list(given.glob(f"*{MANIFEST_SUFFIX}"))
+    return [given if given.name.endswith(MANIFEST_SUFFIX) else manifest_path(given)]
+
+
+def becomes_segment(output: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+    """Return whether a new file ``output`` would be read as a segment of the trace in the folder ``path``."""
+    given, written = Path(path), Path(output)
+    with contextlib.suppress(OSError):
+        return given.is_dir() and _numbered(written) is not None and given.samefile(written.parent)
+    return False
 
 
 def _listed(manifest: Path) -> list[Segment]:

@@ -1,0 +1,154 @@
+"""No output destroys an input, replaces a file of another kind, or is seen half written."""
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from report.output import write_page
+from sim.latency.modelfile import default_model, save_model
+from tracefile import InputError, load_trace
+from tracefile.__main__ import main as tracefile
+
+HEADER = '{"meta":{"schema":"kvtape/1","block_size":4,"epoch_unix_ns":1}}\n'
+
+
+def lines(count: int = 3) -> str:
+    records = (
+        {"request_id": f"r{n}", "arrival_ms": 10.0 * n, "ttft_ms": 5.0, "e2e_ms": 9.0, "prompt_tokens": 9}
+        | {"output_tokens": 2, "block_hashes": [1, 2]}
+        for n in range(count)
+    )
+    return HEADER + "".join(json.dumps(record) + "\n" for record in records)
+
+
+def run(command: str, *argv: str) -> int:
+    program, *rest = command.split()
+    code: int = importlib.import_module(f"{program}.__main__").main([*rest, *argv])
+    return code
+
+
+COMMANDS = {
+    "convert": "tracefile convert {trace} {out} --overwrite",
+    "join": "tracefile join {trace} -o {out} --overwrite",
+    "synthesize": "tracefile synthesize {trace} --scale 2 -o {out} --overwrite",
+    "run": "sim run {trace} --latency-model {model} -o {out} --overwrite",
+    "fit": "sim fit {trace} -o {out}",
+    "calibrate": "sim calibrate {trace} --against {other} -o {out}",
+    "calibrate page": "sim calibrate {trace} --against {other} -o {model} --html {out}",
+    "what-if": "sim what-if {trace} --latency-model {model} --html {out}",
+    "search": "sim search {trace} --latency-model {model} --minimize num-gpu-blocks --target ttft.p90<=1s --html {out}",
+    "validate": "sim validate {other} --latency-model {model} --repeat {trace} --html {out}",
+    "compare": "report compare a={trace} b={other} --html {out}",
+    "curve": "report curve label={trace} --html {out}",
+    "replay": "replay {trace} --url http://127.0.0.1:1 -o {out} --overwrite",
+    "loadgen": "loadgen --url http://127.0.0.1:1 --rate-series {trace} --pattern series -o {out} --overwrite",
+    "tap": "tap --upstream http://127.0.0.1:1 --upstreams {trace} -o {out} --overwrite",
+}
+
+
+def same(trace: Path) -> Path:
+    return trace
+
+
+def other_spelling(trace: Path) -> Path:
+    return trace.parent / "folder" / ".." / trace.name
+
+
+def symbolic_link(trace: Path) -> Path:
+    (trace.parent / "symbolic").symlink_to(trace)
+    return trace.parent / "symbolic"
+
+
+def hard_link(trace: Path) -> Path:
+    os.link(trace, trace.parent / "hard")
+    return trace.parent / "hard"
+
+
+@pytest.mark.parametrize("name_of", [same, other_spelling, symbolic_link, hard_link])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_writes_over_its_input(name: str, name_of: Callable[[Path], Path], tmp_path: Path) -> None:
+    trace, other, model = tmp_path / "t.jsonl", tmp_path / "other.jsonl", tmp_path / "model.json"
+    (tmp_path / "folder").mkdir()
+    text = "t_s,rate\n0,1\n9,1\n" if name == "loadgen" else lines()
+    trace.write_text(text)
+    other.write_text(lines(2))
+    save_model(default_model(), model)
+    places = {"trace": trace, "other": other, "model": model, "out": name_of(trace)}
+    command, *rest = (word.format(**places) for word in COMMANDS[name].split())
+    with pytest.raises(InputError, match="an input of this command"):
+        run(command, *rest)
+    assert trace.read_text() == text
+
+
+def test_an_open_file_descriptor_is_the_input_too(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(lines())
+    with open(trace, "a") as file, pytest.raises(InputError, match="an input of this command"):
+        tracefile(["convert", str(trace), f"/dev/fd/{file.fileno()}", "--overwrite"])
+    assert trace.read_text() == lines()
+
+
+def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r', f'"{number}-'))
+    there = sorted(tmp_path.iterdir())
+    for name, said in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
+        with pytest.raises(InputError, match=said):
+            tracefile(["join", str(tmp_path), "-o", str(tmp_path / name), "--overwrite"])
+    assert sorted(tmp_path.iterdir()) == there
+    assert tracefile(["join", str(tmp_path), "-o", str(tmp_path / "whole.jsonl")]) == 0
+    assert len(load_trace(tmp_path / "whole.jsonl")[1]) == 6
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.zst", "out.parquet"])
+def test_a_failed_conversion_leaves_the_old_file_whole_and_nothing_beside_it(name: str, tmp_path: Path) -> None:
+    good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / name
+    good.write_text(lines())
+    bad.write_text(lines() + "{}\n" + lines().splitlines()[1] + "\n")
+    assert tracefile(["convert", str(good), str(out)]) == 0
+    out.chmod(0o640)
+    before = out.read_bytes()
+    with pytest.raises(InputError, match="request_id: missing"):
+        tracefile(["convert", str(bad), str(out), "--overwrite"])
+    assert out.read_bytes() == before
+    with pytest.raises(InputError, match="expected a new file, or --overwrite"):
+        tracefile(["convert", str(good), str(out)])
+    assert tracefile(["convert", str(good), str(out), "--overwrite"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["good.jsonl", "bad.jsonl", name])
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_to_a_trace_stays_a_link(tmp_path: Path) -> None:
+    trace, target, link = tmp_path / "t.jsonl", tmp_path / "target.jsonl", tmp_path / "link.jsonl"
+    trace.write_text(lines())
+    target.write_text("old\n")
+    link.symlink_to(target)
+    assert tracefile(["convert", str(trace), str(link), "--overwrite"]) == 0
+    assert link.is_symlink()
+    assert len(load_trace(target)[1]) == 3
+
+
+def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
+    trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
+    trace.write_text(lines())
+    with pytest.raises(InputError, match="already there, and not an HTML page"):
+        run("report compare", f"a={trace}", f"b={trace}", "--html", str(__file__))
+    for body in ("one", "two"):
+        write_page(page, f"<!doctype html>{body}")
+    assert page.read_text() == "<!doctype html>two"
+    with pytest.raises(InputError, match="its folder is not there"):
+        run("report compare", f"a={trace}", f"b={trace}", "--html", str(tmp_path / "no" / "page.html"))
+
+
+def test_a_model_replaces_models_only(tmp_path: Path) -> None:
+    other, model = tmp_path / "t.jsonl", tmp_path / "model.json"
+    other.write_text(lines())
+    for _ in range(2):
+        save_model(default_model(), model)
+    with pytest.raises(InputError, match=r"already there, and not a model\.json"):
+        save_model(default_model(), other)
+    assert other.read_text() == lines()
