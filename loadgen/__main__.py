@@ -26,6 +26,7 @@ from loadgen.plan.opening import opening_of, orders_of
 from loadgen.plan.shapes import SessionShape
 from loadgen.plan.workload import Workload, rate_profile
 from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome, exit_code, refusal
 from loadgen.runs.progress import TargetRate
 from loadgen.runs.summary import print_summary, summarize, summary_lines
@@ -75,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def parse_config(argv: Sequence[str]) -> LoadConfig:
     args = _parser().parse_args(argv)
     dataset, dataset_path = parse_dataset(args.dataset)
+    refuse_lost_inputs(args.output, [dataset_path, args.rate_series])
     rate, rate_to = parse_rate(args.rate)
     turns, min_turns, max_turns = _turns(args, dataset_path)
     return LoadConfig(
@@ -120,7 +122,6 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         overwrite=args.overwrite,
         as_json=args.json,
         run=run_flags(args),
-        inputs=tuple(path for path in (dataset_path, args.rate_series) if path is not None),
     )
 
 
@@ -270,7 +271,6 @@ def run_load(config: LoadConfig) -> int:
                 duration_s=config.ends_s,
                 target_rate=target_rate(config),
                 empty=EMPTY,
-                inputs=config.inputs,
             )
         )
         if outcome.stopped == "refused":

@@ -20,6 +20,7 @@ from loadgen.core.draws import Vocabulary, text_key, tokens_of
 from loadgen.core.request import SESSION_HEADER, origin_of
 from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.runs.driving import RunConfig, run_job
+from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome, exit_code, refusal
 from loadgen.runs.resumption import HISTORY, last_header
 from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
@@ -58,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
+    refuse_lost_inputs(args.output, [args.source])
     return ReplayConfig(
         source=args.source,
         url=args.url,
@@ -216,7 +218,6 @@ def run_replay(config: ReplayConfig) -> int:
                 parallel=config.parallel,
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
-                inputs=(config.source,),
             )
         )
         if outcome.stopped == "refused":

@@ -223,10 +223,10 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
         **{name: getattr(args, name) for name in UNCHECKED},
+        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),
-        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
         rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         rotate_s=args.rotate_age,
         sample=checked_sample(args.sample),

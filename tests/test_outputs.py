@@ -46,7 +46,7 @@ COMMANDS = {
     "curve": "report curve label={trace} --html {out}",
     "replay": "replay {trace} --url http://127.0.0.1:1 -o {out} --overwrite",
     "loadgen": "loadgen --url http://127.0.0.1:1 --rate-series {trace} --pattern series -o {out} --overwrite",
-    "tap": "tap --upstream http://127.0.0.1:1 --upstreams {trace} -o {out} --overwrite",
+    "tap": "tap --upstream http://127.0.0.1:1 --upstreams {trace} --listen :0 --tokenizer ids -o {out} --overwrite",
 }
 
 
@@ -94,7 +94,7 @@ def test_an_open_file_descriptor_is_the_input_too(tmp_path: Path) -> None:
 
 def test_a_segment_or_a_manifest_of_a_folder_is_an_input(tmp_path: Path) -> None:
     for number in (1, 2):
-        (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r', f'"{number}-'))
+        (tmp_path / f"t-00000{number}.jsonl").write_text(lines().replace('"r0"', f'"r0{number}"'))
     there = sorted(tmp_path.iterdir())
     for name, said in (("t-000002.jsonl", "an input"), ("t-000003.jsonl", "a segment of the input")):
         with pytest.raises(InputError, match=said):

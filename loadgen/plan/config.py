@@ -92,8 +92,6 @@ class LoadConfig:
     as_json: bool = False
     """Print the summary as one JSON object on stdout, its lines on stderr."""
     run: RunFlags = ONE_PROCESS
-    inputs: tuple[Path, ...] = ()
-    """Files that the flags name, of which none may be written."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)

@@ -223,9 +223,7 @@ class StagedPlan:
         return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))
 
 
-ELSEWHERE = frozenset(
-    {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect", "inputs"}
-)
+ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
 ESTIMATED_LENGTHS = "estimated_lengths"

@@ -23,7 +23,7 @@ from loadgen.runs.shardprocess import ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
 from tracefile import InputError, Meta, Workload
 from tracefile.storage.mending import mend
-from tracefile.storage.output import PROGRESS, check_output, refuse_inputs
+from tracefile.storage.output import PROGRESS, check_output
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 STDERR = "-"
@@ -49,8 +49,6 @@ class RunConfig:
     """Time of the last start; null: the job ends by itself."""
     target_rate: TargetRate | None = None
     empty: str = "nothing to send"
-    inputs: tuple[Path, ...] = ()
-    """Files that the command reads, of which none may be written."""
 
 
 def run_job(config: RunConfig) -> RunOutcome:
@@ -58,12 +56,9 @@ def run_job(config: RunConfig) -> RunOutcome:
 
     Raises InputError for an unusable target, trace or job, KeyboardInterrupt for a signal before t = 0 or a second one.
     """
-    refuse_inputs(config.trace, config.inputs)
-    for part in parts_of(config.trace):
-        refuse_inputs(part, config.inputs)
     log = config.run.json_progress
     if log not in (None, STDERR):
-        check_output(log, PROGRESS, [*config.inputs, config.trace], "--json-progress")
+        check_output(log, PROGRESS, [config.trace], "--json-progress")
     with host_of(config.run) as host, opened(log) as json_file:
         run = Run(config, host, find_earlier(config))
         try:

@@ -19,6 +19,7 @@ from tracefile.records.encoding import encode_meta
 from tracefile.storage.appending import TraceFile, new_trace_file
 from tracefile.storage.durable import rename_durably
 from tracefile.storage.lines import LineReader
+from tracefile.storage.output import refuse_inputs
 
 CONCURRENCY = re.compile(rb'"concurrency":\d+')
 """The record's own field: known fields come first, and quotes within values are escaped."""
@@ -42,6 +43,13 @@ def parts_of(trace: Path) -> list[Path]:
     named = re.compile(re.escape(trace.name) + r"\.shard(\d+)\.jsonl")
     found = ((named.fullmatch(path.name), path) for path in trace.parent.iterdir()) if trace.parent.is_dir() else ()
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
+    """Raise InputError if a run that writes ``trace`` would write over one of the files that it reads."""
+    given = [path for path in inputs if path is not None]
+    for path in (trace, *parts_of(trace)):
+        refuse_inputs(path, given)
 
 
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:

@@ -114,7 +114,7 @@ def records_of(path: Path, *, skipped: int = 0) -> Iterator[Record]:
                 continue
             skipped -= 1
             if skipped < 0:
-                yield decoder.decode(line, f"{path}:{lines.number}")
+                yield decoder.decode_without_faults(line, f"{path}:{lines.number}")
 
 
 def _take_in(found: Resumption, path: Path) -> None:

@@ -167,8 +167,10 @@ def test_a_torn_trace_is_read_and_said(tmp_path: Path, capsys: pytest.CaptureFix
     path = trace(tmp_path / "t", GOOD)
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"request_id": "to')
-    assert main(["check", path]) == 0
-    assert "torn last line" in capsys.readouterr().err
+    assert main(["check", path]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{path}:3: end: torn last line skipped; its writer was cut short\n"
+    assert said.err == f"{path}: 1 finding\nwarning: {path}:3: torn last line skipped; its writer was cut short\n"
 
 
 def test_long_work_says_how_far_it_is(

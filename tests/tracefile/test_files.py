@@ -256,7 +256,7 @@ def test_a_bad_line_is_named_with_its_field(tmp_path: Path, line: bytes, message
     [
         (b"", ":1: no lines"),
         (b"\n \n", "no lines"),
-        (b"hello\n", ":1: not JSON"),
+        (b"hello\n", ":1: begins with 'hello'; expected a trace"),
         (b'{"a": 1}\n', ":1: neither a trace's header"),
         (b'{"request_id": "a"}\n', ":1: neither a trace's header"),
         (b'{"meta": {"schema": "kvtape/9"}}\n', "meta.schema: 'kvtape/9'"),

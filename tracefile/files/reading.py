@@ -1,6 +1,7 @@
 """Reading traces of any known format, larger than memory or cut short, in one file or in segments."""
 
 import os
+import re
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
@@ -21,6 +22,7 @@ from tracefile.records.decoding import KvtapeDecoder, RecordDecoder, decode_meta
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import SCHEMA, Meta, Record, TraceFormat
+from tracefile.storage.lines import LineReader
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
 CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
@@ -66,7 +68,7 @@ class LineTraceReader(TraceReader):
 
     @property
     def warnings(self) -> list[str]:
-        return [*self._decoder.warnings, *self._warnings]
+        return [*self._decoder.warnings, *self._warnings, *super().warnings]
 
     def close(self) -> None:
         self._lines.close()
@@ -77,7 +79,9 @@ class LineTraceReader(TraceReader):
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
-        if not self._lines.complete and not is_object(first):
+        if other := _other_kind(first, self._lines):
+            raise InputError(f"{self._lines.path}: {other}, not a trace")
+        if not self._lines.complete and first.startswith(b"{") and not is_object(first):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
         found, decoder, is_record = recognise(first, where)
         return found, decoder, first if is_record else None
@@ -95,16 +99,21 @@ class LineTraceReader(TraceReader):
     def _rest_of_file(self) -> Iterator[Record | InputError]:
         for line in self._lines:
             if self._is_torn(line):
-                self._warnings.append(f"{self.where()}: torn last line skipped; its writer was cut short")
+                self._note_end("torn last line skipped; its writer was cut short")
                 return
             if not is_header(line):
                 yield self._decode(line)
             elif error := self._take_header(line):
                 yield error
         if self._lines.torn:
-            self._warnings.append(
-                f"{self._lines.path}: {self._lines.torn} after line {self._lines.number}; read what there was"
-            )
+            self._note_end(f"{self._lines.torn} after this line; read what there was")
+
+    def _note_end(self, fault: str) -> None:
+        """Note that a file has no end: a fault, unless its writer is still at it."""
+        if self._lines.is_being_written():
+            self._warnings.append(f"{self.where()}: still being written; read up to here")
+        else:
+            self.faults.append((self.line, fault))
 
     def _is_torn(self, line: bytes) -> bool:
         return not self._lines.complete and self.format not in CSV_FORMATS and not is_object(line)
@@ -126,6 +135,20 @@ class LineTraceReader(TraceReader):
             return self._decoder.decode(line, f"{self._lines.path}:{self._lines.number}")
         except InputError as error:
             return error
+
+
+_KINDS = (
+    (rb'"schema"\s*:\s*"kvtape-model/', "a model.json"),
+    (rb'"schema"\s*:\s*"kvtape-segments/', "a manifest of segments"),
+    (rb"(?i)^\s*(?:<!doctype\s+html|<html)", "an HTML page"),
+)
+
+
+def _other_kind(first: bytes, lines: LineReader) -> str | None:
+    """Return the name of another kind of file of ours, told by its first line or, of indented JSON, by its second."""
+    if first == b"{":
+        first += next(lines, b"")
+    return next((name for pattern, name in _KINDS if re.search(pattern, first[:256])), None)
 
 
 def _absence(path: str) -> list[str]:
@@ -157,10 +180,12 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
 
 def recognise(line: bytes, where: str) -> tuple[TraceFormat, RecordDecoder, bool]:
     """A first line's format, by columns or keys, its decoder, and whether it is a record already; raises InputError."""
-    if has_columns(line, BURSTGPT_COLUMNS):
-        return "burstgpt", BurstGptDecoder(line), False
-    if has_columns(line, AZURE_COLUMNS):
-        return "azure", AzureDecoder(line), False
+    if not line.startswith(b"{"):
+        if has_columns(line, BURSTGPT_COLUMNS):
+            return "burstgpt", BurstGptDecoder(line), False
+        if has_columns(line, AZURE_COLUMNS):
+            return "azure", AzureDecoder(line), False
+        raise InputError(f'{where}: {_beginning(line)}; expected a trace, which begins with {{"meta": …}}')
     found = parse_object(line, where)
     meta = found.get("meta")
     if isinstance(meta, dict) and "schema" in meta:
@@ -168,6 +193,12 @@ def recognise(line: bytes, where: str) -> tuple[TraceFormat, RecordDecoder, bool
     if isinstance(meta, dict):
         return "vllm-vcr", VcrDecoder(meta, where), False
     return *_recognise_record(found, where), True
+
+
+def _beginning(line: bytes) -> str:
+    """Begin an error with the beginning of a line that is none of a trace."""
+    text = line[:40].decode("utf-8", "replace")
+    return f"begins with {text!r}{'…' if len(line) > 40 else ''}"
 
 
 def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, RecordDecoder]:

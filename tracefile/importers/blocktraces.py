@@ -23,9 +23,9 @@ from typing import Annotated, Any
 import msgspec
 import xxhash
 
-from tracefile.records.decoding import parse_object
+from tracefile.records.decoding import NOT_JSON, parse_object
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, HashInfo, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId, Time
 
 MOONCAKE_BLOCK_SIZE = 512
 BAILIAN_BLOCK_SIZE = 16
@@ -37,16 +37,16 @@ PARTIAL_BLOCK = "partial_block_hash"
 
 AIPERF_TEXTS = ("text_input", "messages", "payload")
 
-Length = Annotated[int, msgspec.Meta(ge=0)]
+Length = Count
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True):
     """A line as published."""
 
-    timestamp: float
+    timestamp: Time
     """Arrival in ms from the trace's start."""
-    input_length: int
-    output_length: int
+    input_length: Length
+    output_length: Length
     hash_ids: list[int]
 
 
@@ -62,10 +62,8 @@ class MooncakeDecoder:
     def decode(self, line: bytes, where: str) -> Record:
         try:
             found = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise InputError(f"{where}: {error}; expected a Mooncake line") from None
-        if found.input_length < 0 or found.output_length < 0:
-            raise InputError(f"{where}: a negative length; expected input_length and output_length of 0 or more")
         ids, rest = _split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
         self._count += 1
         return Record(
@@ -85,8 +83,8 @@ class AiperfLine(msgspec.Struct, kw_only=True):
     input_length: Length
     output_length: Length | None = None
     hash_ids: list[int] | None = None
-    timestamp: float | None = None
-    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    timestamp: Time | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
     session_id: str | None = None
 
 
@@ -169,13 +167,13 @@ class BailianLine(msgspec.Struct, kw_only=True):
 
     chat_id: int
     parent_chat_id: int
-    timestamp: float
+    timestamp: Time
     """Arrival in seconds from the trace's start."""
     input_length: Length
     output_length: Length
     type: str | None = None
     turn: int | None = None
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
 class BailianDecoder:
@@ -190,7 +188,7 @@ class BailianDecoder:
     def decode(self, line: bytes, where: str) -> Record:
         try:
             found = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise InputError(f"{where}: {error}; expected a Bailian line") from None
         ids, _ = _split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
         if found.chat_id in self._roots:

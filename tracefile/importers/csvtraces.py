@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta, Record, RequestId, SessionId
+from tracefile.records.schema import MOST_TOKENS, Meta, Record, RequestId, SessionId
 
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 BURSTGPT_READ = {*BURSTGPT_COLUMNS, "Model", "Session ID", "Elapsed time", "Total tokens"}
@@ -33,12 +33,18 @@ def header_of(line: bytes) -> list[str]:
 
 def has_columns(line: bytes, columns: Collection[str]) -> bool:
     """Return whether a first line is a header with all of these columns."""
-    return set(columns) <= set(header_of(line))
+    try:
+        return set(columns) <= set(header_of(line))
+    except csv.Error:
+        return False
 
 
 def row_of(header: list[str], line: bytes, where: str) -> Row:
     """Split a line by column; raises InputError if it has not as many cells as the header."""
-    cells = _cells(line)
+    try:
+        cells = _cells(line)
+    except csv.Error as error:
+        raise InputError(f"{where}: {error}; expected a row of {len(header)} cells") from None
     if len(cells) != len(header):
         raise InputError(f"{where}: {len(cells)} cells; expected {len(header)}: {', '.join(header)}")
     return dict(zip(header, (cell.strip() for cell in cells), strict=True))
@@ -58,8 +64,8 @@ def number_of(row: Row, column: str, where: str) -> float:
 def count_of(row: Row, column: str, where: str) -> int:
     """A whole cell of 0 or more; raises InputError."""
     value = number_of(row, column, where)
-    if value % 1:
-        raise InputError(f"{where}: {column}: {row[column]!r}; expected a whole number")
+    if value % 1 or value > MOST_TOKENS:
+        raise InputError(f"{where}: {column}: {row[column]!r}; expected a whole number up to {MOST_TOKENS:,}")
     return int(value)
 
 

@@ -8,32 +8,43 @@ from typing import Any
 
 import msgspec
 
-from tracefile.records.decoding import convert_object, parse_object
-from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, Status
+from tracefile.records.decoding import checked_meta, convert_object, parse_object
+from tracefile.records.schema import (
+    BlockHash,
+    Count,
+    Engine,
+    HashInfo,
+    Meta,
+    Ordinal,
+    Record,
+    RequestId,
+    Status,
+    Time,
+)
 
 
 class ItlSummary(msgspec.Struct, kw_only=True):
     """Gaps where the full list was not kept."""
 
-    mean_ms: float
-    count: int
+    mean_ms: Time
+    count: Count
 
 
 class VcrRecord(msgspec.Struct, kw_only=True):
     """A line of theirs: fields that our schema has; all others are kept in ``extra``."""
 
-    prompt_tokens: int
-    cached_tokens: int | None = None
+    prompt_tokens: Count
+    cached_tokens: Count | None = None
     """They read an absent count as 0. Here it stays null: absent is not a reported miss (they always write it)."""
-    output_tokens: int | None = None
-    ttft_ms: float | None = None
-    itl_ms: list[float] | None = None
+    output_tokens: Count | None = None
+    ttft_ms: Time | None = None
+    itl_ms: list[Time] | None = None
     itl_summary: ItlSummary | None = None
     """Expanded to ``count`` gaps of ``mean_ms``."""
-    itl_tokens: list[int] | None = None
+    itl_tokens: list[Count] | None = None
     """Absent: one token a gap."""
-    concurrency: int = 1
-    arrival_ms: float | None = None
+    concurrency: Ordinal = 1
+    arrival_ms: Time | None = None
     block_hashes: list[int] | None = None
     """Chained FNV-1a, 64 bit; absent if the prompt has no full block, or if none were recorded."""
     mm_hashes: list[str] | None = None
@@ -137,7 +148,7 @@ def import_meta(found: dict[str, Any], where: str) -> Meta:
     vcr = convert_object(found, VcrMeta, f"{where}: meta")
     kept = {"gpu": vcr.gpu, "tp": vcr.tp, "config_hash": vcr.config_hash, "vcr_source": vcr.source}
     kept["ready_response_hex"] = vcr.ready_response_hex
-    return Meta(
+    made = Meta(
         source="tap" if vcr.source == "tap" else None,
         model=vcr.model,
         block_size=vcr.block_size,
@@ -149,3 +160,4 @@ def import_meta(found: dict[str, Any], where: str) -> Meta:
         ),
         extra={**vcr.extra, **{key: value for key, value in kept.items() if value is not None}},
     )
+    return checked_meta(made, where)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tracefile.parquet.arrowschema import CHAIN_COLUMNS, allowed_words, arrow_schema, field_types
@@ -17,7 +18,8 @@ from tracefile.parquet.chaincoding import ChainDecoder
 from tracefile.parquet.layout import FOOTER_KEY, REST, Footer
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import NO_LIST, Batch, Hashes, RecordBatch
-from tracefile.records.decoding import convert_object, decode_meta
+from tracefile.records.bounds import record_bounds
+from tracefile.records.decoding import NOT_JSON, convert_record, decode_meta
 from tracefile.records.encoding import known_fields, merge_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
@@ -55,7 +57,7 @@ class ColumnsReader(TraceReader):
 
     @property
     def warnings(self) -> list[str]:
-        return []  # a file in columns is whole or unreadable
+        return super().warnings  # a file in columns is whole or unreadable
 
     def close(self) -> None:
         self._file.close()
@@ -81,10 +83,8 @@ class ColumnsReader(TraceReader):
                 continue
             records = []
             for result in batch.results():
-                if isinstance(result, InputError):
-                    raise result
                 self._row += 1
-                records.append(result)
+                records.append(self._without_faults(result) if isinstance(result, InputError) else result)
             yield RecordBatch(records)
 
     def _group(self, group: int) -> dict[str, pa.Array]:
@@ -94,7 +94,14 @@ class ColumnsReader(TraceReader):
             )
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self.path}: row {self._row + 1}: damaged ({error}); expected a whole file") from None
-        return {name: table.column(name).combine_chunks() for name in table.column_names}
+        return {name: _without_nan(table.column(name).combine_chunks()) for name in table.column_names}
+
+
+def _without_nan(column: pa.Array) -> pa.Array:
+    """The column with nulls in place of NaN, as lines have it."""
+    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+        return pc.if_else(pc.is_nan(column), None, column)
+    return column
 
 
 def _columns_with_values(group: Any) -> list[str]:
@@ -172,7 +179,7 @@ class ColumnBatch:
             return False
         names = (name for name in (*allowed_words(), "request_id") if name in self._columns)
         checked = {name: texts_of(self._columns[name]) for name in names}
-        return "request_id" in checked and not faults_of(checked, self._count)
+        return "request_id" in checked and not faults_of(checked, self._count) and not out_of_bounds_in(self._columns)
 
     def results(self) -> Iterator[Record | InputError]:
         return group_records(self._columns, self._count, self._path, self._first_row)
@@ -249,6 +256,12 @@ class ColumnBatch:
     def _check_prefixes(self, rows: IntArray, blocks: IntArray, counts: IntArray) -> None:
         wrong = (blocks > 0) & ((rows < 0) | (rows >= np.arange(self._count)))
         wrong |= (blocks < 0) | (counts[np.where(wrong, 0, rows)] < blocks)
+        own = np.maximum(self.numbers("prompt_blocks"), 0) + np.maximum(self.numbers("output_blocks"), 0)
+        for row in np.flatnonzero(own > counts)[:1].tolist():
+            raise InputError(
+                f"{self._path}: row {self._first_row + row + 1}: prompt_blocks: {own[row]} hashes with the output's; "
+                f"expected at most the {counts[row]} of its chain"
+            )
         for row in np.flatnonzero(wrong)[:1].tolist():
             raise InputError(
                 f"{self._path}: row {self._first_row + row + 1}: prefix_row: {rows[row]} for {blocks[row]} blocks; "
@@ -274,18 +287,19 @@ def group_records(columns: dict[str, pa.Array], count: int, path: str, first_row
     rest: Iterable[dict[str, Any] | None] = rest_of(columns, path, first_row) or repeat(None, count)
     chains = _chains(columns, count, path, first_row)
     own, new_record = known_fields(Record), _constructor(tuple(known))
+    bounded = out_of_bounds_in(columns)
     for number, (values, (prompt, output), other) in enumerate(zip(rows, chains, rest, strict=True), first_row + 1):
         if number - first_row - 1 in faults:
             yield InputError(f"{path}: row {number}: {faults[number - first_row - 1]}")
             continue
         record = new_record(values, prompt, output)
-        if other is None:
-            yield record
-        elif own.isdisjoint(other):
+        fits = other is None or own.isdisjoint(other)
+        if other is not None and fits:
             record.extra = other
+        if fits and not bounded:
             yield record
         else:
-            yield _with_fields(record, other, f"{path}: row {number}")
+            yield _with_fields(record, {} if fits else other or {}, f"{path}: row {number}")
 
 
 @cache
@@ -300,9 +314,22 @@ def _constructor(names: tuple[str, ...]) -> Callable[[Values, HashList, HashList
 def _with_fields(record: Record, rest: dict[str, Any], where: str) -> Record | InputError:
     """The record with fields whose values their columns could not hold."""
     try:
-        return convert_object(merge_unknown(record) | rest, Record, where)
+        return convert_record(merge_unknown(record) | rest, where)
     except InputError as error:
         return error
+
+
+def out_of_bounds_in(columns: dict[str, pa.Array]) -> list[str]:
+    """Return the names of columns with values that a record may not have."""
+    found = []
+    for name, bounds in record_bounds().items():
+        if name not in columns:
+            continue
+        column = columns[name].flatten() if bounds.is_list else columns[name]
+        ends = pc.min_max(column).as_py()
+        if ends["min"] is not None and not bounds.least <= ends["min"] <= ends["max"] <= bounds.most:
+            found.append(name)
+    return found
 
 
 def rest_of(columns: dict[str, pa.Array], path: str, first_row: int) -> list[dict[str, Any] | None] | None:
@@ -313,7 +340,7 @@ def rest_of(columns: dict[str, pa.Array], path: str, first_row: int) -> list[dic
     try:
         whole = "[" + ",".join("null" if text is None else text for text in texts) + "]"
         found = msgspec.json.decode(whole, type=list[dict[str, Any] | None])
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InputError(f"{path}: after row {first_row}: {REST}: {error}; expected JSON objects") from None
     if len(found) != len(texts):
         raise InputError(f"{path}: after row {first_row}: {REST}: {len(found)} objects; expected {len(texts)}")

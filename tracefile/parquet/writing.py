@@ -20,7 +20,7 @@ from tracefile.parquet.layout import FOOTER_KEY, Footer
 from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.durable import aside_of, rename_durably
+from tracefile.storage.durable import aside_of, keep_mode, rename_durably
 
 GROUP_ROWS = 1 << 14
 GROUP_VALUES = 1 << 21
@@ -89,6 +89,7 @@ class ColumnsWriter:
         try:
             self._file.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
             self._file.close()
+            keep_mode(self._target, self._aside)
             rename_durably(self._aside, self._target)
         except OSError as error:
             self.abandon()

@@ -1,19 +1,30 @@
 """Decoding of a trace's lines, with errors that name the file, the line and the field."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tracefile.records.bounds import out_of_bounds
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
-from tracefile.records.schema import SCHEMA, Meta, Record
+from tracefile.records.schema import MOST_TOKENS, SCHEMA, Meta, Record
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 _FIELD_IN_MESSAGE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _MISSING_IN_MESSAGE = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
+
+
+class OutOfBoundsError(InputError):
+    """A record with values out of bounds, and the record without them."""
+
+    def __init__(self, where: str, record: Record, faults: Mapping[str, str]) -> None:
+        super().__init__(f"{where}: " + "; ".join(f"{name}: {what}" for name, what in faults.items()))
+        self.record = record
+        self.faults = faults
+        """By field: the value, and what was expected."""
 
 
 class RecordDecoder(Protocol):
@@ -43,19 +54,41 @@ class KvtapeDecoder:
         try:
             record = self._decoder.decode(line)
         except msgspec.ValidationError:
-            return convert_object(parse_object(line, where), Record, where)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return convert_record(parse_object(line, where), where)
+        except NOT_JSON as error:
             raise not_json(line, where, error) from None
         if record.extra:  # the line itself had a field of that name, unknown to us
-            return convert_object(parse_object(line, where), Record, where)
+            return convert_record(parse_object(line, where), where)
         return record
+
+    def decode_without_faults(self, line: bytes, where: str) -> Record:
+        """Return the line's record, without values that are out of bounds."""
+        try:
+            return self.decode(line, where)
+        except OutOfBoundsError as found:
+            return found.record
+
+
+def convert_record(found: dict[str, Any], where: str) -> Record:
+    """The object as a record; raises OutOfBoundsError if it has values out of bounds, InputError if it is none."""
+    try:
+        return convert_object(found, Record, where)
+    except InputError:
+        faults = out_of_bounds(found)
+        if not faults:
+            raise
+    record = convert_object({name: value for name, value in found.items() if name not in faults}, Record, where)
+    raise OutOfBoundsError(where, record, faults)
+
+
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
     """The line's JSON object, untyped; raises InputError if it is none."""
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise not_json(line, where, error) from None
     if not isinstance(found, dict):
         raise InputError(f"{where}: a JSON {type(found).__name__}; expected one object a line")
@@ -64,6 +97,8 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
 
 def not_json(line: bytes, where: str, error: Exception) -> InputError:
     """The error for a line that is no JSON; says so where a NaN or an infinity is the likely reason."""
+    if isinstance(error, RecursionError):
+        return InputError(f"{where}: JSON nested too deeply; expected a trace's line")
     if b"NaN" in line or b"Infinity" in line:
         return InputError(f"{where}: NaN or Infinity ({error}); expected null for an unknown number")
     return InputError(f"{where}: not JSON ({error}); expected one object a line")
@@ -101,7 +136,14 @@ def decode_meta(found: dict[str, Any], where: str) -> Meta:
     schema = found.get("schema")
     if schema != SCHEMA:
         raise InputError(f"{where}: meta.schema: {schema!r}; this version reads {SCHEMA!r}")
-    return convert_object(found, Meta, f"{where}: meta")
+    return checked_meta(convert_object(found, Meta, f"{where}: meta"), where)
+
+
+def checked_meta(meta: Meta, where: str) -> Meta:
+    """Return the header; raises InputError for sizes that no engine has."""
+    if meta.block_size is not None and not 1 <= meta.block_size <= MOST_TOKENS:
+        raise InputError(f"{where}: meta.block_size: {meta.block_size}; expected 1 to {MOST_TOKENS:,}")
+    return meta
 
 
 def _field_first(message: str) -> str:

@@ -5,6 +5,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from tracefile.records.decoding import OutOfBoundsError
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record, TraceFormat
 
@@ -22,6 +23,10 @@ class TraceReader:
     def __init__(self, path: str, trace_format: TraceFormat) -> None:
         self.path = path
         self.format = trace_format
+        self.faults: list[tuple[int, str]] = []
+        """Ends that files lack, each with its line: a check's findings. Complete after the last record."""
+        self._first_set_aside = ""
+        self._set_aside = 0
         self._records = self._read_records()
 
     @property
@@ -42,7 +47,11 @@ class TraceReader:
     @property
     def warnings(self) -> list[str]:
         """Everything skipped, dropped or assumed so far, a sentence each; complete after the last record."""
-        raise NotImplementedError
+        found = [f"{self.where(line)}: {what}" for line, what in self.faults]
+        if self._set_aside:
+            count = f"{self._set_aside} records have values out of bounds, read as unknown"
+            found.append(f"{self.path}: {count}; the first: {self._first_set_aside}")
+        return found
 
     def where(self, line: int | None = None) -> str:
         """``file:line`` of a line read (default: the latest); in a trace of segments, of the segment's file."""
@@ -81,5 +90,14 @@ class TraceReader:
     def _read_records(self) -> Iterator[Record]:
         for result in self.results():
             if isinstance(result, InputError):
-                raise result
-            yield result
+                yield self._without_faults(result)
+            else:
+                yield result
+
+    def _without_faults(self, error: InputError) -> Record:
+        """Return the record of a line whose values out of bounds are set aside; raises any other error."""
+        if not isinstance(error, OutOfBoundsError):
+            raise error
+        self._set_aside += 1
+        self._first_set_aside = self._first_set_aside or str(error)
+        return error.record

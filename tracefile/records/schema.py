@@ -5,7 +5,7 @@ those of vllm-vcr where it has the field, so its traces read as they are. Every 
 one monotonic clock whose zero is ``Meta.epoch_unix_ns``. An absent field equals null; null never means zero.
 """
 
-from typing import Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType
 
 import msgspec
 
@@ -15,6 +15,15 @@ BlockHash = NewType("BlockHash", int)
 """Chained, keyed 64-bit hash of a prompt's tokens up to the end of one full block."""
 RequestId = NewType("RequestId", str)
 SessionId = NewType("SessionId", str)
+
+MOST_TOKENS = 1 << 24
+"""Of one prompt, output or block: about ten times the longest served context."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Ordinal = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+Blocks = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Word64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Time = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Milliseconds: 1e15 are 30,000 years, and a float still tells a quarter of one."""
 
 Source = Literal["tap", "client", "replay", "sim"]
 Status = Literal["ok", "error", "client_abort", "upstream_abort", "timeout"]
@@ -108,26 +117,26 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """explicit: the client named it; inferred: the hash chain told. Null: no session known."""
     parent_id: RequestId | None = None
     """The request whose answer this one continues. Null: a session's first, or unknown."""
-    turn: int | None = None
+    turn: Ordinal | None = None
     """1 for a session's first request. Null: unknown."""
 
-    arrival_ms: float | None = None
+    arrival_ms: Time | None = None
     """When the request reached the writer (tap: headers complete; client: first byte written)."""
-    scheduled_ms: float | None = None
+    scheduled_ms: Time | None = None
     """When the plan wanted it sent. Null: no plan. Lag = arrival − scheduled."""
-    first_byte_ms: float | None = None
+    first_byte_ms: Time | None = None
     """From arrival to the first response body byte. Null: none came."""
-    ttft_ms: float | None = None
+    ttft_ms: Time | None = None
     """From arrival to the first token. Null: none came, or the response was not streamed."""
-    itl_ms: list[float] = []
+    itl_ms: list[Time] = []
     """Gap before each later token-bearing read. Empty: at most one read carried tokens."""
-    itl_tokens: list[int] = []
+    itl_tokens: list[Word64] = []
     """Tokens of each such read, parallel to ``itl_ms``; the first read's count is output − Σ."""
-    e2e_ms: float | None = None
+    e2e_ms: Time | None = None
     """From arrival to the end, however it ended."""
 
     status: Status = "ok"
-    http_status: int | None = None
+    http_status: Count | None = None
     """Null: no response line came."""
     error: str | None = None
     """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none."""
@@ -138,14 +147,14 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """Request path without its query, such as ``/v1/chat/completions``; words that may be ids are ``*``."""
     model: str | None = None
     stream: bool | None = None
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     """As the client asked; null: it did not."""
-    priority: int | None = None
+    priority: Word64 | None = None
     lora: str | None = None
     """Adapter's name where the model name selects one. Null: none."""
-    tools: int | None = None
+    tools: Count | None = None
     """How many tools were offered. Null: none."""
-    n: int | None = None
+    n: Ordinal | None = None
     """Completions asked for. Null: one."""
     upstream: str | None = None
     """The server that served it, as ``scheme://host:port`` without credentials. Null: none did."""
@@ -154,22 +163,22 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     injected: list[str] | None = None
     """What the writer itself added to the request (``usage``, ``token-ids``). Null: nothing."""
 
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_tokens_by_tokenizer: int | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    prompt_tokens_by_tokenizer: Count | None = None
     """Our own count of the prompt where it is not the engine's: the hashes are then of other tokens than those that it
     has. Null: the same, or one of the two is unknown."""
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
     """Prompt tokens the engine took from its prefix cache. Null: not reported; 0: a miss."""
-    queue_ms: float | None = None
+    queue_ms: Time | None = None
     """In the engine's queue, before the first step that served it. Null: not known."""
-    preemptions: int | None = None
+    preemptions: Count | None = None
     """How often the engine took its blocks away, to begin again later. Null: not known."""
-    kv_blocks: int | None = None
+    kv_blocks: Blocks | None = None
     """KV blocks it held at its end, of the engine's size. Null: not known, or it was aborted."""
     tokens_source: TokensSource | None = None
     """Where the counts come from. Null: there are none."""
-    concurrency: int | None = None
+    concurrency: Ordinal | None = None
     """Requests in flight at the writer at arrival, this one included."""
 
     block_hashes: list[BlockHash] | None = None
@@ -177,13 +186,13 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     output_block_hashes: list[BlockHash] | None = None
     """The chain continued over prompt + output: blocks ``prompt // B`` to ``(prompt + output − 1) // B`` exclusive,
     the full ones that hold an output token whose KV was computed. Null: output ids unknown."""
-    hashable_blocks: int | None = None
+    hashable_blocks: Count | None = None
     """How many leading blocks the chain is true for. Null: as many as ``block_hashes`` holds."""
     hash_source: HashSource | None = None
     """Whose token ids were hashed. Null: no hashes."""
     output_hash_source: OutputHashSource | None = None
     """Whose ids of the answer: the engine's, or those of its text tokenized afresh. Null: no output hashes."""
-    think_ms: float | None = None
+    think_ms: Time | None = None
     """Arrival minus the parent's end. Null: a session's first, or unknown."""
 
     extra: dict[str, Any] = {}

@@ -27,10 +27,10 @@ def replace_durably(path: Path, content: bytes) -> None:
         raise
 
 
-def keep_mode(path: Path, fd: int) -> None:
-    """Give the file behind ``fd`` the permissions of the file that it is to replace, if there is one."""
+def keep_mode(path: Path, replacement: int | Path) -> None:
+    """Give a file, by path or descriptor, the permissions of the file that it is to replace, if there is one."""
     with contextlib.suppress(OSError):
-        os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
+        os.chmod(replacement, stat.S_IMODE(os.stat(path).st_mode))
 
 
 def rename_durably(source: Path, target: Path) -> None:

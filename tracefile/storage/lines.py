@@ -1,5 +1,6 @@
 """A trace file's lines, numbered, whatever its compression and however its writer ended."""
 
+import fcntl
 import os
 from collections.abc import Generator, Iterator
 from types import TracebackType
@@ -7,6 +8,9 @@ from typing import Self
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import CorruptStreamError, TornStreamError, inflated_chunks
+
+MAX_LINE_BYTES = 1 << 26
+"""Of one line, inflated: the hashes of fifty million tokens in blocks of 16."""
 
 
 class LineReader:
@@ -45,15 +49,32 @@ class LineReader:
         self._lines.close()
         self._file.close()
 
+    def is_being_written(self) -> bool:
+        """Return whether a writer on this machine has the file, as ``appending.claim`` does."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # a file system without locks
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
+
     def _read_lines(self) -> Generator[bytes, None, None]:
         pending: list[bytes] = []
+        waiting = 0
         for chunk in self._chunks():
             first, *rest = chunk.split(b"\n")
             pending.append(first)
+            waiting += len(first)
+            if waiting > MAX_LINE_BYTES:
+                raise InputError(
+                    f"{self.path}:{self.number + 1}: a line beyond {MAX_LINE_BYTES >> 20} MiB; expected a trace"
+                )
             if not rest:
                 continue
             yield from self._numbered([b"".join(pending), *rest[:-1]])
-            pending = [rest[-1]]
+            pending, waiting = [rest[-1]], len(rest[-1])
         if last := b"".join(pending):
             self.complete = False
             yield from self._numbered([last])

@@ -109,7 +109,7 @@ class _LineCount:
             self.meta = decode_meta(found if isinstance(found, dict) else {}, self._where)
             return True
         try:
-            self._decoder.decode(line, self._where)
+            self._decoder.decode_without_faults(line, self._where)
         except InputError:
             return is_header(line)
         self.records += 1

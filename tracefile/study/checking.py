@@ -6,6 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tracefile.commandline.progress import counted
+from tracefile.records.decoding import OutOfBoundsError
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Record, RequestId
@@ -107,11 +108,14 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
     parents: dict[RequestId, RequestId] = {}
     last_end_ms = -math.inf
     block_size = reader.meta.block_size
-    for record in counted(reader.results(), "records checked"):
+    for result in counted(reader.results(), "records checked"):
         line = reader.line
-        if isinstance(record, InputError):
-            yield Finding(line, "line", str(record).removeprefix(f"{reader.where()}: "))
+        if isinstance(result, OutOfBoundsError):
+            yield from (Finding(line, name, what) for name, what in result.faults.items())
+        elif isinstance(result, InputError):
+            yield Finding(line, "line", str(result).removeprefix(f"{reader.where()}: "))
             continue
+        record = result.record if isinstance(result, OutOfBoundsError) else result
         yield from (Finding(line, *breach) for breach in chain.from_iterable(r(record, block_size) for r in RULES))
         if record.request_id in lines:
             yield Finding(line, "request_id", f"as at {reader.where(lines[record.request_id])}; expected it once")
@@ -122,6 +126,7 @@ def check_trace(reader: TraceReader) -> Iterator[Finding]:
         if end_ms is not None and end_ms < last_end_ms - DISORDER_MS:
             yield Finding(line, "e2e_ms", f"ended at {end_ms}, long before an earlier line; expected finish order")
         last_end_ms = last_end_ms if end_ms is None else max(last_end_ms, end_ms)
+    yield from (Finding(line, "end", what) for line, what in reader.faults)
     yield from check_parents(lines, parents)
 
 

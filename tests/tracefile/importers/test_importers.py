@@ -44,7 +44,7 @@ def test_a_mooncake_line(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"hash_ids": [0]}, "hash_ids: 1 ids; expected 2"),
-        ({"input_length": -1}, "negative"),
+        ({"input_length": -1}, "input_length"),
         ({"timestamp": "now"}, "timestamp"),
     ],
 )

@@ -140,7 +140,7 @@ def test_aiperf_turns_grow_by_what_was_said_and_answered(tmp_path: Path) -> None
         ('{"input_length": 5, "session_id": 3}', r":1: .*session_id"),
         ('{"input_length": 5, "delay": -1}', r":1: .*delay"),
         ('{"text_input": "hello"}', ":1: text_input: a text; expected lengths"),
-        ("a,b\n1,2\n", ":1: not JSON"),
+        ("a,b\n1,2\n", ":1: begins with 'a,b'; expected a trace"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -12,6 +12,7 @@ from tracefile import BlockHash, Engine, HashInfo, InputError, Meta, Record, Req
 from tracefile.__main__ import main
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.parquet.chaincoding import ChainDecoder, ChainEncoder
+from tracefile.records.bounds import record_bounds
 from tracefile.records.encoding import known_fields
 
 pa = pytest.importorskip("pyarrow")
@@ -35,8 +36,6 @@ hashes = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1) | st.integers(-5
 json_values = st.none() | st.booleans() | numbers | times | words | st.lists(numbers, max_size=2)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "request_id": words,
-    "itl_ms": st.lists(times, max_size=3),
-    "itl_tokens": st.lists(numbers, max_size=3),
     "status": st.sampled_from(["ok", "error", "client_abort", "upstream_abort", "timeout"]),
     "session_source": st.sampled_from(["explicit", "inferred"]),
     "tokens_source": st.sampled_from(["usage", "tokenizer", "estimate"]),
@@ -54,6 +53,10 @@ TEXTS = {"session_id", "parent_id", "error", "finish_reason", "endpoint", "model
 def values_of(name: str) -> st.SearchStrategy[Any]:
     if name in FIELDS:
         return FIELDS[name]
+    if name in record_bounds():
+        least, most, _ = record_bounds()[name]
+        within = st.floats(least, most) if name.endswith("_ms") else st.integers(int(least), int(most))
+        return st.lists(within, max_size=3) if name.startswith("itl_") else within
     found: st.SearchStrategy[Any] = times if name.endswith("_ms") else words if name in TEXTS else numbers
     return found
 
