@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from measure.cohorts import known_cohorts
+from tracefile.commandline.durations import UNIT_SECONDS
 from tracefile.records.errors import InputError
 
 Unit = Literal["ms", "share", "number"]
@@ -21,10 +22,7 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
 _UNITS: Final[dict[str, tuple[Unit, float]]] = {
     "": ("number", 1.0),
     "%": ("share", 0.01),
-    "ms": ("ms", 1.0),
-    "s": ("ms", 1e3),
-    "m": ("ms", 60e3),
-    "h": ("ms", 3600e3),
+    **{unit: ("ms", 1e3 * float(seconds)) for unit, seconds in UNIT_SECONDS.items()},
 }
 _THRESHOLD: Final = re.compile(
     r"(?P<path>[^<>=]+?)\s*(?P<op><=|>=|<|>)\s*(?P<limit>-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*(?P<unit>%|ms|s|m|h|)"

@@ -9,23 +9,19 @@ count. The loads evict all the time, and the smaller pools preempt.
 """
 
 import argparse
-import contextlib
 import json
-import re
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from scripts import vllm_engine
 from scripts.demo import EngineKind, capture
+from scripts.fidelity.engines import count, engine, wait_until_idle
+from scripts.fidelity.loads import EngineSettings
 from scripts.job import Workspace
-from scripts.proxybench.processes import free_port
 
 LOADS = {
     "multiturn": "--pattern multiturn --turns 4 --rate 1.2 --seed 31 --think 0.2s:2s --prefix-count 3"
@@ -37,55 +33,8 @@ LOADS = {
 }
 STEP = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
 LONGEST = ["--max-model-len", "4096"]  # a longer one would not fit the smallest pool
-PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", re.MULTILINE)
+SHAPE = vllm_engine.ModelShape()
 HEADINGS = ["blocks", "load", "n", "exact", "reported", "by the rules", "evicted", "preempted", "by the rules"]
-
-
-@contextlib.contextmanager
-def engine(kind: EngineKind, work: Workspace, blocks: int) -> Iterator[str]:
-    """An engine with a pool of ``blocks``, for the length of the ``with`` block; gives its URL."""
-    if kind == "vllm":
-        shape = vllm_engine.ModelShape()
-        vllm_engine.install(shape)
-        print(f"\n── engine: starting vLLM with {blocks} blocks (about a minute)", flush=True)
-        flags = ["--num-gpu-blocks-override", str(blocks), *LONGEST]
-        with vllm_engine.running_vllm(shape, work.log(f"engine {blocks}"), extra=flags) as url:
-            yield url
-        return
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        "sim",
-        "serve",
-        "--listen",
-        address,
-        "--block-size",
-        "32",
-        "--num-gpu-blocks",
-        str(blocks),
-        *STEP,
-        *LONGEST,
-    ]
-    with work.serving(f"engine {blocks}", command, f"http://{address}") as url:
-        yield url
-
-
-def preemptions(url: str) -> int:
-    """Preemptions since the engine's start, by its metrics."""
-    return round(sum(float(count) for count in PREEMPTIONS.findall(httpx.get(f"{url}/metrics", timeout=30.0).text)))
-
-
-def idle(url: str, timeout_s: float = 60.0) -> None:
-    """Wait until the cache can be emptied: not while a request still holds blocks."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        running = re.findall(
-            r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$",
-            httpx.get(f"{url}/metrics", timeout=30.0).text,
-            re.MULTILINE,
-        )
-        if not any(float(count) for count in running):
-            return
-        time.sleep(0.2)
 
 
 def measure(
@@ -93,12 +42,13 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Capture and audit every load on every pool, one after another."""
     for blocks in sizes:
-        with engine(kind, work, blocks) as url:
+        settings = EngineSettings(SHAPE.hidden, SHAPE.layers, blocks)
+        with engine(kind, work, settings, *STEP, *LONGEST) as url:
             for name in loads:
-                idle(url)
-                before = preemptions(url)
+                wait_until_idle(url)
+                before = count(url, "num_preemptions_total")
                 trace = capture(work, url, f"{name}-{blocks}", f"{LOADS[name]} --duration {seconds:g}s")
-                preempted = preemptions(url) - before
+                preempted = count(url, "num_preemptions_total") - before
                 text = work.run(f"audit {name} {blocks}", ["sim", "audit", trace, *STEP, "--json"])
                 yield {"blocks": blocks, "load": name, "engine_preemptions": preempted, **last_object(text)}
 

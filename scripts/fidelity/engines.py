@@ -21,13 +21,13 @@ _COUNTS = r"^vllm:{name}\{{[^}}]*\}} (\S+)$"
 
 
 @contextlib.contextmanager
-def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Iterator[str]:
-    """An engine for the length of the ``with`` block; gives its URL."""
+def engine(kind: EngineKind, work: Workspace, settings: EngineSettings, *flags: str) -> Iterator[str]:
+    """An engine with ``flags`` of vLLM's names for the length of the ``with`` block; gives its URL."""
     if kind == "vllm":
         shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
         vllm_engine.install(shape)
         print(f"\n── engine: starting vLLM (about a minute): {settings}", flush=True)
-        with vllm_engine.running_vllm(shape, work.log("engine"), extra=vllm_flags(settings)) as url:
+        with vllm_engine.running_vllm(shape, work.log("engine"), extra=[*vllm_flags(settings), *flags]) as url:
             yield url
         return
     address = f"127.0.0.1:{free_port()}"
@@ -40,6 +40,7 @@ def engine(kind: EngineKind, work: Workspace, settings: EngineSettings) -> Itera
         "32",
         "--num-gpu-blocks",
         str(settings.blocks or 32768),
+        *flags,
     ]
     if not settings.prefix_caching:
         command.append("--no-prefix-caching")
