@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from wire.events import UNREADABLE, Choice, Event, Message, Timings, Usage, decode_event, token_count
+from wire.jsonsize import LARGE_BYTES, fits_in_memory
 
 WITHOUT_TEXT = 2
 """Tokens that usage may count and no event show, however short the answer: one that stops, one within a character."""
@@ -82,6 +83,9 @@ def parse_stream(reads: Sequence[tuple[int, bytes]], take: EventTaker = take_dat
         for event_bytes in events.feed(data):
             if event_bytes == b"[DONE]":
                 completion.done = True
+                continue
+            if len(event_bytes) > LARGE_BYTES and not fits_in_memory(event_bytes):
+                completion.error_kind = "unparseable"
                 continue
             try:
                 tokens += take(completion, event_bytes, texts)
@@ -217,7 +221,7 @@ class EventStream:
     __slots__ = ("_rest", "_started", "_swallow_lf")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._started = False
         # A CR ends a line at once, so that no event waits for the next read; an LF that follows it belongs to it.
         self._swallow_lf = False
@@ -228,14 +232,23 @@ class EventStream:
             data = self._with_lf(data)
         elif self._started and not self._rest and is_one_line(data):
             return [data[6:-2]]
-        buffered = self._rest + data if self._rest else data
+        rest = self._rest
+        if rest:
+            # An event of many reads costs its bytes once: only the new ones, and the last before them, are searched.
+            searched = len(rest) - 1
+            rest += data
+            if self._started and rest.find(b"\n\n", searched) < 0:
+                return []
+            data = bytes(rest)
+            rest.clear()
         if not self._started:
-            if len(buffered) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(buffered):
-                self._rest = buffered
+            if len(data) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(data):
+                rest += data
                 return []
             self._started = True
-            buffered = buffered.removeprefix(BYTE_ORDER_MARK)
-        *blocks, self._rest = buffered.split(b"\n\n")
+            data = data.removeprefix(BYTE_ORDER_MARK)
+        *blocks, last = data.split(b"\n\n")
+        rest += last
         events = [block[6:] if block[:6] == b"data: " and b"\n" not in block else event_data(block) for block in blocks]
         return [event for event in events if event is not None]
 

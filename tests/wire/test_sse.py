@@ -1,6 +1,7 @@
 """Server-sent events, cut anywhere."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,3 +59,37 @@ def test_an_event_is_given_by_the_read_that_ends_it() -> None:
 )
 def test_the_short_way_gives_what_the_long_one_does(pieces: list[bytes], events: list[bytes]) -> None:
     assert read(pieces) == events
+
+
+def test_an_event_of_many_reads_costs_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the bytes that each read makes the stream look at: quadratic work would be 8,000 times these."""
+    looked_at = 0
+
+    class Counting(bytearray):
+        def find(self, sub: Any, start: Any = 0, end: Any = None) -> int:
+            nonlocal looked_at
+            looked_at += len(self) - start
+            return super().find(sub, start)
+
+        def __iadd__(self, more: Any) -> "Counting":
+            nonlocal looked_at
+            looked_at += len(more)
+            self.extend(more)
+            return self
+
+    stream = EventStream()
+    monkeypatch.setattr(stream, "_rest", Counting())
+    event = b"data: " + b"x" * 16_000_000
+    pieces = [event[at : at + 2_000] for at in range(0, len(event), 2_000)] + [b"\n", b"\n"]
+    events = [found for piece in pieces for found in stream.feed(piece)]
+    assert [len(found) for found in events] == [16_000_000]
+    assert looked_at < 3 * len(event)
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+@given(
+    texts=st.lists(st.sampled_from([b"data: a", b"data:b", b": c", b"", b"event: x", b"data"])), size=st.integers(1, 9)
+)
+def test_reads_of_any_size_give_the_events_of_one_read(ending: bytes, texts: list[bytes], size: int) -> None:
+    stream = ending.join(texts) + ending * 2
+    assert read([stream[at : at + size] for at in range(0, len(stream), size)]) == read([stream])
