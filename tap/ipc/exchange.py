@@ -39,6 +39,8 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     uploaded: int = 0
     upload_failed: int = 0
     """Failed tries to upload a segment; it stays and is tried again."""
+    refused_counts: int = 0
+    """Records with a count of the client or the engine that cannot be true."""
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -71,6 +73,8 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     """Share of sessions to record."""
     keep_headers: list[str] = []
     """Request headers that records keep, in lower case."""
+    max_body_bytes: int = 16 << 20
+    """Largest body that is read, decoded."""
     inject: list[Injection] = []
     """Additions of the relay to requests."""
     dialect: DialectName = "vllm"

@@ -28,6 +28,8 @@ MARGIN = 1
 REMEMBERED_SIZES = 10_000
 MAX_RUN = 1 << 20
 """A longer message cannot be: the usage is not of this prompt."""
+MAX_IDS = 1 << 21
+"""Bound for a prompt's ids: one image of known length may stand in it a thousand times."""
 
 
 class MediaIds(NamedTuple):
@@ -100,7 +102,7 @@ def ids_with_media(
     for run in runs:
         ids += one[at : run.start]
         size = sizes.get(run.digest)
-        if size is None:
+        if size is None or len(ids) + size > MAX_IDS:
             return MediaIds(ids, whole=False, solved=False)
         ids += _filler(run.digest, size)
         at = run.end

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from tap.ipc.exchange import Endpoint
+from tracefile.records.schema import MOST_TOKENS
+from wire.jsonsize import fits_in_memory
 
 MAX_NAME_CHARS = 200
 """A longer model or adapter name may be anything, even a prompt, and is not recorded."""
@@ -17,13 +19,20 @@ LIMITS = {
 }
 """Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
 
+LEAST_COUNTS = {"max_tokens": 0, "n": 1}
+"""Least values that a request can mean."""
+
 SESSION_FIELDS = frozenset({"session_id", "conversation", "user", "metadata"})
 
 _decode = msgspec.json.Decoder().decode
 
 
 class UnreadableBodyError(Exception):
-    """The request body is not a JSON object."""
+    """The request body is not a JSON object, or one too large in memory; ``reason`` is counted."""
+
+    def __init__(self, reason: str = "request_not_json") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +49,14 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     """Null: one."""
     cache_salt: str | None = None
+    refused: dict[str, int] = {}
+    """Counts that no request can have, such as a ``max_tokens`` of -1, as they were sent; their fields are null."""
 
 
 def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
     """Return the shape of a JSON body; a field of the wrong type reads as absent. Raises UnreadableBodyError."""
+    if not fits_in_memory(body):
+        raise UnreadableBodyError("request_too_complex")
     try:
         fields = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -51,17 +64,24 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
     if not isinstance(fields, dict):
         raise UnreadableBodyError
     tools = fields.get("tools")
-    choices = _integer(fields, "n")
+    counts = {"max_tokens": _limit(endpoint, fields), "n": _integer(fields, "n")}
+    refused = {
+        name: count
+        for name, count in counts.items()
+        if count is not None and not LEAST_COUNTS[name] <= count <= MOST_TOKENS
+    }
+    choices = counts["n"]
     return RequestShape(
         endpoint=endpoint,
         body=fields,
         model=short_name(fields.get("model")),
         stream=fields.get("stream") is True,
-        max_tokens=_limit(endpoint, fields),
+        max_tokens=None if "max_tokens" in refused else counts["max_tokens"],
         priority=_integer(fields, "priority"),
         tools=len(tools) if isinstance(tools, list) and tools else None,
-        n=None if choices == 1 else choices,
+        n=None if choices == 1 or "n" in refused else choices,
         cache_salt=_text(fields, "cache_salt"),
+        refused=refused,
     )
 
 
@@ -88,7 +108,8 @@ def _session_names(body: Mapping[str, Any]) -> Sequence[object]:
 
 
 def short_name(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS else None
+    """Return a name if it is one: short, and without control characters, which a terminal would obey."""
+    return value if isinstance(value, str) and len(value) <= MAX_NAME_CHARS and value.isprintable() else None
 
 
 def token_ids(value: object) -> Sequence[int] | None:

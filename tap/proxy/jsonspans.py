@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from wire.jsonsize import fits_in_memory
+
 WHITESPACE = b" \t\r\n"
 
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -19,10 +21,12 @@ _BEFORE_KEY = re.compile(rb"[{,\s]*")
 
 
 LONG_LIST_BYTES = 16 * 1024
+MAX_MEMBERS = 10_000
+"""Members of an object that are located; each costs a microsecond of the event loop."""
 
 
 class UnlocatableError(Exception):
-    """Not JSON, not of the expected kind, or an object with a name twice, whose meaning is unsure."""
+    """Not JSON, not of the expected kind, too large in memory, or with a name twice, whose meaning is unsure."""
 
 
 class Span(NamedTuple):
@@ -83,10 +87,14 @@ def shorten(text: bytes) -> Shortened:
 
 def object_members(text: bytes, span: Span | None = None) -> dict[str, Member]:
     at, end = span or (0, len(text))
+    if not fits_in_memory(text):
+        raise UnlocatableError
     try:
         values = _decode_members(memoryview(text)[at:end])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnlocatableError from None
+    if len(values) > MAX_MEMBERS:
+        raise UnlocatableError
     members: dict[str, Member] = {}
     for name, raw in values.items():
         plain = b'"%b":' % name.encode()

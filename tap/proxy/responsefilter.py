@@ -5,6 +5,7 @@ SGLang omits the members. Anything that is not JSON of the expected form passes 
 """
 
 import re
+from itertools import islice
 
 import msgspec
 
@@ -20,6 +21,7 @@ from tap.proxy.jsonspans import (
     object_members,
     without_members,
 )
+from wire.jsonsize import fits_in_memory
 
 LATE_LF = b"\n"
 """Piece for an LF that comes a read later than its CR, which had ended an event; no event is that short."""
@@ -80,7 +82,7 @@ def data_span(event: bytes) -> tuple[int, int] | None:
     """Return the span of an event's data if it is one line, as engines write it; null: no or several lines."""
     if event.startswith(b"data: ") and is_one_event(event):
         return 6, len(event) - 2
-    lines = list(_DATA_LINE.finditer(event))
+    lines = list(islice(_DATA_LINE.finditer(event), 2))
     return lines[0].span(1) if len(lines) == 1 else None
 
 
@@ -162,8 +164,10 @@ class ResponseFilter:
         return b"".join(out)
 
     def whole(self, body: bytes) -> bytes:
+        if not self._ids or not fits_in_memory(body):
+            return body
         try:
-            return self._without_ids(body, _decode(body)) if self._ids else body
+            return self._without_ids(body, _decode(body))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnlocatableError):
             return body
 
@@ -172,7 +176,7 @@ class ResponseFilter:
         with_ids = self._ids and b'token_ids"' in event
         with_usage = self._usage and b'"usage"' in event
         span = data_span(event) if with_ids or with_usage else None
-        if span is None:
+        if span is None or not fits_in_memory(event):
             out.append(event)
             return True
         data = event[span[0] : span[1]]

@@ -1,13 +1,14 @@
 """Side copy of an exchange while it passes: references to the reads, within bounds, without work on their content.
 
-The path tells the endpoint: four are read in full, other POSTs to ``/v1/…`` recorded by their shape. A gateway's prefix
-is removed, and words that may be ids become ``*``: ``/v1/responses/*/cancel``.
+The path, decoded as engines decode it, tells the endpoint: four are read in full, other POSTs to ``/v1/…`` recorded by
+their shape. A gateway's prefix is removed, and words of no known API become ``*``: ``/v1/responses/*/cancel``.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import unquote_to_bytes
 
 from tap.ipc.exchange import KEPT_REQUEST_HEADERS, KEPT_RESPONSE_HEADERS, Endpoint, ExchangeCopy, Injection
 from tracefile.records.schema import Status
@@ -24,6 +25,14 @@ _UNRECORDED = frozenset(
     {"tokenize", "detokenize", "count_tokens", "load_lora_adapter", "unload_lora_adapter", "files", "uploads"}
 )
 """Words in paths without inference: counting, administration, storage."""
+_KNOWN = frozenset(
+    {"chat", "completions", "completion", "responses", "messages", "embeddings", "embedding", "rerank", "score"}
+    | {"classify", "pooling", "moderations", "audio", "speech", "transcriptions", "translations", "images"}
+    | {"generations", "edits", "variations", "videos", "models", "engines", "deployments", "batches", "cancel"}
+    | {"realtime", "sessions", "assistants", "threads", "runs", "conversations", "items", "input_tokens", "compact"}
+    | {"generate", "complete", "infill", "fine_tuning", "jobs", "vector_stores", "search", "inference", "reasoning"}
+)
+"""Words of the APIs of engines and gateways, which no client chooses."""
 _WORD = re.compile(r"[a-z][a-z_-]{0,31}")
 MAX_WORDS = 5
 SHAPE_BYTES = 1 << 20
@@ -31,19 +40,23 @@ SHAPE_BYTES = 1 << 20
 
 
 def recorded_endpoint(target: bytes) -> Endpoint | None:
+    """Return the endpoint of a POST, the same for each encoding of its path; null: not recorded."""
     return _endpoint_of(target.partition(b"?")[0])
 
 
 @lru_cache(maxsize=256)
 def _endpoint_of(path: bytes) -> Endpoint | None:
+    path = unquote_to_bytes(path.partition(b"#")[0])
     for ending, endpoint in _GENERATING:
         if path.endswith(ending):
             return endpoint
     _, version, rest = path.rpartition(b"/v1/")
-    words = [word if _WORD.fullmatch(word) else "*" for word in rest.decode("latin-1").strip("/").split("/")]
-    if not version or len(words) > MAX_WORDS or words == ["*"] or _UNRECORDED.intersection(words):
+    words = rest.decode("latin-1").strip("/").split("/")
+    if not version or len(words) > MAX_WORDS or _UNRECORDED.intersection(words):
         return None
-    return "/v1/" + "/".join(words)
+    if len(words) == 1 and not _WORD.fullmatch(words[0]):
+        return None
+    return "/v1/" + "/".join(word if word in _KNOWN else "*" for word in words)
 
 
 def copied_bytes(endpoint: Endpoint, limit: int) -> int:

@@ -23,7 +23,7 @@ from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_va
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord
 from tap.prompts.prompt import prompt_hasher
-from tap.recorder.recording import MadeRecord, RecordMaker
+from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
@@ -249,6 +249,7 @@ class Recorder:
             loras=frozenset(setup.loras),
             keep_headers=tuple(setup.keep_headers),
             dialect=setup.dialect,
+            max_body_bytes=setup.max_body_bytes,
         )
         for record in found:
             self._sessions.recall(record)
@@ -336,6 +337,7 @@ class Recorder:
     def _count(self, made: MadeRecord) -> None:
         taken = self._taken
         taken.recorded += 1
+        taken.refused_counts += REFUSED in made.record.extra
         if made.record.block_hashes is None:
             reason = made.unhashed or "unknown"
             taken.unhashed[reason] = taken.unhashed.get(reason, 0) + 1

@@ -1,149 +1,33 @@
 """From a finished exchange to a record: shape, counts, hashes and times, without content."""
 
 import contextlib
-import importlib
-import importlib.util
 import secrets
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
-
-import zstandard
+from typing import NamedTuple
 
 from engines.dialect import DialectName
 from tap.ipc.exchange import ExchangeCopy
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.prompt import ChainStart, HashedPrompt, PromptHasher
-from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape, short_name
+from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape
+from tap.recorder.contentcoding import UndecodableError, decode_reads
 from tracefile.hashing.blockhash import HashKey, keyed_id
 from tracefile.records.errors import InputError
-from tracefile.records.schema import OutputHashSource, Record, RequestId, SessionId
+from tracefile.records.schema import MOST_TOKENS, OutputHashSource, Record, RequestId, SessionId
 from wire.answer import GENERATING, parse_answer
 from wire.completion import Completion
-
-MAX_DECODED_BYTES = 256 << 20
-"""Bound against decompression bombs: beyond it the request is recorded without its content."""
-STEP_BYTES = 1 << 10
-"""Input of one step to zstandard, whose output has no bound of its own: at most 32 MB a step."""
-
-Decoder = Callable[[bytes, int], bytes]
-"""Decodes the next bytes; keeps back an incomplete part. Raises UndecodableError if they are broken, or decode
-to much more than the given number of bytes."""
-
-
-TOO_LARGE = "decoded body too large"
-BROKEN = "broken content-encoding"
-
-
-class UndecodableError(Exception):
-    """The body cannot be decoded: an unknown coding, broken bytes, or too many of them."""
-
-
-def decode_reads(reads: Sequence[tuple[int, bytes]], coding: str | None) -> Sequence[tuple[int, bytes]]:
-    """The decoded bytes of each read at that read's time; raises UndecodableError.
-
-    A coder may hold bytes back until a later read: a token's time is then when a client could have decoded it.
-    """
-    if coding is None:
-        return reads
-    names = [name for part in coding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
-    for name in reversed(names):  # the last one named was put on last
-        reads = _decoded(reads, _decoder(name))
-    return reads
-
-
-def _decoded(reads: Iterable[tuple[int, bytes]], decode: Decoder) -> list[tuple[int, bytes]]:
-    decoded = []
-    room = MAX_DECODED_BYTES
-    for at_ns, data in reads:
-        plain = decode(data, room)
-        room -= len(plain)
-        if room <= 0:
-            raise UndecodableError(TOO_LARGE)
-        if plain:
-            decoded.append((at_ns, plain))
-    return decoded
-
-
-def _decoder(name: str) -> Decoder:
-    if name in ("gzip", "x-gzip"):
-        return _inflater(16 + zlib.MAX_WBITS)
-    if name == "deflate":
-        return _inflater(zlib.MAX_WBITS)
-    if name == "zstd":
-        return _zstandard_decoder()
-    if name == "br" and importlib.util.find_spec("brotli") is not None:
-        return _brotli_decoder(importlib.import_module("brotli"))
-    raise UndecodableError("unknown content-encoding")
-
-
-def _inflater(window_bits: int) -> Decoder:
-    inflater = zlib.decompressobj(window_bits)
-
-    def decode(data: bytes, room: int) -> bytes:
-        try:
-            plain = inflater.decompress(data, room)
-        except zlib.error as error:
-            raise UndecodableError(BROKEN) from error
-        if inflater.unconsumed_tail:
-            raise UndecodableError(TOO_LARGE)
-        return plain
-
-    return decode
-
-
-def _zstandard_decoder() -> Decoder:
-    """Frame after frame: a server may flush by ending one."""
-    context = zstandard.ZstdDecompressor()
-    frame = context.decompressobj()
-
-    def step(data: bytes) -> bytes:
-        nonlocal frame
-        plain = b""
-        while data:
-            if frame.eof:
-                frame = context.decompressobj()
-            try:
-                plain += frame.decompress(data)
-            except zstandard.ZstdError as error:
-                raise UndecodableError(BROKEN) from error
-            data = frame.unused_data if frame.eof else b""
-        return plain
-
-    def decode(data: bytes, room: int) -> bytes:
-        pieces: list[bytes] = []
-        for at in range(0, len(data), STEP_BYTES):
-            pieces.append(step(data[at : at + STEP_BYTES]))
-            room -= len(pieces[-1])
-            if room <= 0:
-                raise UndecodableError(TOO_LARGE)
-        return b"".join(pieces)
-
-    return decode
-
-
-def _brotli_decoder(brotli: Any) -> Decoder:
-    decompressor = brotli.Decompressor()
-
-    def decode(data: bytes, room: int) -> bytes:
-        try:
-            plain: bytes = decompressor.process(data, output_buffer_limit=room)
-        except brotli.error as error:
-            raise UndecodableError(BROKEN) from error
-        if not decompressor.can_accept_more_data():
-            raise UndecodableError(TOO_LARGE)
-        return plain
-
-    return decode
-
+from wire.jsonsize import fits_in_memory
 
 USAGE = b'"usage":'
 """Within a JSON string its quotes would be escaped."""
 
 
-def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | None:
+TAIL_BYTES = 1 << 16
+
+
+def read_answer(exchange: ExchangeCopy, *, asked_stream: bool, max_bytes: int) -> Completion | None:
     """Return the content of the response, null for none; ``asked_stream`` is for one without ``Content-Type``."""
     if exchange.http_status is None:
         return None
@@ -152,21 +36,23 @@ def read_answer(exchange: ExchangeCopy, *, asked_stream: bool) -> Completion | N
         return Completion(done=True)  # audio, a file: no tokens in it
     stream = content_type.startswith("text/event-stream") if content_type else asked_stream
     try:
-        reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding"))
+        reads = decode_reads(exchange.response_reads, exchange.response_headers.get("content-encoding"), max_bytes)
     except UndecodableError:
         return None
-    answer = parse_answer(exchange.endpoint, reads, stream=stream)
     if not exchange.response_whole:
-        answer = _cut_answer(exchange, answer, stream=stream)
+        answer = _cut_stream(exchange, reads) if stream else _end_of_whole(exchange.endpoint, exchange.last_reads)
+    elif stream:
+        answer = parse_answer(exchange.endpoint, reads, stream=True)
+    else:
+        answer = _whole(exchange.endpoint, reads)
     if exchange.endpoint not in GENERATING and answer.error_kind == "unparseable":
         return Completion(done=True)
     return answer
 
 
-def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) -> Completion:
-    """Read a response larger than the copy: TTFT from its beginning, usage and finish from its last reads."""
-    if not stream:
-        return _cut_whole(exchange)
+def _cut_stream(exchange: ExchangeCopy, reads: Sequence[tuple[int, bytes]]) -> Completion:
+    """Read a stream larger than the copy: TTFT from its beginning, usage and finish from its last reads."""
+    beginning = parse_answer(exchange.endpoint, reads, stream=True)
     end = parse_answer(exchange.endpoint, exchange.last_reads, stream=True)
     return Completion(
         first_token_ns=beginning.first_token_ns,
@@ -181,11 +67,18 @@ def _cut_answer(exchange: ExchangeCopy, beginning: Completion, *, stream: bool) 
     )
 
 
-def _cut_whole(exchange: ExchangeCopy) -> Completion:
+def _whole(endpoint: str, reads: Sequence[tuple[int, bytes]]) -> Completion:
+    body = reads[0][1] if len(reads) == 1 else b"".join(data for _, data in reads)
+    if fits_in_memory(body):
+        return parse_answer(endpoint, [(0, body)], stream=False)
+    return _end_of_whole(endpoint, [(0, body[-TAIL_BYTES:])])
+
+
+def _end_of_whole(endpoint: str, last_reads: Sequence[tuple[int, bytes]]) -> Completion:
     """Read the last members of one JSON object, from ``usage`` on: embeddings come before it."""
-    tail = b"".join(data for _, data in exchange.last_reads)
+    tail = b"".join(data for _, data in last_reads)
     at = tail.rfind(USAGE)
-    end = Completion() if at < 0 else parse_answer(exchange.endpoint, [(0, b"{" + tail[at:])], stream=False)
+    end = Completion() if at < 0 else parse_answer(endpoint, [(0, b"{" + tail[at:])], stream=False)
     return Completion(
         prompt_tokens=end.prompt_tokens,
         output_tokens=end.output_tokens,
@@ -195,6 +88,15 @@ def _cut_whole(exchange: ExchangeCopy) -> Completion:
     )
 
 
+FINISH_REASONS = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "timeout", "repetition"}
+    | {"eos", "eos_token", "stop_sequence", "end_turn", "tool_use", "max_tokens", "pause_turn", "refusal", "limit"}
+    | {"failed", "cancelled", "incomplete", "insufficient_system_resource"}
+)
+"""Words of engines and gateways. Any other is ``other``: it could be any text."""
+REFUSED = "refused_counts"
+"""Key beside a record's fields: counts of the client or the engine that cannot be true, by field."""
+MAX_HEADER_CHARS = 1_000
 SHAPE_FIELDS = tuple(name for name in RequestShape.__struct_fields__ if name in Record.__struct_fields__)
 REMEMBERED_IDS = 100_000
 """Request ids kept to notice an id that a client uses twice."""
@@ -222,6 +124,8 @@ class RecordMaker:
     loras: frozenset[str]
     keep_headers: Sequence[str] = ()
     dialect: DialectName = "vllm"
+    max_body_bytes: int = 16 << 20
+    """Bound for decoded bodies, as for those that are copied."""
 
     def __post_init__(self) -> None:
         self._hits_reported = False
@@ -232,9 +136,13 @@ class RecordMaker:
         self._unnamed = 0
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
-        shape, unreadable = _shape(exchange)
-        answer = read_answer(exchange, asked_stream=shape is not None and shape.stream)
+        shape, unreadable = _shape(exchange, self.max_body_bytes)
+        asked_stream = shape is not None and shape.stream
+        answer = read_answer(exchange, asked_stream=asked_stream, max_bytes=self.max_body_bytes)
         record = Record(request_id=self._request_id(exchange))
+        refused = {**(shape.refused if shape is not None else {}), **(_refuse_usage(answer) if answer else {})}
+        if refused:
+            record.extra = {REFUSED: refused}
         _fill_times(record, exchange, answer, self.epoch_ns)
         _fill_outcome(record, exchange, answer)
         _fill_counts(record, exchange, answer)
@@ -272,7 +180,8 @@ class RecordMaker:
     def _fill_relay(self, record: Record, exchange: ExchangeCopy) -> None:
         headers = exchange.request_headers
         if self.keep_headers:
-            record.headers = {name: headers[name] for name in self.keep_headers if name in headers} or None
+            kept = {name: headers[name][:MAX_HEADER_CHARS] for name in self.keep_headers if name in headers}
+            record.headers = kept or None
         record.upstream = exchange.upstream or None
         if exchange.injected:
             record.injected = list(exchange.injected)
@@ -328,19 +237,19 @@ class RecordMaker:
         return ids
 
 
-def _shape(exchange: ExchangeCopy) -> tuple[RequestShape | None, str | None]:
+def _shape(exchange: ExchangeCopy, max_bytes: int) -> tuple[RequestShape | None, str | None]:
     if exchange.request_body is None:
         return None, "request_larger_than_the_copy"
     try:
         body = b"".join(exchange.request_body)
         coding = exchange.request_headers.get("content-encoding")
         if coding is not None:
-            body = b"".join(data for _, data in decode_reads([(0, body)], coding))
+            body = b"".join(data for _, data in decode_reads([(0, body)], coding, max_bytes))
         return read_shape(exchange.endpoint, body), None
     except UndecodableError:
         return None, "request_encoding"
-    except UnreadableBodyError:
-        return None, "request_not_json"
+    except UnreadableBodyError as error:
+        return None, error.reason
 
 
 def _fill_times(record: Record, exchange: ExchangeCopy, answer: Completion | None, epoch_ns: int) -> None:
@@ -372,7 +281,8 @@ def _fill_outcome(record: Record, exchange: ExchangeCopy, answer: Completion | N
     elif exchange.outcome == "ok" and answer is not None and not answer.done and answer.finish_reason is None:
         record.status, record.error = "error", "response_incomplete"
     if answer is not None:
-        record.finish_reason = short_name(answer.finish_reason)
+        reason = answer.finish_reason
+        record.finish_reason = reason if reason is None or reason in FINISH_REASONS else "other"
 
 
 def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | None) -> None:
@@ -387,6 +297,20 @@ def _fill_counts(record: Record, exchange: ExchangeCopy, answer: Completion | No
         record.tokens_source = "estimate"
     if answer.prompt_tokens is not None:
         record.tokens_source = "usage"
+
+
+def _refuse_usage(answer: Completion) -> dict[str, int]:
+    """Take out and return the counts that no engine can have: others would allocate by them, or divide."""
+    told = {"prompt_tokens": answer.prompt_tokens, "output_tokens": answer.output_tokens}
+    refused = {name: count for name, count in told.items() if count is not None and count > MOST_TOKENS}
+    most_cached = MOST_TOKENS if answer.prompt_tokens is None else min(answer.prompt_tokens, MOST_TOKENS)
+    if answer.cached_tokens is not None and answer.cached_tokens > most_cached:
+        refused["cached_tokens"] = answer.cached_tokens
+    for name in refused:
+        setattr(answer, name, None)
+    if "output_tokens" in refused:
+        answer.first_tokens, answer.gap_tokens = 1, [1] * len(answer.gap_tokens)
+    return refused
 
 
 def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:

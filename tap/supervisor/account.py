@@ -32,6 +32,8 @@ class Account:
     segments: int = 0
     uploaded: int = 0
     upload_failed: int = 0
+    refused_counts: int = 0
+    """Records with a count of the client or the engine that cannot be true."""
     dropped: Counter[str] = field(default_factory=Counter)
     unhashed: Counter[str] = field(default_factory=Counter)
 
@@ -46,6 +48,8 @@ class Account:
         line += f"; hashed {_share(self.hashed, self.recorded)}"
         if self.unhashed:
             line += f" (not: {_by_reason(self.unhashed)})"
+        if self.refused_counts:
+            line += f"; {self.refused_counts} with counts that cannot be true"
         matched, checked = self.prompt_counts_matched, self.prompt_counts_checked
         return f"{line}; prompt token counts equal the engine's in {_share(matched, checked)} of {checked}"
 
@@ -95,6 +99,7 @@ class Ledger:
             segments=progress.segments,
             uploaded=progress.uploaded,
             upload_failed=progress.upload_failed,
+            refused_counts=progress.refused_counts,
             dropped=Counter({reason: count for reason, count in dropped.items() if count}),
             unhashed=Counter(progress.unhashed),
         )

@@ -243,6 +243,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         epoch_ns=epoch_ns,
         socket=runtime.recorder_socket,
         keep_headers=list(config.keep_headers),
+        max_body_bytes=config.max_body_bytes,
         inject=sorted(config.inject),
         dialect=dialect(config, facts),
         engine_url=str(facts.origin or config.upstreams[0]),

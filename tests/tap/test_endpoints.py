@@ -18,9 +18,12 @@ from tap.prompts.prompt import ByteBlocks, PromptHasher
 from tap.proxy.sidecopy import copied_bytes, recorded_endpoint
 from tap.recorder.recording import MadeRecord, RecordMaker
 from tracefile import BlockHasher, HashKey, Record, keyed_id
+from tracefile.records.schema import MOST_TOKENS
+from tracefile.study.checking import check_gaps, check_hashes, check_signs, check_times, check_tokens
 from wire.answer import GENERATING
 
 KEY = HashKey(bytes(32))
+RULES = (check_signs, check_times, check_gaps, check_tokens, check_hashes)
 BLOCK = 4
 
 
@@ -94,6 +97,15 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
         (b"/v1/rerank/", "/v1/rerank"),
         (b"/v1/load_lora_adapter", None),
         (b"/v1/files", None),
+        (b"/v1/chat%2Fcompletions", "/v1/chat/completions"),
+        (b"/v1/completion%73?x", "/v1/completions"),
+        (b"/v1/%63hat/completions", "/v1/chat/completions"),
+        (b"/%761/%72%65sponses", "/v1/responses"),
+        (b"/v1/chat/completions%3Fx", "/v1/chat/*"),
+        (b"/v1/completions#x", "/v1/completions"),
+        (b"/v1/%66iles", None),
+        (b"/v1/users/alicecanary/chat", "/v1/*/*/chat"),
+        (b"/v1/canary", "/v1/*"),
         (b"/v1/0b3f", None),
         (b"/tokenize", None),
         (b"/v1/a/b/c/d/e/f", None),
@@ -102,6 +114,19 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
 )
 def test_which_posts_are_recorded_and_under_what_name(target: bytes, endpoint: str | None) -> None:
     assert recorded_endpoint(target) == endpoint
+
+
+@given(
+    target=st.sampled_from(
+        [b"/v1/chat/completions", b"/g/v1/messages", b"/v1/responses/r1/cancel", b"/v1/files", b"/x"]
+    ),
+    encoded=st.sets(st.integers(0, 30)),
+    upper=st.booleans(),
+)
+def test_every_encoding_of_a_path_is_the_same_endpoint(target: bytes, encoded: set[int], upper: bool) -> None:
+    form = b"%%%02X" if upper else b"%%%02x"
+    other = b"".join(form % byte if at in encoded and at else bytes([byte]) for at, byte in enumerate(target))
+    assert recorded_endpoint(other) == recorded_endpoint(target)
 
 
 def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
@@ -452,3 +477,78 @@ def test_bytes_that_no_engine_sends_are_unparseable_and_recorded(endpoint: str, 
                 copy, response_reads=reads, response_headers={"content-type": "text/event-stream"}
             )
         assert maker().make(copy).record.prompt_tokens in (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "refused"),
+    [
+        ({"max_tokens": -1}, (None, None), {"max_tokens": -1}),
+        ({"n": 0}, (None, None), {"n": 0}),
+        ({"n": -1, "max_tokens": 2**31}, (None, None), {"n": -1, "max_tokens": 2**31}),
+        ({"max_tokens": 0, "n": 2}, (0, 2), None),
+        ({"max_tokens": 10**30, "n": "x"}, (None, None), None),
+    ],
+)
+def test_odd_counts_of_a_client_are_kept_apart(fields: Any, shape: tuple[Any, Any], refused: Any) -> None:
+    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], **fields}, usage_of(None)).record
+    assert (record.max_tokens, record.n) == shape
+    assert record.extra.get("refused_counts") == refused
+    assert_checked(record)
+
+
+def assert_checked(record: Record) -> None:
+    found = [finding for rule in RULES for finding in rule(record, BLOCK)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts", "refused"),
+    [
+        ((1 << 40, 1 << 40, None), (4, 2, None), {"prompt_tokens": 1 << 40, "output_tokens": 1 << 40}),
+        ((4, MOST_TOKENS + 1, 2), (4, 2, 2), {"output_tokens": MOST_TOKENS + 1}),
+        ((4, 2, 5), (4, 2, None), {"cached_tokens": 5}),
+        ((4, 2, 4), (4, 2, 4), None),
+    ],
+)
+def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any, refused: Any) -> None:
+    prompt, output, cached = usage
+    details = None if cached is None else {"cached_tokens": cached}
+    told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+    answer = [
+        {"choices": [{"text": "a"}]},
+        {"choices": [{"text": "b", "finish_reason": "stop"}]},
+        {"choices": [], "usage": told},
+    ]
+    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4], "stream": True}, answer).record
+    assert (record.prompt_tokens, record.output_tokens, record.cached_tokens) == counts
+    assert record.extra.get("refused_counts") == refused
+    assert (record.status, record.block_hashes) == ("ok", chain([1, 2, 3, 4]))
+    assert_checked(record)
+
+
+@pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
+def test_a_finish_reason_of_any_text_is_other(reason: str) -> None:
+    answer = {"choices": [{"text": "a", "finish_reason": reason}]}
+    assert made("/v1/completions", {"model": "m", "prompt": [1]}, answer).record.finish_reason == "other"
+
+
+@pytest.mark.parametrize("model", ["a\x1b[2Jb", "a\nb", "m" * 201, "\u202eabc"])
+def test_a_model_that_could_move_a_cursor_is_no_name(model: str) -> None:
+    assert made("/v1/completions", {"model": model, "prompt": [1]}, usage_of(None)).record.model is None
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"messages":[' + b"{}," * 66_000_000 + b"{}]}", b'{"messages":[' + b"[]," * 5_000_000 + b"[]]}"]
+)
+def test_a_compressed_bomb_is_recorded_without_its_shape(body: bytes) -> None:
+    reason = "request_encoding" if len(body) > 1 << 24 else "request_too_complex"
+    found = made(
+        "/v1/chat/completions", gzip.compress(body, 1), usage_of(None), request_headers={"content-encoding": "gzip"}
+    )
+    assert (found.unhashed, found.record.status, found.record.prompt_tokens) == (reason, "ok", 4)
+
+
+def test_a_whole_response_of_a_million_values_is_read_from_its_usage() -> None:
+    body = b'{"choices":[' + b"{}," * 1_000_000 + b'{}],"usage":{"prompt_tokens":4,"completion_tokens":1}}'
+    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4]}, body).record
+    assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 4, 1)

@@ -8,10 +8,12 @@ from importlib.util import find_spec
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tap.recorder import recording
-from tap.recorder.recording import UndecodableError, decode_reads
+from tap.recorder.contentcoding import UndecodableError, decode_reads
 
+ROOM = 1 << 20
 EVENTS = [b"data: %d\n\n" % number for number in range(50)]
 
 
@@ -31,6 +33,10 @@ def zstd_frames() -> list[bytes]:
     return [zstandard.compress(event) for event in EVENTS]
 
 
+def gzip_members() -> list[bytes]:
+    return [gzip.compress(event) for event in EVENTS]
+
+
 def flushed_brotli() -> list[bytes]:
     if find_spec("brotli") is None:
         pytest.skip("brotli not installed")
@@ -41,15 +47,18 @@ def flushed_brotli() -> list[bytes]:
 
 @pytest.mark.parametrize(
     ("coding", "packed"),
-    [("gzip", flushed_gzip), ("zstd", flushed_zstd), ("ZSTD", zstd_frames), ("br", flushed_brotli)],
+    [
+        *(("gzip", flushed_gzip), ("gzip", gzip_members), ("br", flushed_brotli)),
+        *(("zstd", flushed_zstd), ("ZSTD", zstd_frames)),
+    ],
 )
 def test_each_event_comes_at_the_time_of_the_read_that_completed_it(
     coding: str, packed: Callable[[], list[bytes]]
 ) -> None:
     reads = list(enumerate(packed()))
-    assert [(at, data) for at, data in decode_reads(reads, coding) if data] == list(enumerate(EVENTS))
+    assert [(at, data) for at, data in decode_reads(reads, coding, ROOM) if data] == list(enumerate(EVENTS))
     byte_by_byte = [(at, data[cut : cut + 1]) for at, data in reads for cut in range(len(data))]
-    decoded = decode_reads(byte_by_byte, coding)
+    decoded = decode_reads(byte_by_byte, coding, ROOM)
     assert b"".join(data for _, data in decoded) == b"".join(EVENTS)
     assert all(data for _, data in decoded), "a read that completed nothing is none"
 
@@ -57,35 +66,68 @@ def test_each_event_comes_at_the_time_of_the_read_that_completed_it(
 def test_no_coding_is_none() -> None:
     reads = [(1, b"a"), (2, b"b")]
     for coding in (None, "", "identity"):
-        assert decode_reads(reads, coding) == reads
+        assert decode_reads(reads, coding, ROOM) == reads
 
 
 def test_codings_are_taken_off_in_the_order_opposite_to_how_they_were_put_on() -> None:
     packed = zstandard.compress(gzip.compress(b"plain"))
-    assert decode_reads([(1, packed)], "gzip, zstd") == [(1, b"plain")]
+    assert decode_reads([(1, packed)], "gzip, zstd", ROOM) == [(1, b"plain")]
 
 
 @pytest.mark.parametrize("coding", ["compress", "gzip;q=1", "gzip", "zstd", "deflate", "br"])
 def test_what_cannot_be_undone_is_said(coding: str) -> None:
     with pytest.raises(UndecodableError):
-        decode_reads([(1, b"\x00\x01 no such coding \xff" * 9)], coding)
+        decode_reads([(1, b"\x00\x01 no such coding \xff" * 9)], coding, ROOM)
 
 
 def test_brotli_where_it_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UndecodableError):
-        decode_reads([(1, b"x")], "br")
+        decode_reads([(1, b"x")], "br", ROOM)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd", "br"])
-def test_a_bomb_is_noticed_before_it_is_in_memory(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MAX_DECODED_BYTES", 1 << 20)
+def test_a_bomb_is_noticed_before_it_is_in_memory(coding: str) -> None:
     zeros = bytes(64 << 20)
     if coding == "br" and find_spec("brotli") is None:
         pytest.skip("brotli not installed")
     if coding == "br":
-        packed = import_module("brotli").compress(zeros)
+        packed = import_module("brotli").compress(zeros, quality=1)
     else:
         packed = gzip.compress(zeros) if coding == "gzip" else zstandard.compress(zeros)
     with pytest.raises(UndecodableError, match="too large"):
-        decode_reads([(1, packed)], coding)
+        decode_reads([(1, packed)], coding, ROOM)
+
+
+@given(texts=st.lists(st.binary(max_size=40), min_size=1, max_size=20), cut=st.integers(1, 50))
+def test_members_and_frames_are_read_to_the_last_however_they_are_cut(texts: list[bytes], cut: int) -> None:
+    for coding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress), ("deflate", zlib.compress)):
+        packed = b"".join(map(pack, texts))
+        reads = [(at, packed[at : at + cut]) for at in range(0, len(packed), cut)]
+        assert b"".join(data for _, data in decode_reads(reads, coding, ROOM)) == b"".join(texts)
+
+
+@pytest.mark.parametrize("behind", [b"\0" * 512, b"\n", b"garbage", gzip.compress(b"x")[:5]])
+def test_bytes_behind_the_last_member_are_left_out(behind: bytes) -> None:
+    packed = gzip.compress(b"one ") + gzip.compress(b"two") + behind
+    assert decode_reads([(1, packed)], "gzip", ROOM) == [(1, b"one two")]
+    byte_by_byte = [(1, packed[at : at + 1]) for at in range(len(packed))]
+    assert b"".join(data for _, data in decode_reads(byte_by_byte, "gzip", ROOM)) == b"one two"
+
+
+def test_a_body_of_the_bound_is_read_and_one_of_a_byte_more_is_not() -> None:
+    for coding, pack in (("gzip", gzip.compress), ("zstd", zstandard.compress)):
+        assert decode_reads([(1, pack(bytes(ROOM)))], coding, ROOM) == [(1, bytes(ROOM))]
+        with pytest.raises(UndecodableError, match="too large"):
+            decode_reads([(1, pack(bytes(ROOM + 1)))], coding, ROOM)
+
+
+def test_many_codings_empty_members_and_wide_windows_are_refused() -> None:
+    with pytest.raises(UndecodableError, match="too many"):
+        decode_reads([(1, b"")], ", ".join(["gzip"] * 5), ROOM)
+    with pytest.raises(UndecodableError, match="too large"):
+        decode_reads([(1, gzip.compress(b"") * 100_001)], "gzip", ROOM)
+    settings = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    wide = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    with pytest.raises(UndecodableError, match="broken"):
+        decode_reads([(1, wide.compress(b"x") + wide.flush())], "zstd", ROOM)

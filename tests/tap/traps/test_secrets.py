@@ -55,6 +55,7 @@ def bodies() -> dict[str, Any]:
         "/v1/messages": {**common, "messages": said[1:2], "system": secret(), "max_tokens": 5},
         "/v1/embeddings": {**common, "input": [secret(), secret()]},
         f"/v1/{secret()}/rerank?query={secret()}": {**common, "documents": [secret()]},
+        f"/v1/users/{MARK.lower()}/chat": {**common, "model": f"\x1b{secret()}"},
         f"/v1/completions?api_key={secret()}#{secret()}": {"prompt": secret()},
     }
 
@@ -72,7 +73,7 @@ async def answer(request: Any) -> None:
         await request.write_event({"error": {"message": secret(), "type": secret()}})
         request.end_chunks()
     else:
-        choice = {"index": 0, "text": secret(), "finish_reason": "stop"}
+        choice = {"index": 0, "text": secret(), "finish_reason": secret()}
         usage = {"prompt_tokens": 9, "completion_tokens": 3}
         request.write_json({"id": secret(), "choices": [choice], "content": [{"text": secret()}], "usage": usage})
 
@@ -149,7 +150,7 @@ def test_no_secret_is_anywhere_but_on_the_wire(lab: Any) -> None:
                 "an admin page": b"".join(pages),
                 "a process's arguments": shown,
             }.items():
-                where = found.find(MARK.encode())
+                where = found.upper().find(MARK.encode())
                 assert where < 0, f"{place} has {found[max(0, where - 80) : where + 20]!r}"
             assert (lab.folder / "keys" / "key").read_bytes().strip() not in shown
 
