@@ -1,9 +1,9 @@
 """Waits of a run's records (first token, end, between tokens), and the lag of its client."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from measure.lateness import LAG_LEVEL, late_limit_ms
 from measure.quantiles import quantile
@@ -117,10 +117,16 @@ def logrank_p(truth: Waits, other: Waits) -> float | None:
     """Return the two-sided p of the log-rank test over independent requests; null if there is no event to compare."""
     if not truth.count(EVENT) or not other.count(EVENT):
         return None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Where all waits tie there is no variance to test against: scipy divides 0 by 0.
-        result = stats.logrank(_censored_data(truth), _censored_data(other))
-    return float(result.pvalue) if np.isfinite(result.pvalue) else None
+    # As scipy.stats.logrank, whose import alone takes longer than a comparison of two usual traces.
+    came = truth.time_ms[truth.end == EVENT]
+    times, events = np.unique(np.concatenate([came, other.time_ms[other.end == EVENT]]), return_counts=True)
+    in_truth, in_other = (len(waits) - np.searchsorted(waits.time_ms, times) for waits in (truth, other))
+    at_risk = (in_truth + in_other).astype(np.float64)
+    spread = in_truth * in_other / at_risk**2 * events * (at_risk - events) / np.maximum(at_risk - 1, 1)
+    variance = float(np.sum(spread))
+    if variance == 0.0:  # all waits tie: nothing to test against
+        return None
+    return math.erfc(abs(len(came) - float(np.sum(in_truth * events / at_risk))) / math.sqrt(2 * variance))
 
 
 def _thinned(waits: Waits) -> Waits:
@@ -128,8 +134,3 @@ def _thinned(waits: Waits) -> Waits:
         return waits
     kept = ((np.arange(_MOST_SAMPLES) + 0.5) / _MOST_SAMPLES * len(waits)).astype(np.int64)
     return Waits(waits.time_ms[kept], waits.end[kept], waits.row[kept], waits.unobserved)
-
-
-def _censored_data(waits: Waits) -> stats.CensoredData:
-    came = waits.end == EVENT
-    return stats.CensoredData(uncensored=waits.time_ms[came], right=waits.time_ms[~came])

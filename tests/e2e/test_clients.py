@@ -21,11 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fakes.clientlibraries import client_library
 from tracefile import Record, load_trace
-
-anthropic = pytest.importorskip("anthropic", reason="the `clients` extra is not installed")
-langchain_openai = pytest.importorskip("langchain_openai", reason="the `clients` extra is not installed")
-openai = pytest.importorskip("openai", reason="the `clients` extra is not installed")
 
 VLLM_MODEL = "tiny"
 QUESTION = [{"role": "user", "content": "A seat by the window, please."}]
@@ -58,11 +55,11 @@ class Tapped:
 
     def openai(self, **settings: Any) -> Any:
         settings = {"base_url": self.v1, "api_key": "sk-canary", "max_retries": 0} | settings
-        return self.clients.enter_context(openai.OpenAI(**settings))
+        return self.clients.enter_context(client_library("openai").OpenAI(**settings))
 
     def anthropic(self, **settings: Any) -> Any:
         settings = {"base_url": self.url, "api_key": "sk-canary", "max_retries": 0} | settings
-        return self.clients.enter_context(anthropic.Anthropic(**settings))
+        return self.clients.enter_context(client_library("anthropic").Anthropic(**settings))
 
     def end(self) -> list[Record]:
         """End the tap cleanly and read what it recorded, in order of arrival."""
@@ -188,7 +185,9 @@ def test_openai_says_the_same_with_and_without_the_tap(tap: Tap, sim_server: str
 
 def test_openai_async_many_at_once(tapped: Tapped) -> None:
     async def ask() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=tapped.v1, api_key="sk-canary", max_retries=0) as client:
+        async with client_library("openai").AsyncOpenAI(
+            base_url=tapped.v1, api_key="sk-canary", max_retries=0
+        ) as client:
             questions = [[{"role": "user", "content": f"Seat {number}?"}] for number in range(16)]
             create = client.chat.completions.create
             return await asyncio.gather(
@@ -224,12 +223,12 @@ def running_requests(engine_url: str) -> float:
 
 def test_openai_raises_its_own_errors(tapped: Tapped) -> None:
     create = tapped.openai().chat.completions.create
-    with pytest.raises(openai.BadRequestError) as bad:
+    with pytest.raises(client_library("openai").BadRequestError) as bad:
         create(model=tapped.model, messages=QUESTION, max_tokens=-1)
-    with pytest.raises(openai.NotFoundError) as unknown:
+    with pytest.raises(client_library("openai").NotFoundError) as unknown:
         create(model="unheard-of", messages=QUESTION, max_tokens=1)
     direct = tapped.openai(base_url=f"{tapped.engine_url}/v1")
-    with pytest.raises(openai.NotFoundError) as without_tap:
+    with pytest.raises(client_library("openai").NotFoundError) as without_tap:
         direct.chat.completions.create(model="unheard-of", messages=QUESTION, max_tokens=1)
     assert "max_tokens" in bad.value.message
     assert (unknown.value.message, unknown.value.body) == (without_tap.value.message, without_tap.value.body)
@@ -302,7 +301,7 @@ def test_openai_embeddings(tap: Tap, canned_engine: Any) -> None:
 def test_openai_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
     with tap(canned_engine.url, "m") as tapped:
         canned_engine.refusals = 1
-        with pytest.raises(openai.RateLimitError) as refused:
+        with pytest.raises(client_library("openai").RateLimitError) as refused:
             tapped.openai().chat.completions.create(model="m", messages=QUESTION)
         assert refused.value.response.headers["retry-after"] == "0"
         assert refused.value.response.headers["x-limit"] == "one"
@@ -350,7 +349,7 @@ def test_anthropic_counts_tokens(tapped_api: Tapped) -> None:
 
 
 def test_anthropic_raises_its_own_errors(tapped: Tapped) -> None:
-    with pytest.raises(anthropic.NotFoundError):
+    with pytest.raises(client_library("anthropic").NotFoundError):
         tapped.anthropic().messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
     [record] = tapped.end()
     assert (record.status, record.error) == ("error", "http_404")
@@ -359,7 +358,7 @@ def test_anthropic_raises_its_own_errors(tapped: Tapped) -> None:
 def test_anthropic_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -> None:
     with tap(canned_engine.url, "m") as tapped:
         canned_engine.refusals = 1
-        with pytest.raises(anthropic.RateLimitError):
+        with pytest.raises(client_library("anthropic").RateLimitError):
             tapped.anthropic().messages.create(model="m", max_tokens=5, messages=QUESTION)
         canned_engine.refusals = 1
         answer = tapped.anthropic(max_retries=1).messages.create(model="m", max_tokens=5, messages=QUESTION)
@@ -371,7 +370,7 @@ def test_anthropic_is_told_to_come_back_and_does(tap: Tap, canned_engine: Any) -
 
 
 def test_langchain_asks_and_streams(tapped: Tapped) -> None:
-    chat = langchain_openai.ChatOpenAI(
+    chat = client_library("langchain_openai").ChatOpenAI(
         base_url=tapped.v1,
         api_key="sk-canary",
         model=tapped.model,

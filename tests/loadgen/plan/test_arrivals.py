@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from loadgen.plan.arrivals import (
     PARTS,
@@ -74,6 +73,8 @@ def test_gamma_gaps_have_their_mean_and_spread(burstiness: float) -> None:
 
 @pytest.mark.parametrize("shape", [0.3, 1.0, 2.5, 40.0])
 def test_gamma_numbers_are_gamma_distributed(shape: float) -> None:
+    from scipy import stats
+
     drawn = gamma(5, np.arange(20_000, dtype=np.uint64), shape)
     assert stats.kstest(drawn, stats.gamma(shape).cdf).pvalue > 0.001
 
@@ -86,6 +87,8 @@ def test_a_gamma_number_depends_on_its_position_alone(shape: float) -> None:
 
 
 def test_poisson_gaps_are_exponential() -> None:
+    from scipy import stats
+
     gaps = np.diff([0, *first(20_000, at_rate(exponentially(3), flat(10)))])
     assert stats.kstest(gaps / 100_000, stats.expon.cdf).pvalue > 0.001
 
@@ -154,6 +157,8 @@ def expected_by(rates: RateProfile, until_s: float) -> float:
 
 
 def test_a_changing_poisson_process_is_poisson_in_its_own_time() -> None:
+    from scipy import stats
+
     rates = ramp(1, 100, 300)
     arrivals = np.array(first(5000, at_rate(exponentially(2), rates))) / 1e6
     # Its expected counts at the arrivals must be a unit Poisson process again.

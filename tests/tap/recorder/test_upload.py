@@ -8,7 +8,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
@@ -38,6 +37,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An S3 server on a real socket; nothing of this machine's own credentials is used."""
+    from moto.server import ThreadedMotoServer  # half a second that no other worker needs
+
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
