@@ -16,6 +16,7 @@ from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer
 from tracefile.records.encoding import meta_object
+from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
 from tracefile.sessions import SessionIndex
@@ -179,7 +180,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         "endpoints": _counted(summary.endpoints),
         "prompt / output tokens": f"{summary.prompt_tokens:,} / {summary.output_tokens:,}",
         "prompt ids": _prompt_ids(summary),
-        "cached tokens": f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)",
+        "cached tokens": _cached(reader.meta, summary),
         "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
         f"{summary.distinct_blocks:,} distinct blocks",
         "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
@@ -190,6 +191,12 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _cached(meta: Meta, summary: Summary) -> str:
+    if meta.source is not None and not summary.cached_reported:
+        return f"reported by no record; {USAGE_ADVICE}"
+    return f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)"
 
 
 def meta_table(reader: TraceReader) -> Table:

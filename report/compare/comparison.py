@@ -14,6 +14,7 @@ from measure.resampling import CONFIDENCE, draw_weights
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
+from report.compare.advice import advice
 from report.compare.cells import (
     MIN_CELL,
     Cell,
@@ -307,7 +308,8 @@ def judge_forecasts(
         baselines=judge_baselines(first, compared.cells, baselines),
     )
     kept = standard_gates(result) if standard else ()
-    return replace(compared, result=msgspec.structs.replace(result, gates=[*kept, *result.gates]))
+    result = msgspec.structs.replace(result, gates=[*kept, *result.gates])
+    return replace(compared, result=msgspec.structs.replace(result, next_steps=advice(result)))
 
 
 def judge_baselines(truth: Run, cells: Cells, lines: Mapping[str, Line]) -> dict[str, dict[str, DurationError]]:

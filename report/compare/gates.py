@@ -26,7 +26,7 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
-from tracefile.records.errors import InputError
+from tracefile.records.errors import USAGE_ADVICE, InputError
 
 _QUANTILE_KEYS: Final = QuantileError.__struct_fields__
 _METRIC_KEYS: Final = tuple(name for name in DurationError.__struct_fields__ if name not in (*LEVELS, "verdict"))
@@ -69,15 +69,15 @@ def check_gate(gate: Gate, traces: Mapping[str, Provenance], pairs: Mapping[str,
         cohort = cohorts.get(asked.cohort or ALL)
         if cohort is None:
             there = ", ".join(cohort_order(set(cohorts)))
-            yield _refused(expression, f"no requests in cohort {asked.cohort}; there are {there}")
+            yield _refused(expression, expression, f"no requests in cohort {asked.cohort}; there are {there}")
             continue
         value = _value(asked, getattr(cohort, asked.metric))
         if value is None:
-            yield _refused(expression, "not judged: too few requests, or the value does not exist")
+            yield _refused(expression, expression, "not judged: too few requests, or the value does not exist")
             continue
         passed = asked.holds(value)
         reason = f"{value:.4g} {'keeps' if passed else 'breaks'} it"
-        yield GateResult(expression=expression, value=value, passed=passed, reason=reason)
+        yield GateResult(name=expression, expression=expression, value=value, passed=passed, reason=reason)
 
 
 def _value(asked: Threshold, found: Duration | DurationError | CachedAgreement) -> float | bool | None:
@@ -116,15 +116,23 @@ def standard_gates(result: Comparison) -> Iterator[GateResult]:
 
 
 def _cached(label: str, pair: Pair, forecast: Forecast, min_cell: int) -> Iterator[GateResult]:
-    cached = pair.cohorts[ALL].cached
+    cached, name = pair.cohorts[ALL].cached, _named(label, "cached tokens")
     expression = f"{label}: cached tokens exact >= {share(MIN_EXACT_SHARE)}"
-    if cached.exact_share is not None and forecast.preempted:
+    if not cached.n:
+        reason = f"no request of {pair.truth} reports them; {USAGE_ADVICE}"
+        yield GateResult(name=name, expression=expression, value=None, passed=True, reason=reason)
+    elif cached.exact_share is None:
+        yield _refused(name, expression, f"not judged: {cached.n} requests report them; {min_cell} are needed")
+    elif forecast.preempted:
         reason = f"not asked: {forecast.preempted:,} requests are preempted"
-        yield GateResult(expression=expression, value=cached.exact_share, passed=True, reason=reason)
-    elif cached.exact_share is not None:
-        yield _held(expression, cached.exact_share, cached.exact_share >= MIN_EXACT_SHARE, f"{cached.n:,} requests")
-    elif cached.n:
-        yield _refused(expression, f"not judged: {cached.n} requests report them; {min_cell} are needed")
+        yield GateResult(name=name, expression=expression, value=cached.exact_share, passed=True, reason=reason)
+    else:
+        kept = cached.exact_share >= MIN_EXACT_SHARE
+        yield _held(name, expression, cached.exact_share, kept, f"{cached.n:,} requests")
+
+
+def _named(label: str, name: str) -> str:
+    return name if label == "predicted" else f"{label}: {name}"
 
 
 def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResult]:
@@ -135,29 +143,32 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
             for cohort in counted_cohorts(pair.cohorts).values()
             if (error := getattr(cohort.ttft, level)) is not None
         ]
+        name = _named(label, f"TTFT {level}")
         if not errors:
-            yield _refused(expression, "not judged: no cohort has enough requests")
+            yield _refused(name, expression, "not judged: no cohort has enough requests")
             continue
         middle = quantile(sorted(errors), 0.5)
         where = "in saturation" if forecast.saturated else "below saturation"
-        yield _held(expression, middle, middle <= limit, f"{len(errors)} cohorts, {where}")
+        yield _held(name, expression, middle, middle <= limit, f"{len(errors)} cohorts, {where}")
 
 
 def _coverage(label: str, pair: Pair) -> GateResult:
     expression = f"{label}: bands hold >= {share(MIN_COVERAGE)} of quantiles"
-    found = pair.coverage
+    name, found = _named(label, "bands"), pair.coverage
     if found is None or found.share is None:
-        return _refused(expression, "not judged: no cohort has enough requests")
-    return _held(expression, found.share, found.share >= MIN_COVERAGE, f"{found.inside} of {found.quantiles}")
+        return _refused(name, expression, "not judged: no cohort has enough requests")
+    return _held(name, expression, found.share, found.share >= MIN_COVERAGE, f"{found.inside} of {found.quantiles}")
 
 
 def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> GateResult:
     expression = f"{label}: every baseline beaten per request, cohorts of {BASELINE_CELL} and more"
+    own_name = _named(label, "baselines")
     cells = {
         name: cell.ttft for name, cell in counted_cohorts(pair.cohorts).items() if cell.ttft.joined >= BASELINE_CELL
     }
     if not cells:
-        return GateResult(expression=expression, value=None, passed=True, reason="not asked: no cohort is so large")
+        reason = "not asked: no cohort is so large"
+        return GateResult(name=own_name, expression=expression, value=None, passed=True, reason=reason)
     lost = [
         f"{name} by {baseline.replace('_', ' ')}"
         for name, own in cells.items()
@@ -165,7 +176,7 @@ def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, Duratio
         if _beats(cohorts.get(name), own)
     ]
     said = f"not in {', '.join(lost)}" if lost else f"in {len(cells)} of {len(cells)}"
-    return GateResult(expression=expression, value=not lost, passed=not lost, reason=said)
+    return GateResult(name=own_name, expression=expression, value=not lost, passed=not lost, reason=said)
 
 
 def _beats(baseline: DurationError | None, own: DurationError) -> bool:
@@ -173,9 +184,18 @@ def _beats(baseline: DurationError | None, own: DurationError) -> bool:
     return theirs is not None and own.median_abs_error is not None and theirs <= own.median_abs_error
 
 
-def _held(expression: str, value: float, passed: bool, of: str) -> GateResult:
-    return GateResult(expression=expression, value=value, passed=passed, reason=f"{share(value)}, {of}")
+def _held(name: str, expression: str, value: float, passed: bool, of: str) -> GateResult:
+    return GateResult(name=name, expression=expression, value=value, passed=passed, reason=f"{share(value)}, {of}")
 
 
-def _refused(expression: str, reason: str) -> GateResult:
-    return GateResult(expression=expression, value=None, passed=False, reason=reason)
+def _refused(name: str, expression: str, reason: str) -> GateResult:
+    return GateResult(name=name, expression=expression, value=None, passed=False, reason=reason)
+
+
+def failures(gates: Sequence[GateResult]) -> list[str]:
+    """Return the failed gates in short, with their values."""
+    return [
+        one.name if isinstance(one.value, bool) or one.name == one.expression else f"{one.name} ({share(one.value)})"
+        for one in gates
+        if not one.passed
+    ]

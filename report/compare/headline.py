@@ -7,6 +7,7 @@ from measure.runs import Run
 from measure.waits import client_lag
 from measure.wording import factor, listed, share, signed_percent
 from report.compare.results import Pair, Provenance
+from tracefile.records.errors import USAGE_ADVICE
 
 _NAMED = ("p50", "p90", "p99")
 
@@ -110,6 +111,8 @@ def _of_run(run: Run) -> list[str]:
     twice = len(run) - len(set(run.request_ids))
     if twice:
         notes.append(f"{run.label}: {twice:,} records repeat a request_id; only the first of each is joined.")
+    if run.meta.source == "sim" and "validation" in run.meta.extra:
+        notes.append(f"{run.label}: {run.meta.extra['validation']}.")
     lag = client_lag(run)
     if lag is not None and lag.flagged:
         notes.append(
@@ -128,7 +131,7 @@ def _of_pair(label: str, pair: Pair) -> list[str]:
         )
     cached = pair.cohorts["all"].cached
     if cached.joined and not cached.n:
-        notes.append(f"{label} and {pair.truth}: no request reports cached tokens on both sides.")
+        notes.append(f"{label} and {pair.truth}: no request reports cached tokens on both sides; {USAGE_ADVICE}.")
     elif cached.joined > cached.n:
         notes.append(f"{label} and {pair.truth}: {cached.joined - cached.n:,} requests lack cached tokens on a side.")
     if cached.same_prompt_share is not None and cached.same_prompt_share < 1.0:

@@ -181,11 +181,17 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     """A ``--gate`` and its result."""
 
+    name: str
+    """Short: ``TTFT p99``; a ``--gate`` is its own name."""
     expression: str
     value: float | bool | None
-    """Null: the cell is not judged, which fails the gate."""
+    """Null: not judged, which fails the gate, or not asked, which does not."""
     passed: bool
     reason: str
+
+    @property
+    def state(self) -> str:
+        return "FAILED" if not self.passed else "not tested" if self.value is None else "passed"
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +207,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float
     saturated: bool
     preempted: int
+    fitted_captures: int = 0
+    other_settings: list[str] = []
+    """Settings that differ from those of the fit."""
+    beyond_fit: list[str] = []
+    """Extents of the load beyond those of the fitted captures."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,3 +232,5 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     baselines: dict[str, dict[str, DurationError]] = {}
     """TTFT of simpler predictors against the first label, by predictor and cohort."""
     gates: list[GateResult] = []
+    next_steps: list[str] = []
+    """Likely causes of failed gates, and the command that settles each."""

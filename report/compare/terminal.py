@@ -46,8 +46,9 @@ def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
             yield from _cohort_table(result, cohorts[0], metric)
     yield _legend(result), "dim"
     for gate in result.gates:
-        state = "passed" if gate.passed else "FAILED"
-        yield f"gate {state}: {gate.expression} ({gate.reason})", "green" if gate.passed else "bold red"
+        style = {"FAILED": "bold red", "passed": "green"}.get(gate.state, "yellow")
+        yield f"gate {gate.state}: {gate.expression} ({gate.reason})", style
+    yield from ((f"next: {step}", "bold") for step in result.next_steps)
 
 
 def _cached_table(result: Comparison) -> Iterator[tuple[str, str]]:

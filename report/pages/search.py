@@ -38,6 +38,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     trace_digest: str
     model_digest: str
+    verdict: str
+    """Validation of the model, on this trace or another."""
     quantity: Quantity
     target: str
     """As given: ``turns2+.ttft.p90<=500ms``."""
@@ -62,7 +64,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(found: Search) -> str:
-    lines = [answer_sentence(found), *(f"note: {note}" for note in found.notes), ""]
+    lines = [answer_sentence(found), found.verdict, *(f"note: {note}" for note in found.notes), ""]
     lines += table_lines(headings(found), [cells(found, one) for one in found.evaluated], gap="   ")
     lines += [f"warning: {warning}" for warning in answer_warnings(found)]
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from sim.engine.streaming import StreamingRun
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import engine_with, load_model
+from sim.latency.verdicts import verdict_sentence
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import refuse_other_attention
 from sim.workload.arrivalorder import PART, Order, Part, by_arrival, by_session, in_parts, linked_records
@@ -192,6 +193,9 @@ def predict_trace(arguments: argparse.Namespace) -> Summary:
             cold_prompts=arguments.cold_prompts,
             seed=seed,
         )
+        said = verdict_sentence(arguments.latency_model, model, digest, reader.meta)
+        print(f"sim run: {said}", file=sys.stderr)
+        header = msgspec.structs.replace(header, extra={**header.extra, "validation": said})
         parts = arrivals_in_parts(reader, engine, arguments)
         first = next(parts)  # what is wrong with the trace is said before there is an output
         simulation, tally = StreamingRun(engine, model, seed), Tally()

@@ -22,7 +22,7 @@ from sim.vllm.settings import settle
 from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import is_private
 from tracefile.files.reading import load_trace
-from tracefile.records.errors import InputError
+from tracefile.records.errors import USAGE_ADVICE, InputError
 
 _SHOWN = 20
 MOST_RUNS = 400
@@ -91,7 +91,7 @@ def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
     settings = settle({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
-        raise InputError(f"{path}: cached_tokens: no record has any; expected an engine that reports them")
+        raise InputError(f"{path}: cached_tokens: no record has any; {USAGE_ADVICE}")
     arrivals = plan_arrivals(meta, records, settings.config.block_size, path=str(path)).objects()
     engine, found = settings.config, reconstruct(arrivals, settings.config)
     if not settings.scheduling_known and found.misfits:

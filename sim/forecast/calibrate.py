@@ -14,7 +14,7 @@ from report.compare.comparison import Compared
 from report.output import print_json
 from sim.fit import fit
 from sim.fit.fit import FitConfig, add_fit_flags, fit_and_save
-from sim.forecast.validate import ValidateConfig, add_validation_flags, report, validate
+from sim.forecast.validate import ValidateConfig, add_validation_flags, keep_gates, report, validate
 from sim.forecast.validate import read_config as read_validation
 from sim.latency.modelfile import FitTrace, Model
 from sim.vllm.config import add_engine_flags
@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     for gate in config.gates:
         print(f"\nvalidated on {_said(gate)}:", file=to, flush=True)
         found[str(gate.trace)] = compared = validate(gate, model if gate.judged is None else _without_whole(model))
+        part = "" if gate.judged is None else "a third of "
+        keep_gates(config.fit.output, model, part + gate.trace.name, compared)
         code |= report(gate, compared)
     if arguments.json:
         print_json({name: compared.result for name, compared in found.items()})

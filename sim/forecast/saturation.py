@@ -151,6 +151,27 @@ def extrapolations(
         yield f"steps of up to {most:,} tokens: the captures' had at most {captured_most:,}"
 
 
+def beyond_fit(run: PointRun, model: Model) -> Iterator[str]:
+    """Yield extents of ``run`` that are farther than those of the captures that ``model`` was fitted on."""
+    held = model.diagnostics.get("coverage") or {}
+    decoding, depth = run.counts[:, DECODES], run.counts[:, KV_TOKENS]
+    deepest = float(np.max(depth / np.maximum(decoding, 1.0), initial=0.0))
+    extents = {"answers_at_once": float(np.max(decoding, initial=0.0)), "deepest_answer": deepest}
+    words = {"answers_at_once": "outputs at once", "deepest_answer": "tokens behind the outputs"}
+    for name, there in extents.items():
+        known = held.get(name)
+        if known and there > FARTHER * known:
+            yield f"{there:,.0f} {words[name]}, fitted up to {known:,}"
+
+
+def other_settings(engine: EngineConfig, model: Model) -> Iterator[str]:
+    """Yield settings that decide the cost of a step and are not those of the fit; a pool's size is none of them."""
+    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "async_scheduling"):
+        own, fitted = getattr(engine, name), getattr(model.engine, name)
+        if own != fitted:
+            yield f"{name} {own}, fitted under {fitted}"
+
+
 def open_parameters(model: Model, run: PointRun, captured: PointRun | None = None) -> Iterator[str]:
     """Yield parameters that are not identified and may take a large share of the step time of ``run``."""
     for column, term in enumerate(STEP_TERMS):

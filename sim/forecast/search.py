@@ -34,6 +34,7 @@ from sim.forecast.summary import cohorts_of, hit_rates, span_of, ttft_quantiles
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.verdicts import verdict_sentence
 from tracefile import InputError
 from tracefile.commandline.progress import counted
 from tracefile.storage.output import PAGE, check_output
@@ -173,6 +174,7 @@ def search(config: SearchConfig) -> Search:
         trace=config.trace.name,
         trace_digest=captured.digest,
         model_digest=model_digest(model),
+        verdict=verdict_sentence(config.model, model, captured.digest, captured.meta),
         quantity=config.quantity,
         target=config.target.text,
         **{name: getattr(config.target, name) for name in ("percentile", "limit_ms", "cohort", "confidence")},

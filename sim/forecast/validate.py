@@ -11,16 +11,18 @@ from rich.console import Console
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from report.compare.comparison import Compared, Line, Predicted, judge_forecasts
+from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
 from report.compare.terminal import print_comparison
 from report.output import print_json, write_page
 from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
-from sim.forecast.saturation import demand_of, run_point
+from sim.forecast.saturation import beyond_fit, demand_of, other_settings, run_point
 from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
+from sim.latency.verdicts import Verdict, engine_named, keep_verdict
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
@@ -98,10 +100,27 @@ def run(arguments: argparse.Namespace) -> int:
     others = (config.again, config.cold, *config.also.values())
     inputs = [config.trace, arguments.latency_model, *(path for path in others if path is not None)]
     check_output(config.page, PAGE, inputs)
-    compared = validate(config, load_model(arguments.latency_model))
+    model = load_model(arguments.latency_model)
+    compared = validate(config, model)
+    keep_gates(arguments.latency_model, model, config.trace.name, compared)
     if config.json:
         print_json(compared.result)
     return report(config, compared)
+
+
+def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None:
+    """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
+    gates, run = compared.result.gates, compared.runs[CAPTURED]
+    if gates:
+        verdict = Verdict(
+            model_digest=model_digest(model),
+            trace=trace,
+            trace_digest=run.digest,
+            engine=engine_named(run.meta),
+            gates=len(gates),
+            failed=failures(gates),
+        )
+        keep_verdict(path, verdict)
 
 
 def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
@@ -176,7 +195,8 @@ def _predict(
         seed=config.seed,
         done=lambda: next(progress, None),
     )
-    demand = demand_of(run_point(load.arrivals, load.engine, model), load.arrivals, load.engine, model)
+    point = run_point(load.arrivals, load.engine, model)
+    demand = demand_of(point, load.arrivals, load.engine, model)
     facts = Facts(
         model_digest=model_digest(model),
         members=config.members,
@@ -187,6 +207,9 @@ def _predict(
         utilization=float(demand.utilization),
         saturated=bool(demand.is_saturated),
         preempted=int((np.median(found.preemptions, axis=0) > 0).sum()),
+        fitted_captures=len(model.fitted_on),
+        other_settings=list(other_settings(load.engine, model)),
+        beyond_fit=list(beyond_fit(point, model)),
     )
     meta = predicted_meta(
         captured.meta,

@@ -32,6 +32,7 @@ from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
 from sim.latency.terms import DECODES, PREFILL_TOKENS
+from sim.latency.verdicts import verdict_sentence
 from tracefile.commandline.progress import counted
 from tracefile.storage.output import PAGE, check_output
 
@@ -128,7 +129,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         requests=len(captured.records),
         cohorts={name: len(places) for name, places in cohorts.items()},
         engine=asdict(summaries[base].load.engine),
-        verdicts=list(_verdicts(rows)),
+        verdicts=[verdict_sentence(config.model, model, captured.digest, captured.meta), *_own_errors(rows)],
         unchanged=_unchanged(rows, summaries, base),
         notes=list(_notes(captured, model, config)),
         rows=rows,
@@ -154,7 +155,7 @@ def _asked(config: WhatIfConfig, measured: Row | None) -> Iterator[_Asked]:
         yield _Asked("scenario", scenario.name_beside(config.base), scenario)
 
 
-def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
+def _own_errors(rows: Sequence[Row]) -> Iterator[str]:
     capture = next((row for row in rows if row.kind == "capture"), None)
     said = None if capture is None else error_sentence(capture, ALL)
     if said is not None:

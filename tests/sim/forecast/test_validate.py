@@ -122,6 +122,74 @@ def test_a_model_that_is_off_fails_its_gates(folder: Path) -> None:
     assert result["pairs"]["predicted"]["cohorts"]["all"]["ttft"]["verdict"].startswith("off by ")
 
 
+def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
+    """Every cohort is faster than a model that is half slower than its engine forecasts."""
+    _, result = validate(folder, model="off.json")
+    changed, noisy = (next(one for one in result["next_steps"] if word in one) for word in ("changed", "noisy"))
+    assert changed.startswith("nearly every cohort was faster than forecast (+")
+    assert "pass it as --repeat" in noisy
+    _, beside = validate(folder, "--repeat", str(folder / "b.jsonl"), model="off.json")
+    assert not any("--repeat" in one for one in beside["next_steps"])
+    assert validate(folder)[1]["next_steps"] == []
+
+
+def test_other_settings_and_loads_beyond_the_fit_are_likely_causes(folder: Path) -> None:
+    model = msgspec.json.decode((folder / "off.json").read_bytes())
+    model["diagnostics"] = {"coverage": {"answers_at_once": 1, "deepest_answer": 10**6}}
+    (folder / "narrow.json").write_bytes(msgspec.json.encode(model))
+    _, result = validate(folder, "--max-num-seqs", "64", model="narrow.json")
+    steps = "; ".join(result["next_steps"])
+    assert "the engine is not the fitted one: max_num_seqs 64, fitted under 32" in steps
+    assert "outputs at once, fitted up to 1; fit a capture of such a load too" in steps
+
+
+def test_a_capture_without_cached_tokens_leaves_their_gate_untested(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meta, records = load_trace(folder / "a.jsonl")
+    for record in records:
+        record.cached_tokens = None
+    write(folder / "unreported.jsonl", records, meta)
+    code, result = validate(folder, trace="unreported.jsonl")
+    (gate,) = (one for one in result["gates"] if one["name"] == "cached tokens")
+    assert (gate["value"], gate["passed"]) == (None, True)
+    assert "tap --inject usage" in gate["reason"]
+    assert code == int(not all(one["passed"] for one in result["gates"]))
+    assert "gate not tested: predicted: cached tokens exact" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"tap --inject usage, or have clients send stream_options\.include_usage"):
+        main(["audit", str(folder / "unreported.jsonl"), "--max-num-seqs", "32", "--max-num-batched-tokens", "2048"])
+
+
+def test_every_forecast_tells_how_its_model_did_in_validation(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On this trace, on another of the same engine, on none; a model that was fitted again has no verdict."""
+    for name in ("a", "b"):
+        meta, records = load_trace(folder / f"{name}.jsonl")
+        engine = Engine(name="vllm", version="0.9", block_size=32, num_gpu_blocks=4096)
+        write(tmp_path / f"{name}.jsonl", records, msgspec.structs.replace(meta, engine=engine))
+    (tmp_path / "off.json").write_bytes((folder / "off.json").read_bytes())
+    options = ["--latency-model", str(tmp_path / "off.json"), "--members", "2"]
+
+    def said(command: str, trace: str, *flags: str) -> str:
+        assert main([command, str(tmp_path / trace), *options, *flags]) in (0, 1)
+        return capsys.readouterr().out
+
+    assert "this model was never validated" in said("what-if", "a.jsonl")
+    validate(tmp_path, model="off.json")
+    capsys.readouterr()
+    text = said("what-if", "a.jsonl")
+    assert "in sim validate on this trace this model failed TTFT p50 (" in text
+    assert "this model misses this capture: TTFT +" in text
+    other = said("search", "b.jsonl", "--maximize", "rate", "--target", "ttft.p50<=1s", "--between", "1,1.1")
+    assert "not validated on this trace; on a.jsonl, of the same engine, this model failed TTFT p50 (" in other
+    output = ["-o", str(tmp_path / "predicted.jsonl")]
+    assert main(["run", str(tmp_path / "a.jsonl"), *options[:2], *output]) == 0
+    assert load_trace(tmp_path / "predicted.jsonl")[0].extra["validation"] in text
+    save_model(slower(default_model(), 1.4), tmp_path / "off.json")
+    assert "this model was never validated" in said("what-if", "a.jsonl")
+
+
 def test_gates_of_ones_own(folder: Path) -> None:
     gate = "predicted.all.ttft.p50.error<=1%"
     code, result = validate(folder, "--no-default-gates", "--gate", gate, model="off.json")

@@ -12,7 +12,18 @@ import pytest
 
 from measure.survival import CENSORED, EVENT, FAILED, Waits
 from report.pages.forecastpages import drawn_rows, render_what_if, survival_figure
-from report.pages.whatif import Measure, Row, Span, WhatIf, describe, effect_text, headline, ttft, value_text
+from report.pages.whatif import (
+    DemandSaid,
+    Measure,
+    Row,
+    Span,
+    WhatIf,
+    describe,
+    effect_text,
+    headline,
+    ttft,
+    value_text,
+)
 from sim.__main__ import main
 from sim.forecast.ensemble import Forecast, forecast, members
 from sim.forecast.scenarios import Scenario, parse_base
@@ -94,6 +105,11 @@ def middle(row: Row, name: str) -> float:
     value = row.measures[name].value.middle
     assert value is not None
     return value
+
+
+def demand(row: Row) -> DemandSaid:
+    assert row.demand is not None
+    return row.demand
 
 
 def test_the_capture_comes_first_and_is_what_effects_are_against(folder: Path) -> None:
@@ -247,7 +263,7 @@ def test_more_load_waits_longer_and_a_larger_cache_hits_more(folder: Path) -> No
     for name in ("ttft.all.p90", "queue.p99"):
         values = [middle(row, name) for row in rates]
         assert values == sorted(values)
-    loads = [row.demand.utilization or 0.0 for row in rates]
+    loads = [demand(row).utilization or 0.0 for row in rates]
     assert loads == pytest.approx([loads[0] * rate for rate in (1, 2, 4, 8)], rel=0.1)
 
 
@@ -263,9 +279,9 @@ def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Pa
     result = asked(folder, Scenario({}, rate=0.1), trace="rush")
     measured, row, slow = result.rows
     assert (measured.kind, measured.measures["e2e.p50"].value.middle, measured.curves) == ("measured", 30.0, {})
-    assert row.demand.saturated
-    assert row.demand.utilization is not None
-    assert row.demand.utilization > 2.0
+    assert demand(row).saturated
+    assert demand(row).utilization is not None
+    assert demand(row).utilization > 2.0
     p99 = row.measures["ttft.all.p99"].value
     assert p99.middle is None
     assert p99.beyond is not None
@@ -273,7 +289,7 @@ def test_a_saturated_open_loop_says_no_quantile_past_the_captures_end(folder: Pa
     assert row.curves["all"].stops
     assert row.curves["all"].middle[-1] > 0.3
     assert f"> {p99.beyond:,.0f}" in describe(result)
-    assert not slow.demand.saturated
+    assert not demand(slow).saturated
     assert slow.measures["ttft.all.p99"].value.middle is not None
     assert not slow.curves["all"].stops
     effect = slow.measures["ttft.all.p99"].difference
