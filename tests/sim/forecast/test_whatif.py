@@ -148,7 +148,7 @@ def test_the_captured_load_comes_first_as_its_trace_tells_it_then_its_forecast(f
     assert all(measure.difference is None for measure in capture.measures.values())
     said = describe(result)
     assert said.index("\nmeasured ") < said.index("\nforecast of the capture ") < said.index("\n  error ")
-    assert result.verdicts[0].startswith("the forecast of this capture: TTFT ")
+    assert result.verdicts[1].startswith("the forecast of this capture: TTFT ")
     assert "measured" in render_what_if(result)
 
 
@@ -157,9 +157,9 @@ def test_a_model_that_misses_the_capture_says_so(folder: Path) -> None:
     save_model(msgspec.structs.replace(model(), parameters=slow, drift_log_sd=0.0), folder / "slow.json")
     config = WhatIfConfig(folder / "captured.jsonl", folder / "slow.json", (), members=2)
     result, _ = forecast_scenarios(config)
-    assert result.verdicts[0].startswith("this model misses this capture: TTFT +")
-    assert "p50, p90 and p99 beyond the limit of sim validate (5.0 %, 10 % and 15 %)" in result.verdicts[0]
-    assert result.verdicts[0] in describe(result)
+    assert result.verdicts[1].startswith("this model misses this capture: TTFT +")
+    assert "p50, p90 and p99 beyond the limit of sim validate (5.0 %, 10 % and 15 %)" in result.verdicts[1]
+    assert result.verdicts[1] in describe(result)
     assert any(note.startswith("nothing differs: give --rate, ") for note in result.notes)
 
 
