@@ -241,6 +241,13 @@ class OpenReplay:
         whole = len(self.replay.requests) * self.replay.config.repeat
         return whole if self._left is None else self._left
 
+    def last_send_ms(self) -> float | None:
+        config = self.replay.config
+        if config.closed_loop or not self.replay.requests:
+            return None
+        last_ms = max(request.offset_ms for request in self.replay.requests)
+        return (last_ms + (config.repeat - 1) * self.replay.period_ms) / config.speedup
+
     def digest_share(self) -> int:
         return self.replay.digest_share()
 

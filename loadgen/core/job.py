@@ -33,6 +33,9 @@ class OpenJob(Protocol):
     def planned(self) -> int | None:
         """Number of requests to come, without resumed ones; null: unknown."""
 
+    def last_send_ms(self) -> float | None:
+        """Time of the last send that the plan knows, think times included; null: responses decide."""
+
     def digest_share(self) -> int:
         """Sum of one SHA-256 per session, modulo 2**256; the shares of all shards add up to the run's digest."""
 

@@ -347,6 +347,9 @@ class OpenLoad:
         planned = self.survey.planned
         return None if planned is None else planned - self._over
 
+    def last_send_ms(self) -> float | None:
+        return self.survey.last_send_ms
+
     def _ahead(self) -> Iterator[Send]:
         """The plan with its first send already made: it may need the whole dataset."""
         if self._sends is None:

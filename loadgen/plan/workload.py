@@ -55,6 +55,8 @@ class Survey:
     digest_share: int
     planned: int | None
     """Requests if every turn succeeds; null: too many to count."""
+    last_send_ms: float | None = None
+    """Time of the last send, if responses took no time; null: closed loop, or too many to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,16 @@ class Workload:
         most = DIGESTED_SESSIONS if bounded else ENDLESS_SESSIONS
         header = common_header(config, self.text)
         share = requests = 0
+        last_send_ms: float | None = None
         for session in self:
             if session.index >= most:
                 return Survey(share % (1 << DIGEST_BITS), None)
             share += session_digest(header, session)
             requests += len(session.turns)
-        return Survey(share % (1 << DIGEST_BITS), requests)
+            if session.due_ms is not None:
+                last_turn_ms = session.due_ms + sum(turn.think_ms for turn in session.turns)
+                last_send_ms = max(last_send_ms or 0.0, last_turn_ms)
+        return Survey(share % (1 << DIGEST_BITS), requests, last_send_ms)
 
 
 def common_header(config: LoadConfig, text: str) -> bytes:

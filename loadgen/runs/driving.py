@@ -139,7 +139,7 @@ class Run:
                     zero,
                     self._where,
                     planned=planned_by(ready),
-                    duration_s=config.duration_s,
+                    last_send_s=last_send_s(ready, config.duration_s),
                     target_rate=config.target_rate,
                     stopping=lambda: shards.stopping,
                 )
@@ -218,6 +218,12 @@ def planned_by(ready: Sequence[Ready]) -> int | None:
     """Requests of all shards; null: unknown to some shard."""
     planned = [each.planned for each in ready]
     return None if None in planned else sum(count for count in planned if count is not None)
+
+
+def last_send_s(ready: Sequence[Ready], duration_s: float | None) -> float | None:
+    """Time of the last send by the plan, or by the run's duration; null: responses decide."""
+    planned = [each.last_send_ms / 1e3 for each in ready if each.last_send_ms is not None]
+    return max(planned) if planned and len(planned) == len(ready) else duration_s
 
 
 def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Done | Failed) -> None:

@@ -35,7 +35,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     elapsed_s: float
     remaining_s: float | None
-    """To the end at the present rate, or to the last start; null: unknown."""
+    """To the end, by the plan's last send and the pace of the whole run; null: unknown."""
     stopping: str | None
     planned: int | None
     sent: int
@@ -103,7 +103,7 @@ class RunProgress:
         where: Sequence[str],
         *,
         planned: int | None,
-        duration_s: float | None = None,
+        last_send_s: float | None = None,
         target_rate: TargetRate | None = None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
@@ -112,13 +112,14 @@ class RunProgress:
         self._zero = zero
         self._where = where
         self._planned = planned
-        self._duration_s = duration_s
+        self._last_send_s = last_send_s
         self._target_rate = target_rate
         self._counts = [Counts() for _ in where]
         self._heard_s = [0.0 for _ in where]
         self._over: set[int] = set()
         self._recent = RecentWindow()
-        self._sent, self._ended, self._tokens = RateWindow(), RateWindow(), RateWindow()
+        self._sent, self._tokens = RateWindow(), RateWindow()
+        self._begun_s = self.elapsed_s()
 
     def hear(self, shard: int, message: Progress | Done | Failed) -> None:
         self._heard_s[shard] = now_s = self.elapsed_s()
@@ -138,7 +139,6 @@ class RunProgress:
         now_s = self.elapsed_s()
         counts = self._total()
         self._sent.add(now_s, counts.started)
-        self._ended.add(now_s, counts.ended)
         self._tokens.add(now_s, counts.output_tokens)
         self._recent.forget(now_s)
         ttft, itl, lag = map(
@@ -146,7 +146,14 @@ class RunProgress:
         )
         return Status(
             elapsed_s=round(now_s, 3),
-            remaining_s=self._remaining_s(now_s, counts),
+            remaining_s=remaining_s(
+                now_s,
+                counts.started,
+                counts.ended,
+                planned=self._planned,
+                last_send_s=self._last_send_s,
+                begun_s=self._begun_s,
+            ),
             stopping=self._stopping(),
             planned=self._planned,
             sent=counts.started,
@@ -176,13 +183,6 @@ class RunProgress:
             total.add_counts(counts)
         return total
 
-    def _remaining_s(self, now_s: float, counts: Counts) -> float | None:
-        if self._planned is not None and (per_s := self._ended.per_s()):
-            return round(max(0, self._planned - counts.ended) / per_s, 1)
-        if self._duration_s is not None:
-            return round(max(0.0, self._duration_s - now_s), 1)
-        return None
-
     def _shard(self, index: int, now_s: float) -> ShardStatus:
         counts, silent_s = self._counts[index], now_s - self._heard_s[index]
         return ShardStatus(
@@ -192,6 +192,28 @@ class RunProgress:
             errors=counts.failed,
             silent_s=round(silent_s, 1) if silent_s > SILENT_S and index not in self._over else None,
         )
+
+
+def remaining_s(
+    now_s: float,
+    started: int,
+    ended: int,
+    *,
+    planned: int | None,
+    last_send_s: float | None,
+    begun_s: float = 0.0,
+) -> float | None:
+    """Return seconds to the end; null: unknown.
+
+    Sends still to come take until the last of them, by the plan. Other requests take the pace of the whole run, which
+    does not jump as that of the last seconds does. While few have ended, half of those started count as ended.
+    """
+    to_send_s = 0.0 if last_send_s is None else max(last_send_s - now_s, 0.0)
+    left = started - ended if planned is None or to_send_s else planned - ended
+    pace = max(ended, started / 2) / max(now_s - begun_s, 1e-3)
+    if last_send_s is None and (planned is None or not pace):
+        return None
+    return round(to_send_s + (max(left, 0) / pace if pace else 0.0), 1)
 
 
 def _p50_p99(sample: Sample) -> tuple[float | None, float | None]:

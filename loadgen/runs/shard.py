@@ -170,7 +170,7 @@ async def _serve(setup: Setup, receive: Receive, say: Say) -> None:
         await asyncio.gather(starting, return_exceptions=True)
         raise
     try:
-        say(Ready(share, opened.planned()))
+        say(Ready(share, opened.planned(), opened.last_send_ms()))
         go = await receive()
         if isinstance(go, Go):
             say(await _run(setup, go, opened, sender, Parent(receive, say)))

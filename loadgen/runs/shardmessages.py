@@ -38,6 +38,8 @@ class Ready:
     digest_share: int
     planned: int | None
     """Null: unknown."""
+    last_send_ms: float | None = None
+    """Time of the plan's last send. Null: responses decide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from loadgen.runs.progress import RunProgress, ShardStatus, Status
 from measure.lateness import LATE_MS
+from tracefile.commandline.progress import clock
 
 LIVE_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 10.0
@@ -66,12 +67,6 @@ def status_line(status: Status) -> str:
     if status.remaining_s is not None:
         parts.append(f"{clock(status.remaining_s)} left")
     return " · ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _headline(status: Status) -> Text:

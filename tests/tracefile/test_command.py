@@ -10,6 +10,7 @@ import pytest
 
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main
+from tracefile.commandline.progress import progress_line
 
 HEADER = '{"meta": {"schema": "kvtape/1", "block_size": 4, "model": "m"}}'
 
@@ -182,3 +183,18 @@ def test_long_work_says_how_far_it_is(
     monkeypatch.setattr("tracefile.commandline.progress.LOG_INTERVAL_S", 0.0)
     main(["check", path])
     assert "records checked: 1\nrecords checked: 2\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "elapsed_s", "line"),
+    [
+        (1_200, None, 3.0, "records read: 1,200"),
+        (16, 64, 5.0, "records read: 16 of 64 · 0:15 left"),
+        (64, 64, 5.0, "records read: 64 of 64 · 0:00 left"),
+        (1, 4, 3_600.0, "records read: 1 of 4 · 3:00:00 left"),
+    ],
+)
+def test_progress_says_the_time_left_where_the_end_is_known(
+    count: int, total: int | None, elapsed_s: float, line: str
+) -> None:
+    assert progress_line("records read", count, total, elapsed_s) == line

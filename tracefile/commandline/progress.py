@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -16,10 +16,11 @@ LOG_INTERVAL_S = 10.0
 
 
 def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """The items, with ``what`` and their number on stderr while they pass."""
+    """Yield the items, with ``what``, their number and, if there is an end, the time left on stderr while they pass."""
     console = Console(stderr=True)
     interval_s = TERMINAL_INTERVAL_S if console.is_terminal else LOG_INTERVAL_S
-    said_s = time.monotonic()
+    begun_s = said_s = time.monotonic()
+    total = len(items) if isinstance(items, Sized) and len(items) < sys.maxsize else None
     live: Status | None = None
     with ExitStack() as stack:
         for count, item in enumerate(items, 1):
@@ -27,9 +28,24 @@ def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
             if time.monotonic() - said_s < interval_s:
                 continue
             said_s = time.monotonic()
+            line = progress_line(what, count, total, said_s - begun_s)
             if not console.is_terminal:
-                print(f"{what}: {count:,}", file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
             elif live is None:
-                live = stack.enter_context(console.status(f"{what}: {count:,}"))
+                live = stack.enter_context(console.status(line))
             else:
-                live.update(f"{what}: {count:,}")
+                live.update(line)
+
+
+def progress_line(what: str, count: int, total: int | None, elapsed_s: float) -> str:
+    """Return the count, and where the total is known the time left at the pace so far."""
+    if total is None:
+        return f"{what}: {count:,}"
+    return f"{what}: {count:,} of {total:,} · {clock((total - count) * elapsed_s / count)} left"
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds, hours where there are any: 0:07, 1:00:00."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

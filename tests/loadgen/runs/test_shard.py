@@ -44,6 +44,9 @@ class OpenList:
     def planned(self) -> int | None:
         return None
 
+    def last_send_ms(self) -> float | None:
+        return None
+
     def digest_share(self) -> int:
         return 7
 

@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from loadgen.runs.progress import ShardStatus, Status
-from loadgen.runs.view import View, clock, status_line
+from loadgen.runs.view import View, status_line
 from tracefile import load_trace
+from tracefile.commandline.progress import clock
 
 
 def shard(sent: int, silent_s: float | None = None) -> ShardStatus:
