@@ -17,7 +17,7 @@ from engines.dialect import DialectName
 from engines.recognition import DIALECTS
 from engines.tokenization import APPLY_TEMPLATE, TOKENIZE, Rendered, TokenIds, chat_question, text_question
 from tap.prompts.chatmessages import UntokenizableError
-from tap.prompts.tokenizer import RecentIds
+from tap.prompts.tokenizer import MAX_TEXT_CHARS, RecentIds
 from tracefile.boundedmap import BoundedMap
 
 TIMEOUT_S = 2.0
@@ -77,6 +77,8 @@ class EngineTokenizer:
         return known if known is not None else self.recent.put(digest, self._ask(TOKENIZE, payload, TokenIds).tokens)
 
     def _ask(self, path: str, payload: bytes, kind: type[Answer]) -> Answer:
+        if len(payload) > MAX_TEXT_CHARS:
+            raise UntokenizableError("prompt_too_long")
         digest = xxhash.xxh3_128_digest(path.encode() + payload, self._seed)
         failed = self._failures.get(digest)
         if failed is not None:

@@ -19,7 +19,7 @@ from tap.prompts.chatmessages import (
     template_tools,
 )
 from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messages_before
-from tap.prompts.shape import RequestShape, token_ids
+from tap.prompts.shape import MAX_NAME_CHARS, RequestShape, token_ids
 from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
 from tracefile.records.errors import InputError
@@ -230,13 +230,18 @@ class PromptHasher:
         """True: outputs are tokenized too where the engine did not send their ids."""
         self._turn_to = turn_to
 
-        @lru_cache(maxsize=256)
-        def hasher(start: ChainStart) -> BlockHasher:
+        def new_hasher(start: ChainStart) -> BlockHasher:
             return BlockHasher(
                 key, algorithm, block_size, model=start.model, lora=start.lora, cache_salt=start.cache_salt
             )
 
-        self._hasher = hasher
+        self._new_hasher = new_hasher
+        self._kept_hasher = lru_cache(maxsize=256)(new_hasher)
+
+    def _hasher(self, start: ChainStart) -> BlockHasher:
+        """Return the hasher of chains that begin so; one with a long salt is not kept, since its key would be."""
+        is_long = start.cache_salt is not None and len(start.cache_salt) > MAX_NAME_CHARS
+        return self._new_hasher(start) if is_long else self._kept_hasher(start)
 
     def served_by(self, upstream: str) -> None:
         if self._turn_to is not None and upstream:
@@ -299,7 +304,8 @@ class PromptHasher:
         data = text.encode("utf-8", "surrogatepass")
         estimate = len(data) // BYTES_PER_TOKEN if usage_tokens is None else None
         tokens = usage_tokens if estimate is None else estimate
-        hashes = blocks.hash_blocks(self._hasher(start), start, data, tokens or 0)
+        hasher = self._hasher(start)
+        hashes = blocks.hash_blocks(hasher, hasher.root, data, tokens or 0)
         return HashedPrompt(hashes=hashes, source="bytes", token_estimate=estimate)
 
     def _with_media(

@@ -1,9 +1,11 @@
 """Each API's requests and responses made into records, from the bytes that clients and engines send."""
 
+import gc
 import gzip
 import json
+import tracemalloc
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -552,3 +554,29 @@ def test_a_whole_response_of_a_million_values_is_read_from_its_usage() -> None:
     body = b'{"choices":[' + b"{}," * 1_000_000 + b'{}],"usage":{"prompt_tokens":4,"completion_tokens":1}}'
     record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4]}, body).record
     assert (record.status, record.prompt_tokens, record.output_tokens) == ("ok", 4, 1)
+
+
+def test_a_long_cache_salt_is_kept_nowhere() -> None:
+    recorder = maker(byte_blocks=True)
+    before = bytes_held_after(lambda: None)
+    chains = set()
+
+    def record_salts() -> None:
+        for number in range(20):
+            body = {"model": "m", "prompt": "a prompt of some words", "cache_salt": f"{number}" + "s" * 200_000}
+            chains.add(
+                tuple(recorder.make(exchange("/v1/completions", body, usage_of(None))).record.block_hashes or ())
+            )
+
+    assert bytes_held_after(record_salts) - before < 1_000_000
+    assert len(chains) == 20, "each salt has a chain of its own"
+
+
+def bytes_held_after(work: Callable[[], None]) -> int:
+    """Return the bytes that are held after some work."""
+    tracemalloc.start()
+    work()
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held

@@ -64,15 +64,16 @@ class BlockHasher:
         self._chain_blocks = _chain_function(key, algorithm)
         salt = None if cache_salt is None else keyed_id(key, "cache_salt", cache_salt)
         names = _joined(key.secret, _encoded(model), _encoded(lora), _encoded(salt))
-        (self._root,) = self._chain_blocks(b"", [names])
+        (self.root,) = self._chain_blocks(b"", [names])
+        """Hash before the first block of a prompt."""
 
     def hash_blocks(self, token_ids: TokenIds) -> list[BlockHash]:
         """Return the hashes of a prompt's full blocks; raises InputError if an id is no u32."""
-        return self._chain(self._root, token_ids)
+        return self._chain(self.root, token_ids)
 
     def extend(self, previous: BlockHash | None, token_ids: TokenIds) -> list[BlockHash]:
         """Return the hashes of full blocks that follow the block of hash ``previous``; None: they begin a prompt."""
-        root = self._root if previous is None else previous.to_bytes(HASH_BYTES, "big")
+        root = self.root if previous is None else previous.to_bytes(HASH_BYTES, "big")
         return self._chain(root, token_ids)
 
     def _chain(self, previous: bytes, token_ids: TokenIds) -> list[BlockHash]:

@@ -193,3 +193,8 @@ def test_what_no_engine_would_answer_is_not_asked(
     with pytest.raises(UntokenizableError) as caught:
         tokenizer.encode_chat(body)
     assert (caught.value.reason, engine.asked) == (why, [])
+
+
+def test_a_text_of_megabytes_is_not_asked_for(engine: TokenizingEngine, tokenizer: EngineTokenizer) -> None:
+    assert reason(tokenizer, "x" * (4 << 20)) == "prompt_too_long"
+    assert engine.asked == []

@@ -191,3 +191,11 @@ def test_items_are_where_they_are(items: list[Any], spacing: tuple[str, str]) ->
         assert b"\\ud" in text
         return
     assert [json.loads(span.of(text)) for span in spans] == items
+
+
+@pytest.mark.parametrize(
+    "body", [b"{" + b",".join(b'"n%d":0' % at for at in range(10_001)) + b"}", b'{"a":[' + b"{}," * 1_000_000 + b"0]}"]
+)
+def test_an_object_of_too_many_members_or_values_is_not_located(body: bytes) -> None:
+    with pytest.raises(UnlocatableError):
+        object_members(body)

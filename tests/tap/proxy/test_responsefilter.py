@@ -265,3 +265,17 @@ def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at
         else:
             joined.append(piece)
     assert joined == whole
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"usage":{},"choices":[' + b"{}," * 1_000_000 + b"{}]}\n\n",
+        b'data: {"usage":null}\n' + b"data: x\n" * 500_000 + b"\n",
+    ],
+)
+def test_an_event_of_a_million_values_or_lines_passes_as_it_came(event: bytes) -> None:
+    filtering = ResponseFilter(frozenset({"usage", "token-ids"}), "vllm")
+    reads = [event[at : at + 65536] for at in range(0, len(event), 65536)]
+    assert b"".join(filtering.feed(read) for read in reads) == event
+    assert filtering.whole(event[6:-2]) == event[6:-2]
