@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -15,6 +16,7 @@ from tap.supervisor.config import (
     checked_headers,
     checked_injection,
     checked_listen,
+    checked_mode,
     checked_sample,
     checked_tokenizer,
     checked_trace,
@@ -81,6 +83,15 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "--admin", metavar="HOST:PORT", help="address of /healthz, /readyz, /metrics and a live page; default: none"
     )
 
+    group.add_argument(
+        "--admin-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name under which the admin pages are asked for; may be repeated; not needed for IP addresses, "
+        "localhost, names without a dot, and names in .svc, .cluster.local and .internal",
+    )
+
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
@@ -91,6 +102,12 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--rotate-mb", type=float, metavar="MB", help="start a new segment of the trace at this size")
     group.add_argument(
         "--rotate-age", type=duration, metavar="TIME", help="start a new segment of the trace at this age, such as 1h"
+    )
+    group.add_argument(
+        "--file-mode",
+        default="0600",
+        metavar="MODE",
+        help="permissions of the trace and the files beside it (default %(default)s: their owner alone)",
     )
     group.add_argument(
         "--upload",
@@ -186,9 +203,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--wait",
         type=duration,
-        default="0",
         metavar="TIME",
-        help="wait this long at start until the upstream accepts connections, such as 10m (default %(default)s)",
+        help="end with an error if no upstream accepts connections in this time, such as 10m (default: wait as long as "
+        "it takes; clients get 503 meanwhile)",
     )
 
 
@@ -240,6 +257,8 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         engine_metrics_s=args.engine_metrics_interval,
         admin=None if args.admin is None else checked_listen("--admin", args.admin),
         wait_s=args.wait,
+        file_mode=checked_mode(args.file_mode),
+        admin_names=tuple(name.lower() for name in args.admin_name),
         drain_s=args.drain,
     )
 
@@ -261,8 +280,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    config = read_config(argv)
+    os.umask(0o777 & ~config.file_mode)  # of the tap's other processes, too
     try:
-        run(serve(read_config(argv)))
+        run(serve(config))
     except asyncio.CancelledError:  # told to end before it had begun
         return 130
     return 0

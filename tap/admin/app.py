@@ -14,9 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
+from tap.admin.hosts import refusal
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import Snapshot, snapshot
+from tap.ipc.exchange import Progress
 from tap.ipc.feed import RecorderStats, WorkerStats
 
 PREFIX = "kvtape_tap_"
@@ -94,7 +96,7 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
     yield _histogram("ttft_seconds", "Arrival to the first token.", WAIT_S, [((), recorder.ttft)])
     yield _histogram("itl_seconds", "Gap between reads that carry tokens.", GAP_S, [((), recorder.gaps)])
     for name, text, count in (
-        ("recorded", "Records in the trace's files.", progress.recorded),
+        ("recorded", "Records written to files, those of trace_lost included.", _written(progress)),
         ("sampled_out", "Requests of sessions that --sample leaves out.", progress.sampled_out),
         ("hashed", "Records with block hashes.", progress.hashed),
         ("prompt_counts_checked", "Records whose prompt ids and usage are known.", progress.prompt_counts_checked),
@@ -111,6 +113,11 @@ def _recorder_metrics(recorder: RecorderStats) -> Iterator[Metric]:
     yield _counter("unhashed", "Records without block hashes.", unhashed, ["reason"])
     yield _gauge("segments", "Files that the trace is made of.", [((), progress.segments)])
     yield _gauge("recorder_writing", "1 if the last flush reached the files.", [((), float(recorder.writing))])
+
+
+def _written(progress: Progress) -> int:
+    """Return the records that reached a file, which never become fewer."""
+    return progress.recorded + progress.dropped.get("trace_lost", 0)
 
 
 def _overhead(workers: Iterable[tuple[int, WorkerStats]], recorder: RecorderStats | None) -> Metric:
@@ -166,6 +173,7 @@ HEADERS: Final = {
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 
@@ -175,6 +183,7 @@ T = TypeVar("T")
 
 def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.middleware("http")(_only_for(frozenset(state.setup.names)))
     latest = shared(lambda: snapshot(state, clock()), clock)
     live = shared(lambda: msgspec.json.encode(latest()), clock)
     exposition = Exposition(state)
@@ -207,6 +216,19 @@ def make_app(state: LiveState, clock: Clock = time.monotonic) -> FastAPI:
     for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript")):
         app.add_route(f"/{name}", _asset_route(_asset(name).encode(), kind), include_in_schema=False)
     return app
+
+
+Next = Callable[[Request], Awaitable[Response]]
+
+
+def _only_for(names: frozenset[str]) -> Callable[[Request, Next], Awaitable[Response]]:
+    """Return the check of a request's Host and Origin; probes tell nothing and are free of it."""
+
+    async def check(request: Request, respond: Next) -> Response:
+        reason = None if request.scope["path"] in ("/healthz", "/readyz") else refusal(request, names)
+        return await respond(request) if reason is None else _answer(f"{reason}\n".encode(), "text/plain", 403)
+
+    return check
 
 
 def shared(make: Callable[[], T], clock: Clock) -> Callable[[], T]:

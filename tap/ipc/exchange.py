@@ -41,6 +41,10 @@ class Progress(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     """Failed tries to upload a segment; it stays and is tried again."""
     refused_counts: int = 0
     """Records with a count of the client or the engine that cannot be true."""
+    moved: int = 0
+    """Records in files that others moved away, among ``recorded``."""
+    file: str | None = None
+    """File being written, if another one took the trace's name. Null: the trace's own."""
 
 
 class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
@@ -202,6 +206,8 @@ class AdminSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only
     trace: str
     """Path, for the heading of the page."""
     block_size: int
+    names: list[str] = []
+    """Host names under which the pages are asked for, in lower case."""
 
 
 class ServiceStats(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):

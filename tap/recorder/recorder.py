@@ -14,21 +14,19 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_value, add_values, empty_counts
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
-from tap.ipc.feed import PUSH_INTERVAL_S, FeedSender, RecorderStats, RecordFeed, RequestCount, SeenRecord
 from tap.prompts.prompt import prompt_hasher
+from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
 from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Engine, Record, Status
+from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
 from wire.process import split_frames
 
@@ -103,95 +101,6 @@ class Inbox:
 HASH_BITS = 64
 
 
-FEED_RECORDS = 64
-"""Records in a frame, which leaves after ``FEED_INTERVAL_S`` at the latest."""
-FLUSH_RECORDS = 8
-FEED_INTERVAL_S = 0.25
-MAX_KINDS = 1_000
-"""Kinds of requests counted apart; a bound, since paths may vary endlessly."""
-
-_seen_fields = attrgetter(*SeenRecord.__struct_fields__)
-_WAIT_MS = tuple(bound * 1e3 for bound in WAIT_S)
-_GAP_MS = tuple(bound * 1e3 for bound in GAP_S)
-
-
-class RecordMeter:
-    """Counts of records for ``/metrics``, and the feed of records to the admin process."""
-
-    def __init__(self, socket_path: str, pid: int) -> None:
-        self._pid = pid
-        self._sender = FeedSender(socket_path)
-        self._kinds: dict[tuple[str, Status, int, str], int] = {}
-        self._ttft_ms = empty_counts(WAIT_S)
-        self._gaps_ms = empty_counts(GAP_S)
-        self._head_s = empty_counts(OVERHEAD_S)
-        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
-        self._batch: list[Record] = []
-        self._feed_skipped = 0
-        self._fed_at = self._pushed_at = float("-inf")
-
-    def observe(self, record: Record, head_ns: int | None) -> None:
-        """Count a record, sampled out or not; ``head_ns``: from its head's arrival to the write upstream."""
-        kinds = self._kinds
-        kind = (record.endpoint or "", record.status, record.http_status or 0, record.upstream or "")
-        if kind not in kinds and len(kinds) >= MAX_KINDS:
-            kind = ("other", *kind[1:])
-        kinds[kind] = kinds.get(kind, 0) + 1
-        if record.ttft_ms is not None:
-            add_value(self._ttft_ms, _WAIT_MS, record.ttft_ms)
-        if head_ns is not None:
-            add_value(self._head_s, OVERHEAD_S, head_ns / 1e9)
-        if record.itl_ms:
-            add_values(self._gaps_ms, _GAP_MS, record.itl_ms)
-        self._prompt_tokens += record.prompt_tokens or 0
-        self._cached_tokens += record.cached_tokens or 0
-        self._output_tokens += record.output_tokens or 0
-        batch = self._batch
-        batch.append(record)
-        if not len(batch) % FLUSH_RECORDS:
-            self._sender.flush()
-            if len(batch) == FEED_RECORDS:
-                self._feed()
-
-    def push_if_due(self, now_s: float, progress: Callable[[], Progress], *, writing: bool) -> None:
-        self._sender.flush()
-        if now_s - self._fed_at >= FEED_INTERVAL_S:
-            self._feed()
-            self._fed_at = now_s
-        if now_s - self._pushed_at >= PUSH_INTERVAL_S:
-            self._sender.offer(encode_frame(self.stats(progress(), writing=writing)))
-            self._pushed_at = now_s
-
-    def stats(self, progress: Progress, *, writing: bool) -> RecorderStats:
-        return RecorderStats(
-            pid=self._pid,
-            progress=progress,
-            writing=writing,
-            feed_skipped=self._feed_skipped,
-            requests=[RequestCount(*kind, count) for kind, count in self._kinds.items()],
-            ttft=HistogramCounts(self._ttft_ms.counts, self._ttft_ms.total / 1e3),
-            gaps=HistogramCounts(self._gaps_ms.counts, self._gaps_ms.total / 1e3),
-            request_head=self._head_s,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            output_tokens=self._output_tokens,
-        )
-
-    def close(self, progress: Progress) -> None:
-        self._feed()
-        self._sender.offer(encode_frame(self.stats(progress, writing=True)))
-        self._sender.close()
-
-    def _feed(self) -> None:
-        """Send the batch if the other side keeps up; else skip it without encoding."""
-        batch, self._batch = self._batch, []
-        if batch and self._sender.keeping_up:
-            records = [SeenRecord(*_seen_fields(record)) for record in batch]
-            if self._sender.offer(encode_frame(RecordFeed(records))):
-                return
-        self._feed_skipped += len(batch)
-
-
 class SessionSample:
     """A sample of about ``share`` of all sessions, by a keyed hash of their ids: the same at all taps with this key.
 
@@ -228,7 +137,7 @@ class Recorder:
         hasher = prompt_hasher(setup, key)
         self._uploader = Uploader(setup.upload) if setup.upload is not None else None
         self._trace = SegmentedTrace(
-            setup.trace,
+            setup.carry.file or setup.trace,
             setup.meta,
             rotate_bytes=setup.rotate_bytes,
             rotate_s=setup.rotate_s,
@@ -236,7 +145,10 @@ class Recorder:
             resume=setup.resume,
         )
         self._sessions = SessionIndex(setup.block_size)
-        self._before = self._trace.recorded if setup.carry.found is None else setup.carry.found
+        self._named = setup.trace
+        found_before = self._trace.recorded if setup.carry.found is None else setup.carry.found
+        self._before = min(found_before, self._trace.recorded)
+        """Records of earlier runs in the files."""
         found = list(self._trace.last_records(RELINKED_RECORDS)) if self._trace.recorded else []
         epoch_ns = setup.carry.epoch_ns
         if epoch_ns is None:
@@ -264,7 +176,7 @@ class Recorder:
         self._flushed = copy.deepcopy(self._taken)
         self._is_news = False
         for sentence in self._trace.mended:
-            print(f"tap: {sentence}", file=sys.stderr, flush=True)
+            _say(sentence)
 
     def take(self, exchange: ExchangeCopy) -> None:
         """Record an exchange; a failure is counted by its kind, and the next exchange is taken."""
@@ -295,22 +207,28 @@ class Recorder:
             self._meter.push_if_due(now_s, self.progress, writing=not self._trace.failing)
 
     def tick(self) -> Progress | None:
-        retrying = self._trace.failing
-        news = self._is_news or retrying
+        news = self._is_news or self._trace.failing
+        self._trace.follow()
         if news and self._trace.flush():
             self._is_news = False
             self._flushed = msgspec.structs.replace(self._taken, unhashed=dict(self._taken.unhashed))
+        news = self._account_for_left_files() or news
         news = self._trace.rotate_if_due() or news
         news = self._follow_uploads() or news
         return self.progress() if news else None
 
     def progress(self) -> Progress:
+        recorded = self._recorded()
         return msgspec.structs.replace(
             self._flushed,
+            hashed=min(self._flushed.hashed, recorded),
             received=self._taken.received,
             sampled_out=self._taken.sampled_out,
             dropped=dict(self._dropped),
-            recorded=self._trace.recorded - self._before,
+            found=self._before,
+            recorded=recorded,
+            file=None if str(self._trace.path) == self._named else str(self._trace.path),
+            moved=self._taken.moved,
             segments=self._trace.segments,
             uploaded=sum(segment.uploaded is not None for segment in self._trace.manifest.segments),
             upload_failed=self._taken.upload_failed + (self._uploader.failed if self._uploader is not None else 0),
@@ -318,7 +236,8 @@ class Recorder:
 
     def close(self) -> Progress:
         whole = self._trace.close()
-        recorded = self._trace.recorded - self._before
+        self._account_for_left_files()
+        recorded = self._recorded()
         if not whole:
             self._dropped["trace_unwritable"] += self._taken.recorded - recorded
         self._flushed = self._taken
@@ -333,6 +252,33 @@ class Recorder:
         if self._meter is not None:
             self._meter.close(self.progress())
         return self.progress()
+
+    def _recorded(self) -> int:
+        return self._trace.recorded - self._before + self._taken.moved
+
+    def _account_for_left_files(self) -> bool:
+        """Take the records of files that others deleted, moved or changed out of the counts of the trace."""
+        left_files = self._trace.left_files()
+        for left in left_files:
+            _say(f"WARNING: {left}")
+            gone_before = max(0, min(self._before, left.inherited) - left.kept)
+            self._before -= gone_before
+            moved_before = min(gone_before, left.moved)
+            self._taken.moved += left.moved - moved_before
+            self._lose(left.lost - (gone_before - moved_before))
+        return bool(left_files)
+
+    def _lose(self, records: int) -> None:
+        """Count records of this run as lost; what is known of them all, such as the hashed ones, in proportion."""
+        if records:
+            taken = self._taken
+            share = 1 - records / max(records, taken.recorded)
+            taken.recorded -= records
+            self._dropped["trace_lost"] += records
+            taken.hashed = round(taken.hashed * share)
+            taken.prompt_counts_checked = round(taken.prompt_counts_checked * share)
+            taken.prompt_counts_matched = round(taken.prompt_counts_matched * share)
+            taken.unhashed = {reason: round(count * share) for reason, count in taken.unhashed.items()}
 
     def _count(self, made: MadeRecord) -> None:
         taken = self._taken
@@ -350,9 +296,10 @@ class Recorder:
     def _count_unreported(self, found: Sequence[Record]) -> None:
         """Count the records that an earlier recorder had written and not reported: the last ones of ``found``."""
         taken = self._taken
-        recorded = self._trace.recorded - self._before
+        recorded = self._recorded()
         unreported = found[len(found) - max(0, recorded - taken.recorded) :]
         hashed = sum(record.block_hashes is not None for record in unreported)
+        self._lose(max(0, taken.recorded - recorded))
         taken.recorded = recorded
         taken.hashed += hashed
         if hashed < len(unreported):
@@ -369,6 +316,10 @@ class Recorder:
         for name, where in sent:
             self._trace.mark_uploaded(name, where)
         return bool(sent)
+
+
+def _say(text: str) -> None:
+    print(f"tap: {text}", file=sys.stderr, flush=True)
 
 
 def _epoch_ns(setup: RecorderSetup, trace: SegmentedTrace, found: Sequence[Record]) -> int:

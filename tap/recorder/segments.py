@@ -5,21 +5,20 @@ flush tries again, and recording continues once there is room.
 """
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
+from tap.recorder.opensegment import LeftFile, OpenSegment
 from tap.recorder.resumption import described, records_of, resume_file, resume_segments
 from tracefile.records.encoding import encode_meta, encode_record
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.appending import TraceFile, append_to, new_trace_file
+from tracefile.storage.appending import append_to, new_trace_file
 from tracefile.storage.durable import rename_durably
 from tracefile.storage.mending import mend
 from tracefile.storage.segments import (
@@ -31,58 +30,6 @@ from tracefile.storage.segments import (
     segments_there,
     write_manifest,
 )
-
-BATCH_LINES = 256
-"""Lines compressed in one call, which costs as much as a line."""
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
-@dataclass(slots=True)
-class OpenSegment:
-    """The open file, with its entry for the manifest."""
-
-    file: TraceFile
-    path: Path
-    records: int = 0
-    first_arrival_ms: float = float("inf")
-    last_arrival_ms: float = float("-inf")
-    first_at: float = float("inf")
-    digest: _Digest = field(default_factory=hashlib.sha256)
-    lines: list[bytes] = field(default_factory=list)
-    arrivals_ms: list[float] = field(default_factory=list)
-
-    def take(self, line: bytes, arrival_ms: float | None) -> None:
-        self.lines.append(line)
-        self.records += 1
-        if arrival_ms is not None:
-            self.arrivals_ms.append(arrival_ms)
-        if len(self.lines) >= BATCH_LINES:
-            self.compress()
-
-    def compress(self) -> None:
-        if self.lines:
-            batch = b"".join(self.lines)
-            self.lines.clear()
-            self.digest.update(batch)
-            self.file.take(batch)
-            self.first_arrival_ms = min([self.first_arrival_ms, *self.arrivals_ms])
-            self.last_arrival_ms = max([self.last_arrival_ms, *self.arrivals_ms])
-            self.arrivals_ms.clear()
-            self.first_at = min(self.first_at, time.monotonic())
-
-    def listed(self) -> Segment:
-        return Segment(
-            name=self.path.name,
-            records=self.records,
-            bytes=self.file.size,
-            first_arrival_ms=self.first_arrival_ms if self.first_arrival_ms < float("inf") else None,
-            last_arrival_ms=self.last_arrival_ms if self.last_arrival_ms > float("-inf") else None,
-            digest=self.digest.hexdigest(),
-        )
 
 
 class SegmentedTrace:
@@ -102,7 +49,7 @@ class SegmentedTrace:
         overwrite: bool = False,
         resume: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.path = self._named = Path(path)
         self.meta = meta
         self.recorded = 0
         """Records in the files, those of earlier writers included."""
@@ -120,6 +67,7 @@ class SegmentedTrace:
         self._closed = False
         self._taken = 0
         """Records taken, in the files or not."""
+        self._left: list[LeftFile] = []
         if not (resume and self._resume()):
             self._start_new(overwrite=overwrite)
 
@@ -147,6 +95,7 @@ class SegmentedTrace:
 
     def flush(self) -> bool:
         """Write all records taken to the files; False if the disk refuses, see ``problem``."""
+        self.follow()
         try:
             self._mend_state()
             assert self._segment is not None
@@ -158,6 +107,37 @@ class SegmentedTrace:
         self.problem = None
         self.recorded = self._taken
         return True
+
+    def follow(self) -> None:
+        """Go on in a new file if another process deleted, moved or changed the open one; ``left_files`` tells."""
+        segment = self._segment
+        if segment is None or self._ending or (was := segment.file.displacement()) is None:
+            return
+        present_path = segment.file.present_path()
+        moved = self._end_moved(segment) if was == "moved" else 0
+        segment.file.abandon()
+        self._segment = None
+        kept = self._keep_uncut(segment) if was == "changed" else 0
+        self._taken -= segment.records - kept
+        carried = self._open_successor(segment)
+        self.recorded, self._taken = self._taken, self._taken + carried
+        self._left.append(
+            LeftFile(
+                was=was,
+                path=segment.file.path,
+                present_path=present_path,
+                successor=None if self._segment is None else self._segment.file.path,
+                inherited=segment.inherited,
+                kept=kept,
+                moved=moved,
+                lost=segment.records - kept - moved - carried,
+            )
+        )
+
+    def left_files(self) -> list[LeftFile]:
+        """Return the files left since the last call."""
+        left, self._left = self._left, []
+        return left
 
     def rotate_if_due(self) -> bool:
         segment = self._segment
@@ -185,6 +165,7 @@ class SegmentedTrace:
         if self._closed:
             return self.recorded == self._taken
         self._closed = True
+        self.follow()
         if self._rotates and self._segment is not None and not self._segment.records and self.manifest.segments:
             self._discard_segment()
         try:
@@ -257,9 +238,65 @@ class SegmentedTrace:
         self._finish_ending()
         self._save_manifest()
         if self._segment is None:
-            self._open_next()
+            if self._rotates:
+                self._open_next()
+            else:
+                self._open_again()
             assert self._segment is not None
             self._segment.file.sync()
+
+    # A file that others deleted, moved or changed.
+
+    def _end_moved(self, segment: OpenSegment) -> int:
+        """End the stream of a moved file where it is; return the records that it has."""
+        unwritten = self._taken - self.recorded
+        try:
+            segment.compress()
+            segment.file.finish()
+            segment.file.make_durable()
+        except InputError:
+            return segment.records - unwritten
+        return segment.records
+
+    def _keep_uncut(self, segment: OpenSegment) -> int:
+        """Close a changed file after its last whole record; return its records, 0 if it is no longer of this trace."""
+        path = Path(segment.file.path)
+        try:
+            mended = mend(path)
+            if mended.meta is None or mended.meta.epoch_unix_ns != self.meta.epoch_unix_ns:
+                return 0
+            if not self._rotates:
+                self._segment = OpenSegment(append_to(path), path, records=mended.records)
+                self._segment.file.take(encode_meta(self.meta))
+            elif mended.records:
+                rename_durably(path, segment.path)
+                self._list(described(segment.path))
+        except (InputError, OSError):
+            return 0
+        return mended.records
+
+    def _open_successor(self, left: OpenSegment) -> int:
+        """Open the next file if none is; return the records that it takes over from memory."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._manifest_is_old = self._rotates
+        try:
+            self._mend_state()
+        except InputError as error:
+            self.problem = error
+            return 0
+        assert self._segment is not None
+        self._segment.inherited = min(left.inherited, self._segment.records)
+        self._segment.lines, self._segment.arrivals_ms = left.lines, left.arrivals_ms
+        self._segment.records += len(left.lines)
+        return len(left.lines)
+
+    def _open_again(self) -> None:
+        """Open a file of the trace's name, or of the first segment's name that is free."""
+        names = chain([self._named], (segment_path(self._named, number) for number in count(1)))
+        self.path = next(path for path in names if _is_free(path))
+        self._segment = OpenSegment(new_trace_file(self.path), self.path)
+        self._segment.file.take(encode_meta(self.meta))
 
     def _finish_ending(self) -> None:
         """Close an ended segment: all of it on disk, under its name, in the manifest."""
@@ -361,7 +398,16 @@ class SegmentedTrace:
             self._manifest_is_old = True
             self.flush()
         else:
-            self._segment = OpenSegment(append_to(self.path), self.path, records=found.records)
+            records = found.records
+            self._segment = OpenSegment(append_to(self.path), self.path, records=records, inherited=records)
             if found.says_something_new:
                 self._segment.file.take(encode_meta(self.meta))
+        return True
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a new file can have this name: an empty one there is used."""
+    try:
+        return not path.stat().st_size
+    except OSError:
         return True

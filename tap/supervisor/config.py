@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -68,7 +68,12 @@ class TapConfig:
     engine_metrics_s: float
     """Seconds between samples of the engine's metrics; 0: none."""
     admin: tuple[str, int] | None
-    wait_s: float
+    wait_s: float | None
+    """Time for a first upstream to accept connections. Null: as long as it takes."""
+    file_mode: int
+    """Permissions of the files that are made."""
+    admin_names: tuple[str, ...]
+    """Host names for the admin port, besides those that no stranger can own."""
     drain_s: float
 
 
@@ -163,6 +168,12 @@ def checked_injection(words: Sequence[str], dialect: DialectName | None) -> froz
     return frozenset(injection for injection in known if injection in wanted)
 
 
+def checked_mode(text: str) -> int:
+    if not re.fullmatch("0?6[0-6][0-6]", text):
+        raise InputError(f"--file-mode {text}: expected permissions that let the owner read and write, such as 0640")
+    return int(text, 8)
+
+
 def at_least(flag: str, value: float, least: float) -> None:
     if not value >= least:
         raise InputError(f"{flag} {value:g}: expected {least:g} or more")
@@ -175,9 +186,13 @@ def more_than_zero(flag: str, value: float | None) -> None:
 
 def _checked_url(text: str, place: str) -> Origin:
     try:
-        return parse_url(text)
+        origin = parse_url(text)
     except WireError as error:
         raise InputError(f"{place}: {error}") from None
+    if not origin.base_path.endswith("/v1"):
+        return origin
+    print(f"tap: {place}: /v1 is left out, since it is in the clients' paths", file=sys.stderr)
+    return replace(origin, base_path=origin.base_path.removesuffix("/v1").rstrip("/"))
 
 
 def _distinct(found: Sequence[tuple[Origin, str]]) -> tuple[Origin, ...]:

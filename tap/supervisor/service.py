@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
 import tempfile
 import time
@@ -20,11 +19,12 @@ from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import Runtime, TapConfig, read_upstreams, recorder_setup
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
-from tracefile.hashing.blockhash import load_key
+from tap.supervisor.signals import Signals
+from tap.supervisor.waitingroom import reach_upstreams
+from tracefile.hashing.hashkey import key_path, load_key
 from tracefile.records.encoding import encode_meta
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Meta
-from wire.pool import ConnectError, ConnectionPool
 from wire.url import Origin
 
 BACKLOG = 1024
@@ -67,43 +67,7 @@ def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.so
     return sock
 
 
-def end_before_the_start() -> None:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-
-
-class Signals:
-    """The signals from now on, as they come."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.stops: asyncio.Queue[None] = asyncio.Queue()
-        self.reloads: asyncio.Queue[None] = asyncio.Queue()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stops.put_nowait, None)
-        loop.add_signal_handler(signal.SIGHUP, self.reloads.put_nowait, None)
-
-
 POLL_S = 30.0
-RETRY_S = 0.25
-
-
-async def reach_upstreams(origins: Sequence[Origin], wait_s: float) -> list[Origin]:
-    """Return the upstreams that accept a connection, once any does; raises InputError after ``wait_s`` without one."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        failures = await asyncio.gather(*(_failure_to_reach(origin) for origin in origins))
-        reached = [origin for origin, failure in zip(origins, failures, strict=True) if failure is None]
-        if reached:
-            return reached
-        if time.monotonic() >= deadline:
-            raise InputError(
-                f"--upstream {origins[0]}: cannot be reached ({failures[0]}); expected a server that listens there, "
-                "or --wait to wait for one"
-            )
-        await asyncio.sleep(RETRY_S)
 
 
 async def watch_engines(
@@ -144,15 +108,6 @@ def changed_engine(known: Engine | None, learnt: Engine | None) -> Engine | None
     told = {name: value for name, value in msgspec.structs.asdict(learnt).items() if value not in (None, {})}
     now = msgspec.structs.replace(known or Engine(), **told)
     return None if now == known else now
-
-
-async def _failure_to_reach(origin: Origin) -> str | None:
-    pool = ConnectionPool(origin)
-    try:
-        (await pool.connect()).abort()
-    except ConnectError as error:
-        return error.kind
-    return None
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -235,15 +190,16 @@ FLUSH_TIMEOUT_S = 60.0
 
 
 async def serve(config: TapConfig) -> None:
-    end_before_the_start()
+    signals = Signals()
     listeners = bind_listeners("--listen", *config.listen, count=config.workers)
     pages = bind_listeners("--admin", *config.admin) if config.admin is not None else []
     key = load_key(config.key_file)
-    facts = await learn(config)
+    config, reached = await reach_upstreams(config, signals, listeners, pages)
+    facts = await learn(config, reached)
     with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
         setup = recorder_setup(config, key, facts, runtime)
-        admin = AdminProcess(pages[0], runtime.admin_socket, config.trace, setup.block_size) if pages else None
+        admin = AdminProcess(config, pages[0], runtime.admin_socket, setup.block_size) if pages else None
         async with recording(setup, ledger) as recorder:
             workers = Workers(config, facts, runtime, ledger, listeners)
             service = Service(config, ledger, recorder, workers, facts.known_engine)
@@ -251,7 +207,7 @@ async def serve(config: TapConfig) -> None:
                 await workers.start()
                 if admin is not None:
                     await admin.start(service.stats)
-                signals = Signals()
+                signals.started()
                 _announce(config, listeners[0].getsockname()[1], admin)
                 await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
                 await service.end(signals, admin)
@@ -262,8 +218,7 @@ async def serve(config: TapConfig) -> None:
             await admin.finish()
 
 
-async def learn(config: TapConfig) -> EngineFacts:
-    reached = await reach_upstreams(config.upstreams, config.wait_s)
+async def learn(config: TapConfig, reached: Sequence[Origin]) -> EngineFacts:
     for origin in config.upstreams:
         if origin not in reached:
             say(f"upstream {origin} cannot be reached; it gets requests once it can")
@@ -399,7 +354,7 @@ def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
     line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
-    print(line, flush=True)
+    print(f"{line}; hashes keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it", flush=True)
 
 
 def _names(origins: Sequence[Origin]) -> str:

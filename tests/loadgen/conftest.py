@@ -15,7 +15,8 @@ from tests.replay import plan_runner as plan_runner_module
 @pytest.fixture(autouse=True)
 def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "key"
-    path.write_text("ab" * 32)
+    path.write_text(bytes(range(32)).hex())
+    path.chmod(0o600)
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(path))
     return path
 

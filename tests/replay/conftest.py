@@ -33,7 +33,8 @@ def strict_engines() -> ModuleType:
 @pytest.fixture(autouse=True)
 def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "key"
-    path.write_text("cd" * 32)
+    path.write_text(bytes(range(1, 33)).hex())
+    path.chmod(0o600)
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(path))
     return path
 

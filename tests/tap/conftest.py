@@ -93,6 +93,7 @@ class ScriptedUpstream:
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+        """Serve on ``port``; 0: a free one."""
         tasks: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +110,7 @@ class ScriptedUpstream:
                 self.gone.set()
                 writer.close()
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 26, ssl=tls)
+        server = await asyncio.start_server(accept, "127.0.0.1", self.port, limit=1 << 26, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield
@@ -380,6 +381,8 @@ class Lab:
             "queue_bytes": 64 << 20,
             "engine_facts": False,
             "wait_s": 0.0,
+            "file_mode": 0o600,
+            "admin_names": (),
             "drain_s": 5.0,
             "overwrite": False,
         }

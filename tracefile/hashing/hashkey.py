@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,8 @@ from tracefile.records.errors import InputError
 
 KEY_FILE_VARIABLE = "KVTAPE_KEY_FILE"
 SECRET_BYTES = 32
+MIN_DISTINCT_BYTES = 12
+"""Fewer different bytes come in no random key: the chance is under 10⁻²⁰."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ def keyed_id(key: HashKey, kind: str, text: str) -> str:
 def load_key(path: Path | None = None) -> HashKey:
     """The key in ``path`` (else $KVTAPE_KEY_FILE, else ~/.config/kvtape/key), made on first use, readable by its owner.
 
-    Safe when several processes start at once: one of them makes the file, whole, and all read the same. Raises
-    InputError if the file is not a key (64 hex digits) or cannot be read or made.
+    Safe when several processes start at once: one of them makes the file, whole, and all read the same. Warns of a
+    file that others can read. Raises InputError if it is no key (64 random hex digits), or cannot be read or made.
     """
     where = path or key_path()
     try:
@@ -74,9 +78,21 @@ def key_path() -> Path:
 def _read_key(path: Path) -> HashKey:
     text = path.read_text(encoding="ascii").strip()
     try:
-        return HashKey(bytes.fromhex(text))
+        key = HashKey(bytes.fromhex(text))
     except (ValueError, InputError):
         raise InputError(f"{path}: not a hash key; expected {2 * SECRET_BYTES} hex digits") from None
+    if len(set(key.secret)) < MIN_DISTINCT_BYTES:
+        raise InputError(f"{path}: a key that can be guessed; expected random digits, as `openssl rand -hex 32` makes")
+    if readers := _other_readers(path.stat()):
+        print(f"warning: {path}: {readers} can read this secret key; expected mode 0600", file=sys.stderr)
+    return key
+
+
+def _other_readers(status: os.stat_result) -> str:
+    """Return the others who can read a file; a group may if another user, such as root, hands the file out by it."""
+    if status.st_mode & stat.S_IROTH:
+        return "all users"
+    return "its group" if status.st_mode & stat.S_IRGRP and status.st_uid == os.geteuid() else ""
 
 
 def _create_key(path: Path) -> None:

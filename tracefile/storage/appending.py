@@ -8,12 +8,16 @@ import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import Compressor, compressor_for, compressor_like
 from tracefile.storage.durable import aside_of, keep_mode, rename_durably
 
 DRAIN_BYTES = 1 << 18
+
+Displacement = Literal["deleted", "moved", "changed"]
+"""What another process did to an open file: moved, it has another name or folder; changed, it was cut or written."""
 
 
 class TraceFile:
@@ -29,6 +33,7 @@ class TraceFile:
         self.size = size
         """Bytes written, and those that are to be."""
         self._fd = fd
+        self._written = size
         self._compressor = compressor
         self._pending = bytearray()
         self._replaces = replaces
@@ -68,6 +73,29 @@ class TraceFile:
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a working disk") from error
 
+    def displacement(self) -> Displacement | None:
+        """Return how the file is no longer the one written here under its name; null: it is, or cannot be told."""
+        try:
+            ours = os.fstat(self._fd)
+            if not stat.S_ISREG(ours.st_mode):
+                return None
+            if ours.st_nlink == 0:
+                return "deleted"
+            if ours.st_size != self._written:
+                return "changed"
+            return None if os.path.samestat(ours, os.stat(self.path)) else "moved"
+        except (FileNotFoundError, NotADirectoryError):
+            return "moved"
+        except OSError:
+            return None
+
+    def present_path(self) -> str:
+        """Return the path under which the system knows the open file now; its old one where that is not told."""
+        try:
+            return os.readlink(f"/proc/self/fd/{self._fd}")
+        except OSError:
+            return self.path
+
     def abandon(self) -> None:
         """Close the file; what was not written is lost, and all of it where it was to replace another when whole."""
         os.close(self._fd)
@@ -89,7 +117,9 @@ class TraceFile:
     def _write_pending(self) -> OSError | None:
         try:
             while self._pending:
-                del self._pending[: os.write(self._fd, self._pending)]
+                written = os.write(self._fd, self._pending)
+                self._written += written
+                del self._pending[:written]
         except OSError as error:
             self.failing = True
             return error
@@ -100,7 +130,7 @@ class TraceFile:
 def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, name: str | None = None) -> TraceFile:
     """Open an empty file, device or pipe; raises InputError. ``name``: its suffix selects the compression."""
     where = os.fspath(path)
-    fd = _open(where, os.O_WRONLY | os.O_CREAT)
+    fd = _open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # a file cut by others gets no hole
     try:
         size = _refuse_content(fd, where, overwrite=overwrite)
         claim(fd, where)

@@ -30,12 +30,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def state(clock: Clock) -> LiveState:
-    return LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="/data/captured.jsonl", block_size=16))
+    return LiveState(
+        AdminSetup(listen_fd=0, feed_socket="", trace="/data/captured.jsonl", block_size=16, names=["tap.example.com"])
+    )
 
 
 @pytest.fixture
 def client(state: LiveState, clock: Clock) -> Iterator[TestClient]:
-    with TestClient(make_app(state, clock)) as client:
+    with TestClient(make_app(state, clock), base_url="http://127.0.0.1:9001") as client:
         yield client
 
 
@@ -174,3 +176,36 @@ async def probe_a_listener(free_port: int) -> None:
     assert list(state.reachable.values()) == [True, False]
     server.close()
     assert set(heard) <= {b""}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9001", 200),
+        ("[::1]:9001", 200),
+        ("10.2.3.4", 200),
+        ("localhost:9001", 200),
+        ("tap:9001", 200),
+        ("tap.monitoring.svc:9001", 200),
+        ("tap.monitoring.svc.cluster.local.", 200),
+        ("Tap.Example.Com:9001", 200),
+        ("evil.example.com", 403),
+        ("127.0.0.1.evil.example.com", 403),
+        ("evil.example.com:9001", 403),
+        ("tap.example.com.evil.org", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/live.json", "/page.js"])
+def test_only_hosts_that_no_stranger_can_own_are_known(client: TestClient, host: str, status: int, path: str) -> None:
+    answer = client.get(path, headers={"Host": host})
+    assert answer.status_code == status
+    assert (b"--admin-name" in answer.content) == (status == 403)
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200, "a probe's name does not matter"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://127.0.0.1:9001", 200), ("http://127.0.0.1:8001", 403), ("https://evil.example.com", 403), ("null", 403)],
+)
+def test_other_sites_are_refused(client: TestClient, origin: str, status: int) -> None:
+    assert client.get("/live.json", headers={"Origin": origin}).status_code == status

@@ -19,7 +19,7 @@ from measure.histogram import (
 )
 from tap.ipc.exchange import Progress, encode_frame
 from tap.ipc.feed import BACKLOG_BYTES, FeedSender, RecorderStats, RecordFeed, WorkerStats
-from tap.recorder.recorder import FEED_INTERVAL_S, FEED_RECORDS, MAX_KINDS, RecordMeter
+from tap.recorder.meter import FEED_INTERVAL_S, FEED_RECORDS, MAX_KINDS, RecordMeter
 from tracefile.records.schema import BlockHash, Record, RequestId
 from wire.process import split_frames
 

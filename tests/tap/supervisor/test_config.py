@@ -24,6 +24,7 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (config.rotate_bytes, config.rotate_s, config.resume, config.overwrite) == (None, None, False, False)
     assert (config.sample, config.keep_headers, config.upload) == (1.0, (), None)
     assert (config.inject, config.dialect, config.engine_metrics_s) == (frozenset(), None, 0.0)
+    assert (config.wait_s, config.file_mode, config.admin_names) == (None, 0o600, ())
 
 
 def test_what_is_said_is_in_the_settings() -> None:
@@ -48,6 +49,26 @@ def test_what_is_said_is_in_the_settings() -> None:
     assert (config.upload, config.sample, config.keep_headers) == ("s3://bucket/folder", 0.1, ("x-tenant", "x-team"))
     assert (config.inject, config.dialect) == (frozenset({"usage", "token-ids"}), "sglang")
     assert config.engine_metrics_s == 2.0
+    config = read_config([*REQUIRED, "--wait", "0s", "--file-mode", "640", "--admin-name", "Tap.Example.com"])
+    assert (config.wait_s, config.file_mode, config.admin_names) == (0.0, 0o640, ("tap.example.com",))
+
+
+@pytest.mark.parametrize(
+    ("url", "base_path"),
+    [
+        ("http://h:8000/v1", ""),
+        ("http://h:8000/v1/", ""),
+        ("http://h:8000/gate/v1", "/gate"),
+        ("http://h:8000/v2", "/v2"),
+    ],
+)
+def test_the_v1_of_a_base_url_is_that_of_the_paths(
+    url: str, base_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = read_config(["--upstream", url, *WITHOUT_UPSTREAM])
+    assert config.upstreams == (Origin("http", "h", 8000, base_path),)
+    said = f"tap: --upstream {url}: /v1 is left out, since it is in the clients' paths\n"
+    assert capsys.readouterr().err == (said if "v1" in url else "")
 
 
 def test_a_file_of_upstreams_has_comments_and_empty_lines() -> None:
@@ -94,6 +115,8 @@ def test_a_wrong_file_of_upstreams_is_refused_by_its_line(text: str | bytes | No
         (["--inject", "logprobs"], "--inject logprobs: expected usage or token-ids"),
         (["--inject", "usage", "--dialect", "trtllm"], "TensorRT-LLM refuses fields"),
         (["--admin", "9000"], "--admin: '9000': expected HOST:PORT"),
+        (["--file-mode", "0400"], "--file-mode 0400: expected permissions that let the owner read and write"),
+        (["--file-mode", "rw"], "--file-mode rw: expected"),
         (["--resume", "--overwrite"], "--overwrite, --resume: both were given"),
         (["--upstreams", "x"], "both were given; expected exactly one of the two"),
         (["--upstream", "http://a:1/"], "http://a:1 is named twice"),

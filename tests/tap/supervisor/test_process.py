@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from typing import Any
 
 import pytest
 import trustme
+
+from tests.tap.conftest import TapCommand
 
 COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}
 ANSWER = {
@@ -266,7 +270,9 @@ async def upstream_of(lab: Any, script: Any, tls: ssl.SSLContext | None = None) 
 def refusals() -> Sequence[Any]:
     return [
         pytest.param(["--upstream", "ftp://x"], "--upstream", id="no URL"),
-        pytest.param(["--upstream", "http://127.0.0.1:9"], "cannot be reached", id="unreachable upstream"),
+        pytest.param(
+            ["--upstream", "http://127.0.0.1:9", "--wait", "0s"], "cannot be reached", id="unreachable upstream"
+        ),
         pytest.param(["--listen", "nowhere"], "--listen", id="no address"),
         pytest.param(["--listen", "203.0.113.7:80"], "--listen", id="not our address"),
         pytest.param(["--tokenizer", "/no/such/place"], "no tokenizer there", id="no tokenizer"),
@@ -351,3 +357,46 @@ def test_a_folder_too_deep_for_sockets_is_refused(lab: Any) -> None:
     done = asyncio.run(scenario())
     assert (done.returncode, "expected a shorter $TMPDIR" in done.stderr) == (2, True)
     assert not list(deep.iterdir())
+
+
+def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(lab: Any) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "tap", "--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0"]
+
+    async def scenario() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "-o", str(lab.trace), "--tokenizer", "ids", "--no-engine-facts"),
+            env=lab.environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        tap = TapCommand(process, 0, "")
+        try:
+            await tap.said("CLIENTS GET 503 until it can")
+            process.send_signal(signal.SIGHUP)
+            upstream = lab.upstream(answer)
+            upstream.port = port
+            async with upstream.serving():
+                assert process.stdout is not None
+                line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+                found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+),.*keyed by .*; Ctrl-C", line)
+                assert found is not None, line
+                tap.port, tap.output = int(found[1]), line
+                assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
+                await until(lambda: lab.trace.read_bytes().count(b"\n") == 2)
+                lab.trace.unlink()
+                assert "1 RECORDS ARE LOST" in await tap.said("captured.jsonl: deleted")
+                await tap.post("/v1/completions", COMPLETION)
+                await tap.end()
+            assert (tap.code, "Traceback" in tap.errors) == (0, False), tap.errors
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    asyncio.run(scenario())
+    assert len(lab.records) == 1
+    assert (lab.summary["offered"], lab.summary["recorded"], lab.summary["dropped"]) == (2, 1, {"trace_lost": 1})
+    assert {path.stat().st_mode & 0o777 for path in lab.folder.iterdir() if path.is_file()} == {0o600}

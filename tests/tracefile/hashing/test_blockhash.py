@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 import re
 import stat
 import struct
@@ -140,12 +141,37 @@ def test_the_environment_names_the_key_file(tmp_path: Path, monkeypatch: pytest.
     assert load_key() == load_key(tmp_path / ".config" / "kvtape" / "key")
 
 
-@pytest.mark.parametrize("content", ["", "xyz", "00" * 31, "00" * 33, "é"])
+@pytest.mark.parametrize("content", ["", "xyz", "00" * 31, "00" * 33, "é", "00" * 32, "a5" * 32, "0123" * 16])
 def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "key"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=re.escape(str(path))):
         load_key(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "warned"),
+    [(0o600, None), (0o400, None), (0o640, "its group"), (0o644, "all users"), (0o604, "all users")],
+)
+def test_a_key_that_others_can_read_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, warned: str | None
+) -> None:
+    path = tmp_path / "key"
+    key = load_key(path)
+    path.chmod(mode)
+    assert load_key(path) == key
+    said = capsys.readouterr().err
+    assert said == (f"warning: {path}: {warned} can read this secret key; expected mode 0600\n" if warned else "")
+
+
+def test_a_key_that_another_user_hands_to_a_group_is_as_a_mounted_secret_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_key(tmp_path / "key")
+    (tmp_path / "key").chmod(0o440)
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    load_key(tmp_path / "key")
+    assert capsys.readouterr().err == ""
 
 
 def test_an_unwritable_place_for_the_key_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""The trace's open file, and a file that others took away while it was open."""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tracefile.storage.appending import Displacement, TraceFile
+from tracefile.storage.segments import Segment
+
+BATCH_LINES = 256
+"""Lines compressed in one call, which costs as much as a line."""
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """The open file, with its entry for the manifest."""
+
+    file: TraceFile
+    path: Path
+    records: int = 0
+    first_arrival_ms: float = float("inf")
+    last_arrival_ms: float = float("-inf")
+    first_at: float = float("inf")
+    inherited: int = 0
+    """Records of earlier writers, the first of ``records``."""
+    digest: _Digest = field(default_factory=hashlib.sha256)
+    lines: list[bytes] = field(default_factory=list)
+    arrivals_ms: list[float] = field(default_factory=list)
+
+    def take(self, line: bytes, arrival_ms: float | None) -> None:
+        self.lines.append(line)
+        self.records += 1
+        if arrival_ms is not None:
+            self.arrivals_ms.append(arrival_ms)
+        if len(self.lines) >= BATCH_LINES:
+            self.compress()
+
+    def compress(self) -> None:
+        if self.lines:
+            batch = b"".join(self.lines)
+            self.lines.clear()
+            self.digest.update(batch)
+            self.file.take(batch)
+            self.first_arrival_ms = min([self.first_arrival_ms, *self.arrivals_ms])
+            self.last_arrival_ms = max([self.last_arrival_ms, *self.arrivals_ms])
+            self.arrivals_ms.clear()
+            self.first_at = min(self.first_at, time.monotonic())
+
+    def listed(self) -> Segment:
+        return Segment(
+            name=self.path.name,
+            records=self.records,
+            bytes=self.file.size,
+            first_arrival_ms=self.first_arrival_ms if self.first_arrival_ms < float("inf") else None,
+            last_arrival_ms=self.last_arrival_ms if self.last_arrival_ms > float("-inf") else None,
+            digest=self.digest.hexdigest(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftFile:
+    """A file that others deleted, moved or changed while it was written, and the fate of its records."""
+
+    was: Displacement
+    path: str
+    present_path: str
+    """Path at which a moved file is now."""
+    successor: str | None
+    """Path of the next file. Null: none can be written yet."""
+    inherited: int
+    """Records of earlier writers, the first of the file."""
+    kept: int
+    """Records still in the trace: the file was cut behind them."""
+    moved: int
+    """Records that went away with the file."""
+    lost: int
+
+    def __str__(self) -> str:
+        became = {"deleted": "deleted", "changed": "cut or overwritten", "moved": f"moved to {self.present_path}"}
+        stay = [f"its {self.moved} records stay there"] if self.moved else []
+        lost = [f"{self.lost} RECORDS ARE LOST"] if self.lost else []
+        goes_on = "once it can be written" if self.successor is None else f"in {self.successor}"
+        return "; ".join(
+            [f"{self.path}: {became[self.was]} by another process", *stay, *lost, f"recording goes on {goes_on}"]
+        )

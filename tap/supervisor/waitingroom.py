@@ -1,0 +1,134 @@
+"""The time before the first upstream is there: clients get 503, probes are told, SIGHUP reads the upstreams again.
+
+The tap's own processes are not up yet: they start with the facts of an engine, such as its block size.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from time import monotonic
+
+from tap.supervisor.config import TapConfig, read_upstreams
+from tap.supervisor.restarting import say
+from tap.supervisor.signals import Signals
+from tracefile.records.errors import InputError
+from wire.pool import ConnectError, ConnectionPool
+from wire.requesthead import RequestHead
+from wire.server import ClientConnection, Server
+from wire.url import Origin
+
+RETRY_S = 0.25
+REPEAT_S = 60.0
+RETRY_AFTER_S = 5
+"""For clients that send a request again; an engine loads for minutes."""
+LEAVE_S = 1.0
+REASON = "no upstream takes connections yet"
+UNREADY = b'{"ready": false, "reasons": ["%b"], "not_recording": ["%b"]}' % (REASON.encode(), REASON.encode())
+REFUSAL = b'{"error": {"message": "tap: %b", "type": "proxy_error", "code": 503}}' % REASON.encode()
+JSON = b"application/json"
+PAGES = {
+    b"/healthz": (b"200 OK", JSON, b'{"status": "ok"}'),
+    b"/readyz": (b"503 Service Unavailable", JSON, UNREADY),
+    b"/metrics": (b"200 OK", b"text/plain; version=0.0.4", b"kvtape_tap_ready 0.0\nkvtape_tap_recording 0.0\n"),
+}
+UNAVAILABLE = (b"503 Service Unavailable", JSON, REFUSAL)
+
+
+async def reach_upstreams(
+    config: TapConfig, signals: Signals, listeners: Sequence[socket.socket], pages: Sequence[socket.socket]
+) -> tuple[TapConfig, list[Origin]]:
+    """Wait until an upstream accepts a connection; return the settings, after any SIGHUP, and the upstreams reached.
+
+    Raises InputError once ``--wait`` is over, or if TLS fails with all upstreams: time mends no certificate.
+    """
+    began_s = told_s = monotonic()
+    told = None
+    async with contextlib.AsyncExitStack() as room:
+        while True:
+            failures = await asyncio.gather(*map(_failure_to_reach, config.upstreams))
+            pairs = list(zip(config.upstreams, failures, strict=True))
+            if reached := [origin for origin, failure in pairs if failure is None]:
+                return config, reached
+            sentence = "; ".join(f"{origin} cannot be reached ({failure})" for origin, failure in pairs)
+            waited_s = monotonic() - began_s
+            if set(failures) == {"tls_failed"} or (config.wait_s is not None and waited_s >= config.wait_s):
+                raise InputError(f"--upstream {sentence}; expected a server that listens there")
+            if told is None:
+                await room.enter_async_context(_waiting_room(listeners, pages))
+            if told != sentence or monotonic() - told_s >= REPEAT_S:
+                told, told_s = sentence, monotonic()
+                say(f"upstream {sentence}: CLIENTS GET 503 until it can")
+            await asyncio.sleep(RETRY_S)
+            config = _reloaded(config, signals)
+
+
+@contextlib.asynccontextmanager
+async def _waiting_room(listeners: Sequence[socket.socket], pages: Sequence[socket.socket]) -> AsyncIterator[None]:
+    servers = []
+    for sockets, handler in ((listeners, _Refused), (pages, _Told)):
+        for listener in sockets:
+            servers.append(Server(handler))
+            await servers[-1].listen_on(listener.dup())
+    try:
+        yield
+    finally:
+        await asyncio.gather(*(server.drain(LEAVE_S) for server in servers))
+
+
+class _Refused:
+    """Handler of a request that is answered, and its connection closed, as soon as its head is there."""
+
+    def __init__(self, head: RequestHead, client: ClientConnection) -> None:
+        status, kind, body = self.response(head)
+        lines = (b"HTTP/1.1 %b" % status, b"Content-Type: %b" % kind, b"Content-Length: %d" % len(body))
+        retry = b"Retry-After: %d\r\n" % RETRY_AFTER_S if status.startswith(b"503") else b""
+        client.write(b"\r\n".join(lines) + b"\r\n%bConnection: close\r\n\r\n" % retry)
+        if head.method != b"HEAD":
+            client.write(body)
+        client.finish(keep_alive=False)
+
+    def response(self, head: RequestHead) -> tuple[bytes, bytes, bytes]:
+        return UNAVAILABLE
+
+    def request_body(self, raw: bytes, data: bytes) -> None: ...
+
+    def request_end(self) -> None: ...
+
+    def client_gone(self) -> None: ...
+
+    def pause_response(self) -> None: ...
+
+    def resume_response(self) -> None: ...
+
+
+class _Told(_Refused):
+    """Handler of a request to the admin port."""
+
+    def response(self, head: RequestHead) -> tuple[bytes, bytes, bytes]:
+        return PAGES.get(head.target.partition(b"?")[0], UNAVAILABLE)
+
+
+async def _failure_to_reach(origin: Origin) -> str | None:
+    try:
+        (await ConnectionPool(origin).connect()).abort()
+    except ConnectError as error:
+        try:
+            await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port)
+        except OSError:
+            return f"the host name {origin.host} does not resolve"
+        return error.kind
+    return None
+
+
+def _reloaded(config: TapConfig, signals: Signals) -> TapConfig:
+    """Return the settings with the upstreams read again if SIGHUP came; they stay if their file has a mistake."""
+    if config.upstreams_file is None or signals.reloads.empty():
+        return config
+    signals.reloads.get_nowait()
+    try:
+        return replace(config, upstreams=read_upstreams(config.upstreams_file))
+    except InputError as error:
+        say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
+        return config

@@ -1,0 +1,150 @@
+"""The tap before its first upstream is there: clients and probes are told, signals are harmless, then it goes on."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tap.supervisor import waitingroom
+from tap.supervisor.service import bind_listeners
+from tap.supervisor.signals import Signals
+from tap.supervisor.waitingroom import reach_upstreams
+from tracefile import InputError
+from wire.url import Origin
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nbody"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def waiting(lab: Any, port: int, **settings: Any) -> AsyncIterator[Any]:
+    """A tap before its upstream; gives the task of waiting, the port of clients and that of the admin pages."""
+    listeners = bind_listeners("--listen", "127.0.0.1", 0)
+    pages = bind_listeners("--admin", "127.0.0.1", 0)
+    config = lab.config(port, **{"wait_s": None} | settings)
+    signals = Signals()
+    task = asyncio.create_task(reach_upstreams(config, signals, listeners, pages))
+    try:
+        yield task, *(sock.getsockname()[1] for sock in (*listeners, *pages))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for sock in (*listeners, *pages):
+            sock.close()
+
+
+async def told(port: int, request: bytes) -> bytes:
+    """The whole response; the connection closes behind it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    response = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return response
+
+
+def get(path: str) -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: t\r\n\r\n" % path.encode()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waitingroom, "RETRY_S", 0.01)
+
+
+def test_clients_get_503_and_probes_the_reason_until_the_upstream_is_there(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        port = free_port()
+        async with waiting(lab, port) as (task, clients, pages):
+            refused = await told(clients, POST)
+            assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            assert b"\r\nRetry-After: 5\r\n" in refused
+            assert refused.endswith(b'"code": 503}}')
+            assert b"200 OK" in await told(pages, get("/healthz"))
+            unready = await told(pages, get("/readyz"))
+            assert unready.startswith(b"HTTP/1.1 503 ")
+            assert b"no upstream takes connections yet" in unready
+            assert b"kvtape_tap_ready 0.0\n" in await told(pages, get("/metrics"))
+            assert (await told(pages, b"HEAD / HTTP/1.1\r\nHost: t\r\n\r\n")).endswith(b"\r\n\r\n"), "a head alone"
+            server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
+            _, reached = await asyncio.wait_for(task, 10)
+            assert reached == [Origin("http", "127.0.0.1", port)]
+            _, writer = await asyncio.open_connection("127.0.0.1", clients)
+            writer.close()  # it waits at the socket for a worker
+            server.close()
+
+    asyncio.run(scenario())
+    said = capsys.readouterr().err
+    assert "cannot be reached (connect_refused): CLIENTS GET 503 until it can" in said
+    assert said.count("\n") == 1, "once, however often it was tried"
+
+
+def test_a_reload_reads_the_upstreams_while_none_is_there(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(lab.folder / "upstreams")
+
+    def reload(text: str) -> None:
+        file.write_text(text)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        there = Origin("http", "127.0.0.1", server.sockets[0].getsockname()[1])
+        async with waiting(lab, free_port(), upstreams_file=file) as (task, clients, _):
+            reload("nowhere")
+            while "THE UPSTREAMS STAY" not in capsys.readouterr().err:
+                await told(clients, POST)
+            reload(f"{there}\n")
+            config, reached = await asyncio.wait_for(task, 10)
+            assert (config.upstreams, reached) == ((there,), [there])
+        server.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_wait_is_told(lab: Any) -> None:
+    async def scenario() -> None:
+        async with waiting(lab, free_port(), wait_s=0.0) as (task, _, _):
+            with pytest.raises(InputError, match=r"connect_refused\); expected a server that listens there"):
+                await task
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_does_not_resolve_is_told_as_that(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async def unresolved(*_: object, **__: object) -> None:
+            raise socket.gaierror(-2, "Name or service not known")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unresolved)
+        with pytest.raises(InputError, match="the host name vlm does not resolve"):
+            await reach_upstreams(lab.config(1, upstreams=(Origin("http", "vlm", 8000),)), Signals(), [], [])
+
+    asyncio.run(scenario())
+
+
+def test_signals_before_and_after_the_start() -> None:
+    async def scenario() -> None:
+        signals = Signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        signals.started()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await signals.stops.get()
+        assert not signals.reloads.empty(), "a reload before the start is not lost"
+
+    asyncio.run(scenario())
