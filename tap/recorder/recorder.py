@@ -28,6 +28,7 @@ from tracefile.hashing.hashkey import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
+from tracefile.storage.segments import manifest_path
 from wire.process import split_frames
 
 READ_BYTES = 1 << 20
@@ -247,7 +248,10 @@ class Recorder:
     def finish_uploads(self) -> Progress:
         self._follow_uploads()
         if self._uploader is not None:
-            self._uploader.close(UPLOAD_AT_END_S)
+            deadline_s = time.monotonic() + UPLOAD_AT_END_S
+            self._uploader.settle(UPLOAD_AT_END_S)
+            self._follow_uploads()  # the manifest goes last, and says where its segments are
+            self._uploader.close(max(0.0, deadline_s - time.monotonic()))
             self._follow_uploads()
         if self._meter is not None:
             self._meter.close(self.progress())
@@ -312,9 +316,12 @@ class Recorder:
         for segment in self._trace.manifest.segments:
             if segment.uploaded is None:
                 self._uploader.offer(self._trace.path.with_name(segment.name))
-        sent = self._uploader.uploaded()
+        manifest = manifest_path(self._trace.path)
+        sent = [uploaded for uploaded in self._uploader.uploaded() if uploaded.name != manifest.name]
         for name, where in sent:
             self._trace.mark_uploaded(name, where)
+        if sent:
+            self._uploader.offer(manifest, again=True)
         return bool(sent)
 
 

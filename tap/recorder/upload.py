@@ -11,9 +11,11 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from tracefile.records.errors import InputError
+from tracefile.storage.remote import bare_url, file_system
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+POLL_S = 0.01
 
 
 class Uploaded(NamedTuple):
@@ -37,15 +39,25 @@ class Uploader:
         self._waiting: SimpleQueue[Path | None] = SimpleQueue()
         self._uploaded: SimpleQueue[Uploaded] = SimpleQueue()
         self._offered: set[Path] = set()
+        self._asked = self._done = 0
         self._deadline = float("inf")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="trace-upload", daemon=True)
         self._thread.start()
 
-    def offer(self, path: Path) -> None:
-        if path not in self._offered:
+    def offer(self, path: Path, *, again: bool = False) -> None:
+        """Upload a file unless it was offered before; ``again``: even so, since it has another content now."""
+        if again or path not in self._offered:
             self._offered.add(path)
+            self._asked += 1
             self._waiting.put(path)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until nothing is on its way, for at most ``timeout_s``, with no long pause before a further try."""
+        self._deadline = time.monotonic() + timeout_s
+        self._ending.set()
+        while self._done < self._asked and time.monotonic() < self._deadline:
+            time.sleep(POLL_S)
 
     def uploaded(self) -> list[Uploaded]:
         return [self._uploaded.get() for _ in range(self._uploaded.qsize())]
@@ -60,6 +72,7 @@ class Uploader:
     def _send_all(self) -> None:
         while (path := self._waiting.get()) is not None:
             self._send_until_sent(path)
+            self._done += 1
 
     def _send_until_sent(self, path: Path) -> None:
         wait_s = FIRST_WAIT_S
@@ -90,24 +103,15 @@ class Uploader:
 
 
 def _target(url: str) -> tuple[Any, str]:
-    # Imported here: it is two fifths of a recorder's start, and most taps upload nothing.
-    import fsspec  # noqa: PLC0415
-
     try:
-        files, folder = fsspec.url_to_fs(url)
+        files, folder = file_system(url, "a folder to write in")
         if "file" in files.protocol:
             files.makedirs(folder, exist_ok=True)
-    except ImportError as error:
-        missing = error.name or error
-        raise InputError(f"--upload {_bare(url)}: needs a package that is not installed ({missing})") from None
-    except (ValueError, OSError) as error:
-        raise InputError(f"--upload {_bare(url)}: {type(error).__name__}; expected a folder to write in") from None
-    return files, folder.rstrip("/")
-
-
-def _bare(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+    except InputError as error:
+        raise InputError(f"--upload {error}") from None
+    except OSError as error:
+        raise InputError(f"--upload {bare_url(url)}: {type(error).__name__}; expected a folder to write in") from None
+    return files, folder
 
 
 def _say(text: str) -> None:

@@ -191,7 +191,7 @@ def _checked_url(text: str, place: str) -> Origin:
         raise InputError(f"{place}: {error}") from None
     if not origin.base_path.endswith("/v1"):
         return origin
-    print(f"tap: {place}: /v1 is left out, since it is in the clients' paths", file=sys.stderr)
+    print(f"tap: {place} {text}: /v1 is left out, since it is in the clients' paths", file=sys.stderr)
     return replace(origin, base_path=origin.base_path.removesuffix("/v1").rstrip("/"))
 
 

@@ -354,7 +354,7 @@ def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
     line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
-    print(f"{line}; hashes keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it", flush=True)
+    print(f"{line}\ntap: hashes keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it", flush=True)
 
 
 def _names(origins: Sequence[Origin]) -> str:

@@ -6,6 +6,7 @@ import os
 from tracefile.files.columns import read_footer
 from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
+from tracefile.storage.remote import given_path
 from tracefile.storage.segments import open_lines, trace_files
 
 
@@ -16,6 +17,7 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
     and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
     columns says its own: that of the lines our writers write of its records.
     """
+    path = given_path(path)
     if is_parquet(path):
         return read_footer(path).digest
     digest = hashlib.sha256()

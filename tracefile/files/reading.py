@@ -23,6 +23,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import SCHEMA, Meta, Record, TraceFormat
 from tracefile.storage.lines import LineReader
+from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
 CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
@@ -166,7 +167,8 @@ def check_continues(first: Meta, later: Meta, where: str) -> None:
 
 def open_trace(path: str | os.PathLike[str]) -> TraceReader:
     """Open a trace of any ``TraceFormat``, told by content; segments open by folder, manifest or the whole's name."""
-    return columns_reader(path) if is_parquet(path) else LineTraceReader(path)
+    where = given_path(path)
+    return columns_reader(where) if is_parquet(where) else LineTraceReader(where)
 
 
 def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:

@@ -8,6 +8,7 @@ from typing import Self
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import CorruptStreamError, TornStreamError, inflated_chunks
+from tracefile.storage.remote import open_file
 
 MAX_LINE_BYTES = 1 << 26
 """Of one line, inflated: the hashes of fifty million tokens in blocks of 16."""
@@ -26,7 +27,7 @@ class LineReader:
         self.complete = True
         self.torn: str | None = None
         try:
-            self._file = open(self.path, "rb")  # noqa: SIM115 - closed by close()
+            self._file = open_file(self.path)
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a trace file") from error
         self._lines = self._read_lines()

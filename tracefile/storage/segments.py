@@ -7,6 +7,7 @@ segment being written is not listed and ends in ``.part``; so does one that a ki
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from tracefile.records.errors import InputError
 from tracefile.storage.durable import replace_durably
 from tracefile.storage.lines import LineReader
+from tracefile.storage.remote import given_path, is_url, names_at, read_url
 
 MANIFEST_SUFFIX = ".segments.json"
 MANIFEST_SCHEMA = "kvtape-segments/1"
@@ -79,8 +81,12 @@ def segments_there(trace: str | os.PathLike[str]) -> list[Path]:
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest; raises InputError if it is none, FileNotFoundError if it is not there."""
+    return _decoded(Path(path).read_bytes(), path)
+
+
+def _decoded(content: bytes, path: str | os.PathLike[str]) -> Manifest:
     try:
-        manifest = msgspec.json.decode(Path(path).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}; expected a manifest of segments") from None
     if manifest.schema != MANIFEST_SCHEMA:
@@ -95,14 +101,16 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def trace_files(path: str | os.PathLike[str]) -> list[str]:
     """Return a trace's files in order: itself, or its segments; raises InputError for a folder of none or several."""
-    given = Path(path)
+    if is_url(text := given_path(path)):
+        return _remote_segments(text)[0]
+    given = Path(text)
     if given.is_dir():
         return [str(file) for file in _segments_in(given)]
     if given.name.endswith(MANIFEST_SUFFIX):
         return [str(file) for file in _segments_of(given)]
     if not given.exists() and (manifest := manifest_path(given)).exists():
         return [str(file) for file in _segments_of(manifest)]
-    return [os.fspath(path)]
+    return [text]
 
 
 def open_lines(path: str) -> LineReader:
@@ -118,7 +126,9 @@ def open_lines(path: str) -> LineReader:
 
 def absent_segments(path: str | os.PathLike[str]) -> list[str]:
     """Names of the segments that a trace's manifest lists and that are not there any more."""
-    given = Path(path)
+    if is_url(text := given_path(path)):
+        return _remote_segments(text)[1]
+    given = Path(text)
     manifests = manifests_of(given)
     if given.is_file() and given not in manifests:
         return []
@@ -151,20 +161,55 @@ def _listed(manifest: Path) -> list[Segment]:
         raise InputError(f"{manifest}: {error.strerror or error}; expected a manifest of segments") from error
 
 
+def _remote_segments(url: str) -> tuple[list[str], list[str]]:
+    """Return the URLs of a trace's files, in order, and the names of its segments that are not there any more.
+
+    ``url`` is a file, a folder of segments, their manifest, or the whole trace's name.
+    """
+    folder, _, name = url.rstrip("/").rpartition("/")
+    stem = _split_name(Path(name.removesuffix(MANIFEST_SUFFIX)))[0]
+    names = [] if name.endswith(MANIFEST_SUFFIX) else names_at(url)
+    if names is None:
+        return [url], []
+    if names:
+        folder, stem = url.rstrip("/"), _only_stem(url, names)
+    found = sorted(
+        (name for name in names or names_at(folder) or () if _stem(name) == stem),
+        key=lambda name: segment_number(Path(name)),
+    )
+    if not found:
+        raise InputError(f"{url}: no trace is there; expected one, or a folder of its segments")
+    content = read_url(f"{folder}/{stem}{MANIFEST_SUFFIX}")
+    listed = [] if content is None else _decoded(content, url).segments
+    absent = [segment.name for segment in listed if segment.name not in found]
+    return [f"{folder}/{name}" for name in found], absent
+
+
+def _only_stem(folder: str, names: Iterable[str]) -> str:
+    """Return the name of the trace whose segments a folder has; raises InputError for none or several."""
+    stems = {stem for name in names if (stem := _stem(name)) is not None}
+    stems |= {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
+    if not stems:
+        raise InputError(f"{folder}: is a directory without segments; expected a trace, or a folder of its segments")
+    if len(stems) > 1:
+        raise InputError(
+            f"{folder}: segments of {' and '.join(sorted(stems))}; expected those of one trace, or name its manifest"
+        )
+    return stems.pop()
+
+
+def _stem(name: str) -> str | None:
+    """Return the name of the trace that a segment's name belongs to; null: it is no segment's name."""
+    found = _numbered(Path(name))
+    return found["stem"] if found and found["suffix"] else None
+
+
 def _segments_in(folder: Path) -> list[Path]:
     try:
-        manifests = sorted(folder.glob(f"*{MANIFEST_SUFFIX}"))
-        names = {found["stem"] for file in folder.iterdir() if (found := _numbered(file)) and found["suffix"]}
+        names = [file.name for file in folder.iterdir()]
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror or error}; expected a folder of segments") from error
-    names |= {manifest.name.removesuffix(MANIFEST_SUFFIX) for manifest in manifests}
-    if not names:
-        raise InputError(f"{folder}: is a directory without segments; expected a trace, or a folder of its segments")
-    if len(names) > 1:
-        raise InputError(
-            f"{folder}: segments of {' and '.join(sorted(names))}; expected those of one trace, or name its manifest"
-        )
-    return _segments_of(folder / f"{names.pop()}{MANIFEST_SUFFIX}")
+    return _segments_of(folder / f"{_only_stem(str(folder), names)}{MANIFEST_SUFFIX}")
 
 
 def _segments_of(manifest: Path) -> list[Path]:

@@ -225,6 +225,7 @@ def test_closed_segments_are_uploaded_and_those_left_are_taken_up_by_the_next_ru
     assert load_trace(there) == load_trace(trace)
     for segment in read_manifest(manifest_path(trace)).segments:
         assert segment.uploaded == f"file://{there}/{segment.name}"
+    assert (there / manifest_path(trace).name).read_bytes() == manifest_path(trace).read_bytes()
     third = Recorder(setup(trace, rotate_bytes=1, resume=True, upload=f"file://{tmp_path / 'elsewhere'}"))
     third.close()
     assert third.finish_uploads().uploaded == 4

@@ -11,7 +11,7 @@ import pytest
 
 from tap.recorder.segments import SegmentedTrace
 from tap.recorder.upload import Uploader
-from tracefile import InputError, Meta, Record, RequestId, load_trace
+from tracefile import InputError, Meta, Record, RequestId, load_trace, trace_digest
 from tracefile.storage.segments import segments_there
 
 
@@ -80,6 +80,14 @@ def test_segments_go_to_s3_over_http(segments: list[Path], s3: Any) -> None:
     assert (uploader.failed, sent) == (0, [f"s3://bucket/tap/one/{path.name}" for path in segments])
     for path in segments:
         assert s3.cat_file(f"bucket/tap/one/{path.name}") == path.read_bytes()
+    here = load_trace(segments[0].parent)
+    assert load_trace("s3://bucket/tap/one") == here
+    assert load_trace("s3://bucket/tap/one/captured.jsonl.zst") == here, "by the whole's name"
+    assert load_trace(f"s3://bucket/tap/one/{segments[1].name}")[1] == here[1][1:2]
+    assert trace_digest("s3://bucket/tap/one") == trace_digest(segments[0].parent)
+    for nothing in ("s3://bucket/tap/two", "s3://nowhere/tap", "s3://bucket"):
+        with pytest.raises(InputError, match=f"{nothing}.*; expected"):
+            load_trace(nothing)
 
 
 def test_a_storage_that_fails_is_tried_until_it_does_not(

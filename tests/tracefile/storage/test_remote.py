@@ -1,0 +1,95 @@
+"""Traces at a URL: what is read is what a local folder of the same files gives, and errors keep credentials."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tap.recorder.segments import SegmentedTrace
+from tracefile import InputError, Meta, Record, RequestId, load_trace, open_trace, trace_digest
+from tracefile.__main__ import main as tracefile
+from tracefile.storage.remote import given_path
+
+URL = "memory://traces/host-1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three segments and their manifest."""
+    (tmp_path / "here").mkdir()
+    trace = SegmentedTrace(tmp_path / "here" / "tap.jsonl.zst", Meta(source="tap"), rotate_bytes=1)
+    for number in range(3):
+        trace.write(Record(request_id=RequestId(f"r{number}"), arrival_ms=float(number)))
+        trace.flush()
+        trace.rotate_if_due()
+    trace.close()
+    return trace.path.parent
+
+
+@pytest.fixture
+def bucket(folder: Path) -> Iterator[Any]:
+    files = fsspec.filesystem("memory")
+    for file in folder.iterdir():
+        files.pipe_file(f"/traces/host-1/{file.name}", file.read_bytes())
+    yield files
+    files.store.clear()
+
+
+@pytest.mark.parametrize("given", [URL, f"{URL}/", f"{URL}/tap.segments.json", f"{URL}/tap.jsonl.zst", Path(URL)])
+def test_a_trace_is_read_by_its_folder_its_manifest_or_its_name(bucket: Any, folder: Path, given: Any) -> None:
+    assert load_trace(given) == load_trace(folder)
+    assert trace_digest(given) == trace_digest(folder)
+
+
+def test_a_segment_that_is_not_there_any_more_is_told(bucket: Any, folder: Path) -> None:
+    bucket.rm("/traces/host-1/tap-000002.jsonl.zst")
+    with open_trace(URL) as reader:
+        assert [record.request_id for record in reader] == ["r0", "r2"]
+        assert reader.warnings == [
+            f"{URL}: read without 1 of its segments (tap-000002.jsonl.zst …): not there any more"
+        ]
+
+
+def test_two_traces_in_one_folder_are_told_apart_by_name(bucket: Any, folder: Path) -> None:
+    bucket.pipe_file("/traces/host-1/tap-b-000001.jsonl.zst", b"another's")
+    with pytest.raises(InputError, match="segments of tap and tap-b; expected"):
+        load_trace(URL)
+    assert load_trace(f"{URL}/tap.segments.json") == load_trace(folder)
+
+
+def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_trace(f"file://{folder}") == load_trace(folder)
+    assert tracefile(["check", f"file://{folder}"]) == 0
+    assert given_path(Path("file:///a%20b/c")) == "/a b/c"
+    assert given_path(Path("s3://b/p")) == "s3://b/p"
+    assert (given_path("t.jsonl"), given_path("a:b/c")) == ("t.jsonl", "a:b/c")
+
+
+def test_commands_read_a_url(bucket: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tracefile(["info", URL]) == 0
+    assert tracefile(["check", URL]) == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://nothing/there", "memory://nothing/there: no trace is there; expected one, or a folder"),
+        ("nosuch://user:CANARY@host/x?token=CANARY", "nosuch://host/x: ValueError; expected a trace"),
+    ],
+)
+def test_what_cannot_be_read_is_told_without_credentials(url: str, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        load_trace(url)
+    assert said in str(refused.value)
+    assert "CANARY" not in str(refused.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(url: str) -> None:
+        raise ImportError("Install s3fs to access S3", name="s3fs")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", missing)
+    with pytest.raises(InputError, match=r"s3://b/p: needs a package that is not installed \(s3fs\); expected `pip"):
+        load_trace("s3://b/p")
