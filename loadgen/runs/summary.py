@@ -236,7 +236,8 @@ def summary_lines(summary: Summary, more: Sequence[str] = ()) -> list[str]:
     lines += [f"  FAILED: {failure}" for failure in summary.failures]
     if summary.lag is not None and summary.lateness.run:
         lines.append(
-            f"  CLIENT LATE: lag p99 {summary.lag.p99_ms:.1f} ms, {_late(summary)}; trust no latency of this run"
+            f"  CLIENT LATE: lag p99 {summary.lag.p99_ms:.1f} ms, {_late(summary)}; trust no latency of this run: "
+            "repeat it on an idle machine; loadgen selftest tells what this one can send"
         )
     if summary.errors:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(summary.errors.items()))

@@ -117,7 +117,8 @@ def _of_run(run: Run) -> list[str]:
     if lag is not None and lag.flagged:
         notes.append(
             f"{run.label}: the client was late: lag p99 {lag.p99_ms:.1f} ms is above {lag.limit_ms:.1f} ms "
-            f"({lag.late:,} of {lag.requests:,} requests are); trust none of its latencies."
+            f"({lag.late:,} of {lag.requests:,} requests are); trust none of its latencies: repeat it on an idle "
+            "machine."
         )
     return notes
 

@@ -11,7 +11,16 @@ import numpy as np
 
 from measure.table import table_lines
 from measure.wording import NOTHING
-from sim.fit.identification import Coverage, Unidentified, coverage_of, find_unidentified, next_capture, require_enough
+from sim.fit.identification import (
+    Coverage,
+    Unidentified,
+    coverage_of,
+    describe_open,
+    find_unidentified,
+    next_capture,
+    next_seed,
+    require_enough,
+)
 from sim.fit.regression import bootstrap, estimate_drift, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors, locate_misfit
 from sim.fit.schedule import Reconstruction
@@ -123,7 +132,10 @@ def fit_and_save(config: FitConfig, to: TextIO | None = None) -> Model:
     check_output(config.output, MODEL, config.traces, "--output")
     fitted = fit_traces(config)
     save_model(fitted.model, config.output)
-    print(describe_fit(fitted.model, fitted.unidentified), file=to)
+    print(describe_fit(fitted.model), file=to)
+    if fitted.unidentified:
+        command = fitted.model.diagnostics["next_capture"]
+        print("", *describe_open(fitted.unidentified, command, config.traces, config.output), sep="\n", file=to)
     if config.residuals:
         print(describe_misfit(fitted.requests), file=to)
     print(f"{config.output}: written", file=to)
@@ -183,7 +195,9 @@ def fit_traces(config: FitConfig) -> Fitted:
             "bootstrap": {"rounds": config.bootstrap, "seed": config.seed, "by": "session", "level": 0.95},
             "coverage": asdict(coverage),
             "unidentified": [asdict(one) for one in unidentified],
-            "next_capture": next_capture(best.variant.config, seed=len(captures) + 1) if unidentified else None,
+            "next_capture": next_capture(best.variant.config, next_seed([meta for meta, _ in loaded.values()]))
+            if unidentified
+            else None,
         },
         baselines=baseline_errors(best.forecast),
     )
@@ -285,7 +299,7 @@ def _mean_agreement(captures: Sequence[Capture]) -> float | None:
     return round(sum(share * count for share, count in told) / sum(count for _, count in told), 4) if told else None
 
 
-def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
+def describe_fit(model: Model) -> str:
     facts = model.diagnostics
     intervals = facts["intervals"]
     lines = [
@@ -301,13 +315,6 @@ def describe_fit(model: Model, unidentified: Sequence[Unidentified]) -> str:
     if facts["cached_agreement"] is not None:
         lines.append(f"the rules give the reported cached tokens for {facts['cached_agreement']:.1%} of requests")
     lines += ["", *_parameter_lines(model), *_noise_lines(model), "", *_error_lines(model)]
-    if unidentified:
-        lines += ["", "Not identified by these captures:"]
-        lines += [f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified]
-        lines += [
-            "All of it in some minutes, through a tap, on an engine that does nothing else:",
-            f"  {facts['next_capture']}",
-        ]
     return "\n".join(lines)
 
 

@@ -1,6 +1,10 @@
 """Identification: parameters that the captures determine, parameters left open, and the capture that settles them."""
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +14,7 @@ from sim.latency.terms import DECODES, KV_TOKENS, PREFILL_TOKENS, TERMS
 from sim.vllm.config import EngineConfig
 from tracefile.records.arrays import FloatArray
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Meta
 
 _WIDE = 4
 """Sizes that differ by less are all about one size."""
@@ -27,6 +32,7 @@ _MEMBER = 0.1
 _STEPS_DEEP = 5
 """How many steps' tokens the longest prompt of the next capture has, where the engine takes such."""
 _PARALLEL = 16
+_ALLOWED = "the captures allow anything from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,8 @@ class Unidentified:
     name: str
     why: str
     capture: str
+    range_missing: bool = True
+    """False: the captures have a range that is known to suffice, so that noise hides the parameter."""
 
 
 def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
@@ -154,8 +162,14 @@ def find_unidentified(
         if column in twins:
             why = f"only its sum with {' and '.join(TERMS[other].name for other in twins[column])} shows"
         if why is not None:
-            found.append(Unidentified(name, why if lacking is None else f"{lacking}; {why}", TERMS[column].capture))
+            found.append(_unidentified(column, why, lacking))
     return found
+
+
+def _unidentified(column: int, why: str, lacking: str | None) -> Unidentified:
+    name, capture = TERMS[column].name, TERMS[column].capture
+    said = why if lacking is None else f"{lacking}; {why}"
+    return Unidentified(name, said, capture, lacking is not None or not why.startswith(_ALLOWED))
 
 
 def confounded(seen: Observations, free: list[int]) -> dict[int, list[int]]:
@@ -185,10 +199,11 @@ def _open(seen: Observations, column: int, parameters: FloatArray, draws: FloatA
     reach = max(float(np.quantile(share[rows], 0.9)) for rows in (counts >= 0.0, seen.is_prefill) if rows.any())
     if high - low <= parameters[column] or (not matters and (high - low) * reach <= _LOOSE):
         return None
-    return f"the captures allow anything from {low:.3g} to {high:.3g}"
+    return f"{_ALLOWED} {low:.3g} to {high:.3g}"
 
 
 def next_capture(config: EngineConfig, seed: int) -> str:
+    """Return the command of the capture that settles open parameters; its output is numbered by the seed."""
     longest = min(
         _STEPS_DEEP * config.max_num_batched_tokens,
         config.longest_request * 2 // 3,
@@ -197,6 +212,36 @@ def next_capture(config: EngineConfig, seed: int) -> str:
     scale = 10 ** max(0, len(str(longest)) - 2)
     shortest = min(64, max(1, longest // 8))
     return (
-        f"loadgen --url http://TAP -o client.jsonl.zst --pattern calibration --prompt-tokens "
+        f"loadgen --url http://TAP -o client-{seed}.jsonl.zst --pattern calibration --prompt-tokens "
         f"{shortest}:{longest // scale * scale} --parallel {max(2, min(_PARALLEL, config.max_num_seqs))} --seed {seed}"
     )
+
+
+def next_seed(metas: Sequence[Meta]) -> int:
+    """Return a seed that no capture's load had: the same load again would hold nothing new."""
+    used = [meta.workload.seed for meta in metas if meta.workload is not None and meta.workload.seed is not None]
+    return max([*used, len(metas)]) + 1
+
+
+def describe_open(
+    unidentified: Sequence[Unidentified], command: str, traces: Sequence[Path], output: Path
+) -> Iterator[str]:
+    """Yield open parameters, the capture that is missing, and the fit of all captures together."""
+    yield "Not identified by these captures:"
+    yield from (f"  {one.name}: {one.why}; capture {one.capture}" for one in unidentified)
+    if any(one.range_missing for one in unidentified):
+        yield "The missing capture, in some minutes, through a tap, on an engine that does nothing else:"
+    else:
+        yield "The captures have the range, and noise hides the rest. One more, through a tap, on an idle machine:"
+    named = re.search(r"client-\d+", command)
+    yield f"  {command}" if named is None else f"  {command.replace(named[0], _unused(named[0], '.jsonl.zst'))}"
+    model = _unused(str(output.with_name(f"{output.stem}-2")), output.suffix)
+    yield "Then fit all captures together (NEXT: the tap's trace of it):"
+    yield f"  sim fit {' '.join(map(str, traces))} NEXT.jsonl.zst -o {model}{output.suffix}"
+
+
+def _unused(name: str, suffix: str) -> str:
+    """Return ``name``, which ends in a number, or the first of the next numbers without a file."""
+    stem, _, number = name.rpartition("-")
+    free = next(one for one in count(int(number)) if not Path(f"{stem}-{one}{suffix}").exists())
+    return f"{stem}-{free}"

@@ -78,7 +78,8 @@ def test_what_went_wrong_stands_before_any_number() -> None:
     lines = summary_lines(summary_of(driven([0.1, 7.0], ["shard 1: process 2 was ended by SIGKILL"])))
     assert lines[1:3] == [
         "  FAILED: shard 1: process 2 was ended by SIGKILL",
-        "  CLIENT LATE: lag p99 7.0 ms, 1 requests late by more than 5.0 ms; trust no latency of this run",
+        "  CLIENT LATE: lag p99 7.0 ms, 1 requests late by more than 5.0 ms; trust no latency of this run: "
+        "repeat it on an idle machine; loadgen selftest tells what this one can send",
     ]
     assert "  sent                unknown: a process died" in lines
 

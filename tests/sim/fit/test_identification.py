@@ -11,10 +11,18 @@ import pytest
 
 from loadgen.__main__ import parse_config
 from sim.fit.fit import FitConfig, Fitted, describe_fit, fit_traces
-from sim.fit.identification import Coverage, lack, next_capture, require_enough
+from sim.fit.identification import (
+    Coverage,
+    Unidentified,
+    describe_open,
+    lack,
+    next_capture,
+    next_seed,
+    require_enough,
+)
 from sim.latency.modelfile import default_model
 from sim.vllm.config import EngineConfig
-from tracefile import InputError
+from tracefile import InputError, Meta, Workload
 
 ALL = Coverage(
     step_tokens=2048,
@@ -80,7 +88,10 @@ def test_a_load_that_lacks_something_leaves_it_open(
 ) -> None:
     fitted = fit(planned, tmp_path, f"--number 60 --output-tokens 8:24 {load}")
     found = {one.name: one for one in fitted.unidentified}
-    said = describe_fit(fitted.model, fitted.unidentified)
+    steps = describe_open(
+        fitted.unidentified, fitted.model.diagnostics["next_capture"], [Path("a.jsonl")], Path("model.json")
+    )
+    said = "\n".join(steps)
     for name, why in lacking.items():
         assert found[name].why.startswith(why)
         assert not fitted.model.parameters[name].identified
@@ -100,7 +111,7 @@ def test_the_designed_load_leaves_nothing_open(planned: ModuleType, tmp_path: Pa
     assert [lack(name, held) for name in fitted.model.parameters] == [None] * 7
     assert held.answers_at_once >= 7  # of 8, nearly at once
     assert held.longest_cold > 6000
-    assert f"\n{held}\n" in describe_fit(fitted.model, [])
+    assert f"\n{held}\n" in describe_fit(fitted.model)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,26 @@ def test_the_next_capture_is_one_that_the_engine_can_take(engine: EngineConfig, 
     command = next_capture(engine, seed=3)
     config = parse_config(shlex.split(command.removeprefix("loadgen ")))
     assert (str(config.prompt_tokens), config.parallel, config.seed) == (prompts, parallel, 3)
+
+
+def test_the_next_step_is_another_capture_and_a_fit_of_all_in_new_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the command that was run, nor a file that exists."""
+    monkeypatch.chdir(tmp_path)
+    metas = [Meta(workload=Workload(pattern="calibration", seed=seed)) for seed in (1, 7)]
+    assert next_seed(metas) == 8
+    assert next_seed([Meta(), Meta()]) == 3
+    Path("client-8.jsonl.zst").touch()
+    Path("model-2.json").touch()
+    command = next_capture(EngineConfig(num_gpu_blocks=10_000), next_seed(metas))
+    for missing, said in ((True, "The missing capture, "), (False, "The captures have the range, and noise hides ")):
+        open_ = [Unidentified("per_kv_token_ms", "the captures allow anything", "outputs", missing)]
+        lines = list(describe_open(open_, command, [Path("a.zst"), Path("b.zst")], Path("model.json")))
+        assert lines[2].startswith(said)
+        assert "-o client-9.jsonl.zst --pattern calibration" in lines[3]
+        assert lines[3].endswith("--seed 8")
+        assert lines[5] == "  sim fit a.zst b.zst NEXT.jsonl.zst -o model-3.json"
 
 
 def test_too_little_to_fit_says_what_to_send() -> None:
