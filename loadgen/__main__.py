@@ -194,7 +194,12 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions (poisson)")
     add("--rate", metavar="R", help="sessions a second; staircase and ramp: A:B, from A to B; without: closed loop")
-    add("--burstiness", type=float, metavar="B", help="gamma: shape of the gaps; 1 is poisson, below 1 is burstier")
+    add(
+        "--burstiness",
+        type=float,
+        metavar="B",
+        help="with gamma: shape of the gaps between arrivals; 1: poisson, below 1: burstier, inf: even",
+    )
     add("--burst-size", type=int, metavar="K", help="burst: sessions a burst")
     add("--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s")
     add("--steps", type=int, metavar="N", help="staircase: number of steps from rate A to rate B")
@@ -224,7 +229,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     add(
         "--chat-template",
         action="store_true",
-        help="apply the model's chat template here, and send chats as token ids to /v1/completions",
+        help="with --api completions: apply the chat template here, and send chats as token ids",
     )
     add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
     add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")

@@ -155,7 +155,7 @@ def _add_content(parser: argparse.ArgumentParser) -> None:
     add(
         "--nonce",
         metavar="WORD",
-        help="seed of the made-up tokens: the nonce of an earlier run sends its tokens again (default: random)",
+        help="seed of made-up tokens; the nonce in an earlier run's header sends its tokens again (default: random)",
     )
 
 

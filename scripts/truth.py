@@ -102,7 +102,7 @@ def compare(truth: Model, found: Model) -> int:
         missed += bool(verdict)
         interval = "" if got.low is None else f"{got.low:.4g} … {got.high:.4g}"
         print(f"{name:<26}{parameter.value:>12.4g}{got.value:>12.4g}{off:>+9.1%}  {interval}{verdict}")
-    print(f"front end: {truth.frontend_placement}, found {found.frontend_placement}")
+    print(f"API server: {truth.frontend_placement}, found {found.frontend_placement}")
     return 1 if missed else 0
 
 

@@ -70,7 +70,10 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "to the same upstream (default %(default)s)",
     )
     group.add_argument(
-        "--listen", required=True, metavar="HOST:PORT", help="address that clients connect to; port 0: a free port"
+        "--listen",
+        required=True,
+        metavar="HOST:PORT",
+        help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port",
     )
     group.add_argument(
         "--workers",
@@ -156,7 +159,7 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help="secret key of the hashes, made if missing; another key makes hashes that match no earlier trace "
-        "(default $KVTAPE_KEY_FILE, or ~/.config/kvtape/key)",
+        "(default $KVTAPE_KEY_FILE, or ~/.config/kvtape/key); a lost key costs only that match",
     )
     group.add_argument(
         "--model",
@@ -168,7 +171,7 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="model name that selects a LoRA adapter; its requests get their own hash chains; may be repeated",
+        help="served model name of a LoRA adapter: its blocks match no other model's; may be repeated",
     )
 
 

@@ -87,6 +87,7 @@ OLD = [
     ),
     ("loadgen selftest", ["--seconds", "4"], "--seconds is now --duration"),
     ("replay", ["--trace", "t"], "--trace is now -o/--output"),
+    ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),
     ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
     ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),
     ("sim run", ["--model", "m.json"], "--model is now --latency-model"),

@@ -66,7 +66,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs",
         default="1",
         metavar="N",
-        help="shards of the load, each a sending and a recording process; auto: a shard for every 2 cores (1)",
+        help="parts of the load, two processes each: one sends, one records; auto: a part for every 2 cores (1)",
     )
     run.add_argument(
         "--ray", metavar="ADDRESS", help="run the shards on this Ray cluster (auto: this machine's cluster)"

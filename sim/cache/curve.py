@@ -107,7 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
     )
     parser.add_argument(
-        "--exact-blocks", type=int, default=1 << 16, metavar="N", help="sample only beyond N blocks (default 65536)"
+        "--exact-blocks",
+        type=int,
+        default=1 << 16,
+        metavar="N",
+        help="with --sample: count sizes up to N blocks exactly (default 65536)",
     )
     parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the whole curves")

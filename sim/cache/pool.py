@@ -79,7 +79,9 @@ class RadixCounts(HitCounts):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument(
-        "--object-lru", action="store_true", help="a plain LRU of single blocks, as a yardstick, instead of the pool"
+        "--object-lru",
+        action="store_true",
+        help="instead of vLLM's pool: a plain LRU of blocks, without chains and null block, to compare with",
     )
     add_radix_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -88,20 +88,22 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
         help="cached tokens as the traces report them (default), or as a simulated pool has them",
     )
     parser.add_argument(
-        "--frontend",
+        "--api-server",
+        dest="frontend",
         choices=[*get_args(FrontendPlacement), "auto"],
         default="auto",
-        help="how the HTTP server's work meets the engine's (default auto: the simplest that predicts best)",
+        help="API server: works on all requests at once (parallel), on one at a time (serial), or so on the engine's "
+        "core (shared_core) (default auto: the simplest that predicts best)",
     )
     parser.add_argument(
         "--term",
         action="append",
         choices=[*EXTRA_TERMS, "none"],
         default=[],
-        help="a term beyond the default ones (none: those alone; default: those that predict what they were not fitted "
-        "on)",
+        help="cost to fit beyond the default ones, as under sim serve; repeatable (none: no more; default: those "
+        "that improve forecasts of sessions left out)",
     )
-    parser.add_argument("--residuals", action="store_true", help="print where the predictions are off")
+    parser.add_argument("--residuals", action="store_true", help="print TTFT errors by cohort and of two baselines")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -192,7 +192,13 @@ def add_forecast_flags(parser: argparse.ArgumentParser) -> None:
         help="a turn comes its think time after its parent's predicted end, or at its recorded offset; default: the "
         "former where the trace has sessions",
     )
-    parser.add_argument("--members", type=int, default=32, metavar="N", help="forecasts of each load (default 32)")
+    parser.add_argument(
+        "--members",
+        type=int,
+        default=32,
+        metavar="N",
+        help="forecasts of each load, each with its own parameters and noise; more: finer intervals (default 32)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the members and their noise (default 0)")
 
 

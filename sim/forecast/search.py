@@ -116,7 +116,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--confidence", type=float, default=0.9, help="share of the members that keep it (default 0.9)")
     parser.add_argument("--between", metavar="LOW,HIGH", help="where to look; default: every cache, rates 0.1 to 10")
-    parser.add_argument("--tolerance", type=float, default=0.01, help="relative; 0: to the block (default 0.01)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.01,
+        help="stop when the answer is known to this share of it; 0: to the block (default 0.01)",
+    )
     add_scenario_flags(parser)
     add_forecast_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")

@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="the capture to forecast; never one that the model was fitted on")
     parser.add_argument("--latency-model", type=Path, required=True, help="model.json from sim fit")
     parser.add_argument(
-        "--repeat", type=Path, metavar="OTHER", help="another capture of the same load: the A/A yardstick"
+        "--repeat",
+        type=Path,
+        metavar="OTHER",
+        help="another capture of the same load: how far the engine is from itself (A/A)",
     )
     parser.add_argument(
         "--cold", type=Path, metavar="COLD", help="the same load captured without sharing: forecast from TRACE too"
@@ -80,11 +83,20 @@ def add_validation_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="a turn waits for the predicted end of the one before (default: as the trace was paced)",
     )
-    parser.add_argument("--members", type=int, default=64, help="forecasts in the ensemble (default 64)")
+    parser.add_argument(
+        "--members",
+        type=int,
+        default=64,
+        help="forecasts of the load, each with its own parameters and noise (default 64)",
+    )
     parser.add_argument(
         "--gate", action="append", default=[], metavar="EXPRESSION", help="exit 1 unless this holds too (repeatable)"
     )
-    parser.add_argument("--no-default-gates", action="store_true", help="only those of --gate")
+    parser.add_argument(
+        "--no-default-gates",
+        action="store_true",
+        help="judge by --gate alone; default: cached tokens, TTFT p50, p90, p99, bands, baselines (docs/model.md)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 

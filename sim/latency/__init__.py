@@ -1,1 +1,1 @@
-"""The latency model: terms of a step, front end, noise, model.json."""
+"""The latency model: terms of a step, API server, noise, model.json."""

@@ -33,6 +33,7 @@ from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
 from wire.loop import run as run_loop
 from wire.server import BACKLOG, Server
+from wire.url import WireError, parse_listen
 
 MAX_ENGINES = 64
 
@@ -62,7 +63,12 @@ class ServeConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="port 0: any free one (default %(default)s)")
+    add(
+        "--listen",
+        default="127.0.0.1:8000",
+        metavar="HOST:PORT",
+        help="no host: all addresses; port 0: any free one (default %(default)s)",
+    )
     add("--latency-model", type=Path, help="a model.json; default: built-in parameters of a small engine")
     add("--model", help="what clients call it (default: the model.json's, or kvtape-sim)")
     add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer; default: a built-in vocabulary")
@@ -101,7 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_config(arguments: argparse.Namespace) -> ServeConfig:
     """The command line, checked. Raises InputError that names the flag."""
-    host, port = _read_listen(arguments.listen)
+    try:
+        host, port = parse_listen(arguments.listen)
+    except WireError as error:
+        raise InputError(f"--listen: {error}") from None
     model = _read_model(arguments)
     if (arguments.model or "").endswith(".json"):
         raise InputError(
@@ -148,13 +157,6 @@ def _read_model(arguments: argparse.Namespace) -> Model:
     length = room if engine.max_model_len is None else min(engine.max_model_len, room)
     engine = engine_with(engine, {"max_model_len": length})
     return msgspec.structs.replace(model, parameters=parameters, engine=engine)
-
-
-def _read_listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(f"--listen {text}: expected HOST:PORT, such as 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
 
 
 def _read_speed(text: str) -> float | None:

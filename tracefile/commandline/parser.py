@@ -18,6 +18,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--f0-ms": "--frontend-base-ms",
     "--f1-ms-per-prompt-token": "--frontend-ms-per-prompt-token",
     "--cohort": "--target, as in --target 'turns2+.ttft.p90<=500ms'",
+    "--frontend": "--api-server",
     "--highest": "--maximize",
     "--kv-blocks": "--num-gpu-blocks",
     "--least-exact": "--min-exact-share",

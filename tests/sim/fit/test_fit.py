@@ -262,7 +262,7 @@ def test_the_command_writes_a_model(tmp_path: Path, synthetic: ModuleType, capsy
         "4096",
         "--no-async-scheduling",
         "--residuals",
-        "--frontend",
+        "--api-server",
         "serial",
         "-o",
         str(tmp_path / "m.json"),

@@ -15,7 +15,7 @@ from sim.latency.modelfile import default_model, load_model
 from tracefile import Engine, InputError, Meta, TraceWriter, load_trace, trace_digest
 
 STEP = ("--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling")
-QUICK = ("--frontend", "parallel", "--term", "none", "--bootstrap", "20", "--members", "6")
+QUICK = ("--api-server", "parallel", "--term", "none", "--bootstrap", "20", "--members", "6")
 
 
 @pytest.fixture(scope="module")

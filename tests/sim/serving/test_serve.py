@@ -1,5 +1,6 @@
 """``sim serve`` over real sockets: shapes, cached tokens to the token, aborts, and how it starts and ends."""
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from sim.__main__ import main
+from sim.serving.serve import add_arguments, read_config
 from tracefile.records.errors import InputError
 
 Body = dict[str, Any]
@@ -361,10 +363,17 @@ def test_a_busy_port_is_one_line_and_exit_2() -> None:
     assert result.stdout == ""
 
 
+def test_a_port_alone_listens_on_all_addresses() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    config = read_config(parser.parse_args(["--listen", ":18000"]))
+    assert (config.host, config.port) == ("0.0.0.0", 18000)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--listen", "nowhere"), "--listen nowhere: expected HOST:PORT"),
+        (("--listen", "nowhere"), "--listen: 'nowhere': expected HOST:PORT"),
         (("--listen", "127.0.0.1:66000"), "expected HOST:PORT"),
         (("--latency-model", "{dir}/model.json"), "{dir}/model.json: "),
         (("--latency-model", "{dir}/none.json"), "No such file"),
