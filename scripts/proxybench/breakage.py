@@ -136,12 +136,13 @@ def faulty_tokenizer(fail: str, *, every: int, times: int) -> Callable[[Scene], 
 def save_tokenizer(folder: Path) -> None:
     """A tokenizer of a few hundred tokens: one per byte."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415  heavy, for one fault
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_only = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    PreTrainedTokenizerFast(tokenizer_object=bytes_only).save_pretrained(folder)
+    folder.mkdir()
+    bytes_only.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
 async def wait_for_errors(scene: Scene, tap: RunningTap) -> None:

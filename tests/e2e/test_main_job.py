@@ -105,6 +105,20 @@ def records_of(path: Path) -> dict[str, Record]:
     return {record.request_id: record for record in load_trace(path)[1]}
 
 
+def check_never_judged_by_what_it_was_fitted_on(calibration: Path, model: Path, tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "sim", "run", calibration, "--latency-model", model, "-o", tmp_path / "never.jsonl"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "fitted" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "never.jsonl").exists()
+
+
 @pytest.mark.timeout(420)
 def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> None:
     job = Job(tmp_path, engine_url)
@@ -147,29 +161,13 @@ def test_capture_replay_fit_predict_report(tmp_path: Path, engine_url: str) -> N
     predicted = records_of(predicted_path)
     assert {id_: predicted[id_].cached_tokens for id_ in later} == {id_: captured[id_].cached_tokens for id_ in later}
 
+    check_never_judged_by_what_it_was_fitted_on(calibration, model, tmp_path)
+
     page = tmp_path / "report.html"
     labelled = [f"captured={captured_path}", f"replayed={replayed_path}", f"predicted={predicted_path}"]
     compared = job.run("report", "compare", *labelled, "--html", page, "--json")
     assert "plotly" in page.read_text().lower()
     assert json.loads(compared)
-
-
-def test_a_model_is_never_judged_by_what_it_was_fitted_on(tmp_path: Path, sim_server: str) -> None:
-    job = Job(tmp_path, sim_server)
-    calibration = job.capture("calibration", CALIBRATION)
-    model = tmp_path / "model.json"
-    job.run("sim", "fit", calibration, "--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "-o", model)
-    refused = subprocess.run(
-        [sys.executable, "-m", "sim", "run", calibration, "--latency-model", model, "-o", tmp_path / "never.jsonl"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 2
-    assert "fitted" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not (tmp_path / "never.jsonl").exists()
 
 
 @pytest.mark.vllm

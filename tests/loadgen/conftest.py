@@ -8,7 +8,6 @@ import pytest
 
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.loadgen import virtual_time as virtual_time_module
-from tests.loadgen import vocabularies as vocabularies_module
 from tests.replay import plan_runner as plan_runner_module
 
 
@@ -36,8 +35,3 @@ def virtual_time() -> ModuleType:
 def plan_runner() -> ModuleType:
     """Carries plans out without a clock or a socket."""
     return plan_runner_module
-
-
-@pytest.fixture(scope="session")
-def vocabularies() -> ModuleType:
-    return vocabularies_module

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from loadgen.datasets.session import TokenizerLengths
 from loadgen.plan.config import LoadConfig, Pattern
 from loadgen.plan.loadjob import LoadJob, load_name, shard_of_cap
 from loadgen.text.tokenizer import LocalTokenizer
+from tests.fakes.vocabularies import write_model
 from tracefile import HashKey, InputError, Record, RequestId
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=LengthDistribution(1, 3), seed=2)
@@ -137,8 +137,8 @@ def test_a_resumed_load_keeps_its_digest() -> None:
     assert resumed.digest_share() == opened.digest_share()
 
 
-def test_a_tokenizer_counts_and_cuts_texts(tmp_path: Path, vocabularies: ModuleType) -> None:
-    lengths = TokenizerLengths(LocalTokenizer(vocabularies.write_model("deepseek", tmp_path / "model")))
+def test_a_tokenizer_counts_and_cuts_texts(tmp_path: Path) -> None:
+    lengths = TokenizerLengths(LocalTokenizer(write_model("deepseek", tmp_path / "model")))
     text = "The quick brown fox jumps over the lazy dog. " * 5
     count = lengths.count(text)
     assert 40 <= count <= 60

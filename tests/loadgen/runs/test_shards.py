@@ -122,7 +122,8 @@ def test_an_interrupt_stops_all_shards_and_the_trace_is_whole(engine: Any, folde
     _, records = load_trace(trace)
     assert len(records) == len(engine.seen) >= 6
     assert {record.status for record in records} == {"client_abort"}
-    assert max(record.concurrency or 0 for record in records) == len(records)  # over both shards
+    # Over both shards: all that the engine had at the signal. One shard may send one more after the other's end.
+    assert 6 <= max(record.concurrency or 0 for record in records) <= len(records)
     assert sorted(os.listdir(folder)) == ["t.jsonl.zst", "t.jsonl.zst.progress"]
 
 

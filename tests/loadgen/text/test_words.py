@@ -1,8 +1,6 @@
 """Words on real vocabularies: any row of them is a token a word, in every place that a chat template has for them."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from loadgen.text.spoken import SentMessage, chat_messages
 from loadgen.text.targettext import TargetText, TextMaker, learn_target
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from loadgen.text.words import FEWEST_WORDS, Words, find_words, prove
+from tests.fakes.vocabularies import write_model
 from tracefile.hashing.splitmix64 import mix64
 
 SYSTEM_CHAT: Order = (("system", 0), ("user", 0), ("assistant", 0), ("user", 0))
@@ -23,12 +22,8 @@ TOOL_CHAT: Order = (("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0))
 
 
 @pytest.fixture(scope="module", params=["deepseek", "qwen"])
-def tokenizer(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vocabularies: ModuleType
-) -> LocalTokenizer:
-    pytest.importorskip(f"{request.param}_tokenizer")
-    folder: Path = vocabularies.write_model(request.param, tmp_path_factory.mktemp(request.param))
-    return LocalTokenizer(folder)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LocalTokenizer:
+    return LocalTokenizer(write_model(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 @pytest.fixture(scope="module")

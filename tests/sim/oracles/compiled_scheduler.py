@@ -1,13 +1,14 @@
 """The compiled scheduler one call at a time, for tests that look at every step."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import numba
 import numpy as np
 
 from sim.engine.simstate import build_state
 from sim.kernels import layout
 from sim.kernels import scheduler as kernels
+from sim.kernels.compiling import entry
 from sim.kernels.pool import KNOWN, NONE, QUEUE, UNHASHED
 from sim.latency.modelfile import make_model
 from sim.vllm.config import EngineConfig
@@ -16,10 +17,26 @@ from sim.workload.arrivals import Arrival
 from tests.sim.oracles.simulation import columns
 from tracefile import Record, RequestId
 
-_add, _abort, _schedule, _finish = (
-    numba.njit(function.py_func, _nrt=False)  # type: ignore[union-attr]
-    for function in (kernels.add, kernels.abort, kernels.schedule, kernels.finish_step)
-)
+
+@entry
+def _add(scheduler: Any, place: int) -> None:
+    kernels.add(scheduler, place)
+
+
+@entry
+def _abort(scheduler: Any, place: int) -> None:
+    kernels.abort(scheduler, place)
+
+
+@entry
+def _schedule(scheduler: Any, slot: int) -> None:
+    kernels.schedule(scheduler, slot)
+
+
+@entry
+def _finish(scheduler: Any, slot: int) -> None:
+    kernels.finish_step(scheduler, slot)
+
 
 Content = tuple[int, int]
 """A block's key, and its place in the line of those under that key."""

