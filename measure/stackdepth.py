@@ -32,14 +32,19 @@ class Recency(NamedTuple):
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def count_depths(
     blocks: IntArray, starts: IntArray, limits: IntArray, distinct: int
-) -> IntArray:  # pragma: no cover - compiled
-    """Count the leading blocks that hit from each cache size on.
+) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
+    """Count the leading blocks that hit from each cache size on, and the requests by hits in an unlimited cache.
 
     ``blocks``: dense block numbers below ``distinct``, request by request, root to leaf, from ``starts[r]`` to
     ``starts[r + 1]``; ``limits[r]``: leading blocks that request r may hit. Returns ``distinct + 1`` counts: at d, the
-    blocks whose running maximum of depths is d, which hit in every cache of d blocks or more.
+    blocks whose running maximum of depths is d, which hit in every cache of d blocks or more. Of the requests at h, so
+    many have h hits.
     """
     depths = np.zeros(distinct + 1, np.int64)
+    most = 0
+    for request in range(len(limits)):
+        most = max(most, limits[request])
+    requests = np.zeros(most + 1, np.int64)
     recency = _untouched(len(blocks), distinct)
     now = 0
     live = 0
@@ -48,17 +53,20 @@ def count_depths(
         deepest = 0
         depth = 0
         expected = -2  # where the next block was touched if it came just before this one's touch
+        hits = 0
         for position in range(first, min(end, first + limits[request])):
             at = recency.touched_at[blocks[position]]
             if at < 0:
                 break
+            hits += 1
             depth = _depth(recency, live, at, expected, depth)
             expected = at - 1
             deepest = max(deepest, depth)
             depths[deepest] += 1
+        requests[hits] += 1
         live += _touch(recency, blocks[first:end], now)
         now += end - first
-    return depths
+    return depths, requests
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

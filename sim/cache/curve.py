@@ -1,9 +1,13 @@
 """``sim curve``: a trace's prefix hits at every cache size, in one pass.
 
-The policy is the stack algorithm nearest to vLLM's pool: LRU over full prompt blocks. A request's hits are counted at
-its arrival, over its leading blocks and short of its last token (rule 6); then its blocks are touched leaf to root, so
-that tails go first. Decode blocks, blocks pinned by running requests and time are left out, so the pool itself
-(``sim pool``) hits a little more or less.
+The policy is the stack algorithm nearest to vLLM's pool: LRU over full blocks. Hits of a request are counted at its
+arrival: leading blocks of its prompt, short of its last token (rule 6). Then its blocks are touched leaf to root,
+so that tails go first: those of its output, as far as their hashes are known, before those of its prompt. Blocks
+pinned by running requests and time are left out.
+
+**The bound.** An engine that admits requests in order of arrival has, at an admission, computed nothing but blocks of
+earlier arrivals. So it never hits more than the unlimited cache. At a finite size LRU by arrival is no bound: a long
+request's blocks are freed at its end, and may outlive those of a request that arrived later and was short.
 
 LRU keeps, at every size S, the S blocks touched last (Mattson et al., 1970). So a block's depth in that order at its
 request's arrival says at once from which size on it hits, and one histogram of depths is the whole curve. A leading
@@ -13,16 +17,19 @@ block hits only if those before it do: what counts is the running maximum of the
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engines.modelconfig import kv_bytes_per_token
 from measure.stackdepth import access_depths, count_depths, resident_owners
-from sim.cache.pool import add_trace_flags, parse_block_size
+from measure.table import table_lines
+from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.workload.accesses import Accesses, read_block_sizes
-from sim.workload.chain import Chains, hashed_records
-from sim.workload.groups import Grouping, add_group_arguments, grouping_of
+from sim.workload.chain import engine_chains, hashed_records
+from sim.workload.groups import NO_CHAINS, Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
@@ -40,10 +47,17 @@ class HitCurve:
     """Cache sizes in blocks: 1, 2, 3 …"""
     hit_blocks: IntArray
     """Prompt blocks hit at each size; never falls."""
+    bound_blocks: IntArray
+    """Blocks that no engine of each size can exceed: of every request its unlimited hits, at most the size."""
     block_size: int
     lookup_blocks: int
     """Full prompt blocks of the whole trace."""
     input_tokens: int
+    fine_block_size: int
+    """The trace's, which ``block_size`` is a multiple of."""
+    requests: int
+    whole_chains: int
+    """Requests whose filled blocks are all known. With fewer than all, an engine may hit more than the maximum."""
 
     @property
     def hit_tokens(self) -> IntArray:
@@ -75,9 +89,17 @@ class GroupUse:
 
     name: str
     requests: int
+    sessions: int | None
+    """Null: no request of it names a session."""
+    shared_tokens: int | None
+    """Prompt tokens, in full blocks, that all its requests begin with. Null: of several groups."""
+    example: str | None
+    """Id of its first request. Null: of several groups."""
     input_tokens: int
     lookup_blocks: int
     hit_blocks: int
+    hit_tokens: int
+    """Tokens saved: prompt tokens that need no prefill."""
     hit_rate: float
     hit_share: float
     """Of all groups' hits."""
@@ -94,6 +116,11 @@ class CacheUse:
     blocks: int
     tokens: int
     groups: list[GroupUse]
+    """Groups with the most hits first; all others are one, the last."""
+    others: int
+    """Number of groups in the last."""
+    largest_other: int
+    """Hit tokens of the largest group in the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +129,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-sizes", metavar="B,B…", help="a curve for each of several block sizes, from one reading"
     )
     parser.add_argument("--cache-tokens", metavar="N,N…", help="show these cache sizes, in tokens")
+    parser.add_argument(
+        "--kv-bytes-per-token", type=int, metavar="N", help="show sizes in GiB: bytes of a token's KV in all layers"
+    )
+    parser.add_argument(
+        "--model-config", type=Path, metavar="PATH", help="the same from a Hugging Face config.json or its folder"
+    )
     add_group_arguments(parser)
     parser.add_argument(
         "--sample", type=float, metavar="R", help="estimate from this share of blocks, in little memory"
@@ -120,29 +153,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     block_sizes = parse_block_sizes(arguments.block_size, arguments.block_sizes)
     cache_tokens = parse_numbers(arguments.cache_tokens, "--cache-tokens")
-    grouping = grouping_of(arguments)
+    grouping, kv_bytes = grouping_of(arguments), _kv_bytes(arguments)
     if arguments.sample is not None:
-        return _run_sampled(arguments, block_sizes, cache_tokens)
-    found = []
+        return _run_sampled(arguments, block_sizes, cache_tokens, kv_bytes)
+    curves, texts = [], []
     for accesses in read_block_sizes(arguments.trace, block_sizes, grouping):
         curve = hit_curve(accesses)
-        found.append((curve, use_at(accesses, curve, grouping, cache_tokens)))
-    curves = [curve_as_json(curve, uses) for curve, uses in found] if arguments.json else []
-    return _print(arguments, curves, [describe(curve, cache_tokens, uses) for curve, uses in found])
+        uses = use_at(accesses, curve, grouping, cache_tokens)
+        curves += [{**curve_as_json(curve, uses), "kv_bytes_per_token": kv_bytes}] if arguments.json else []
+        text = describe(curve, cache_tokens, uses, kv_bytes)
+        texts.append("\n".join([text, *_describe_groups(accesses.groups, uses)]))
+    return _print(arguments, curves, texts)
 
 
-def _run_sampled(arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int]) -> int:
+def _kv_bytes(arguments: argparse.Namespace) -> int | None:
+    """Bytes of a token's KV; None: not told. Raises InputError."""
+    given: int | None = arguments.kv_bytes_per_token
+    if given is not None and given < 1:
+        raise InputError(f"--kv-bytes-per-token: {given}; expected a positive number of bytes")
+    if given is not None and arguments.model_config is not None:
+        raise InputError("--model-config: given with --kv-bytes-per-token; expected one of them")
+    return given if arguments.model_config is None else kv_bytes_per_token(arguments.model_config)
+
+
+def _run_sampled(
+    arguments: argparse.Namespace, block_sizes: list[int | None], cache_tokens: list[int], kv_bytes: int | None
+) -> int:
     if arguments.by is not None:
         raise InputError("--by: given with --sample; expected one of them: groups need the whole trace")
     sampling = Sampling(rate=arguments.sample, exact_blocks=arguments.exact_blocks, seed=arguments.sample_seed)
     curves, texts = [], []
     for block_size in block_sizes:
         with open_trace(arguments.trace) as reader:
-            chains = Chains(reader.meta, block_size)
+            chains = engine_chains(reader.meta, block_size)
             shown = [size for size in (tokens // chains.block_size for tokens in cache_tokens) if size]
             curve = sample_curve(hashed_records(reader), chains, sampling, shown)
-        curves.append(sampled_as_json(curve))
-        texts.append(describe_sampled(curve, shown))
+        curves.append({**sampled_as_json(curve), "kv_bytes_per_token": kv_bytes})
+        texts.append(describe_sampled(curve, shown, kv_bytes))
     return _print(arguments, curves, texts)
 
 
@@ -172,17 +219,29 @@ def parse_numbers(text: str | None, flag: str) -> list[int]:
 
 
 def hit_curve(accesses: Accesses) -> HitCurve:
-    depths = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
+    depths, requests_by_hits = count_depths(accesses.blocks, accesses.starts, accesses.limits, accesses.distinct)
     hit_blocks = np.cumsum(depths)[1:]
     # From the last depth that occurs on, nothing changes any more.
     hit_blocks = hit_blocks[: int(np.searchsorted(hit_blocks, hit_blocks[-1])) + 1] if depths.any() else hit_blocks[:0]
     return HitCurve(
         np.arange(1, len(hit_blocks) + 1, dtype=np.int64),
         hit_blocks,
+        _bound(requests_by_hits, len(hit_blocks)),
         accesses.block_size,
-        len(accesses.blocks),
+        int(accesses.lookup_blocks.sum()),
         accesses.input_tokens,
+        accesses.fine_block_size or accesses.block_size,
+        len(accesses.limits),
+        accesses.whole_chains,
     )
+
+
+def _bound(requests_by_hits: IntArray, sizes: int) -> IntArray:
+    """Σ min(hits, size) over requests, at each size from 1 on: so many blocks hold no more of one prompt."""
+    with_as_many = np.zeros(sizes, np.int64)
+    found = np.cumsum(requests_by_hits[::-1])[::-1][1 : sizes + 1]
+    with_as_many[: len(found)] = found
+    return np.cumsum(with_as_many)
 
 
 def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache_tokens: list[int]) -> list[CacheUse]:
@@ -197,13 +256,12 @@ def use_at(accesses: Accesses, curve: HitCurve, grouping: Grouping | None, cache
 def cache_use(accesses: Accesses, grouping: Grouping, sizes: list[int]) -> list[CacheUse]:
     if accesses.groups is None or not len(accesses.limits):
         return []
-    names, place = accesses.groups.largest(accesses.prompt_tokens, grouping.most)
-    needs = needed_sizes(accesses)
-    owner = place[accesses.request_of]
+    needs, request_of = needed_sizes(accesses), accesses.request_of
     uses = []
     for size in sizes:
         hit = needs <= min(size, accesses.distinct)
-        uses.append(_use(accesses, names, place, np.bincount(owner[hit], minlength=len(names)), size))
+        hits = np.bincount(request_of[hit], minlength=len(accesses.limits))
+        uses.append(_use(accesses, accesses.groups, grouping.most, hits, size))
     return uses
 
 
@@ -217,20 +275,28 @@ def needed_sizes(accesses: Accesses) -> IntArray:
     return np.asarray(np.maximum.accumulate(base + depths) - base)
 
 
-def _use(accesses: Accesses, names: list[str], place: IntArray, hits: IntArray, size: int) -> CacheUse:
-    count = len(names)
+def _use(accesses: Accesses, groups: Groups, most: int, request_hits: IntArray, size: int) -> CacheUse:
+    shown, place = groups.largest(request_hits, most)
+    names, block_size = groups.shown_names(shown), accesses.block_size
+    count, others = len(names), len(groups.names) - len(shown)
+    nothing = [None] * (count - len(shown))
     inserted, held = resident_owners(accesses.blocks, accesses.starts, place, count, size)
-    tokens = np.bincount(place, accesses.prompt_tokens, count)
-    lookups = np.bincount(place, np.diff(accesses.starts), count)
-    requests = np.bincount(place, minlength=count)
-    rates = _shares(hits * accesses.block_size, tokens)
+    of_group = np.bincount(groups.of_request, request_hits, len(groups.names))
+    hits, tokens, lookups = (
+        np.bincount(place, weights, count).astype(np.int64)
+        for weights in (request_hits, accesses.prompt_tokens, accesses.lookup_blocks)
+    )
     columns = zip(
         names,
-        requests.tolist(),
-        tokens.astype(int).tolist(),
-        lookups.astype(int).tolist(),
+        np.bincount(place, minlength=count).tolist(),
+        _sessions(groups, place, count),
+        (groups.shared_blocks[shown] * block_size).tolist() + nothing,
+        [groups.examples[number] for number in shown] + nothing,
+        tokens.tolist(),
+        lookups.tolist(),
         hits.tolist(),
-        rates.tolist(),
+        (hits * block_size).tolist(),
+        _shares(hits * block_size, tokens).tolist(),
         _shares(hits, hits.sum()).tolist(),
         inserted.tolist(),
         _shares(inserted, inserted.sum()).tolist(),
@@ -238,8 +304,21 @@ def _use(accesses: Accesses, names: list[str], place: IntArray, hits: IntArray, 
         strict=True,
     )
     fields = GroupUse.__slots__
-    groups = [GroupUse(**dict(zip(fields, row, strict=True))) for row in columns]
-    return CacheUse(blocks=size, tokens=size * accesses.block_size, groups=groups)
+    rest = np.delete(of_group, shown)
+    return CacheUse(
+        blocks=size,
+        tokens=size * block_size,
+        groups=[GroupUse(**dict(zip(fields, row, strict=True))) for row in columns],
+        others=others,
+        largest_other=int(rest.max(initial=0)) * block_size,
+    )
+
+
+def _sessions(groups: Groups, place: IntArray, count: int) -> list[int | None]:
+    """Number of sessions that the requests at each place name; None: they name none."""
+    named = groups.session_of >= 0
+    pairs = np.unique(np.stack([place[named], groups.session_of[named]]), axis=1)
+    return [number or None for number in np.bincount(pairs[0], minlength=count).tolist()]
 
 
 def _shares(parts: IntArray, whole: object) -> FloatArray:
@@ -251,45 +330,71 @@ def curve_as_json(curve: HitCurve, uses: list[CacheUse]) -> dict[str, Any]:
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
         "input_tokens": curve.input_tokens,
+        "requests": curve.requests,
+        "whole_chains": curve.whole_chains,
         "sizes": curve.sizes.tolist(),
         "hit_blocks": curve.hit_blocks.tolist(),
+        "bound_blocks": curve.bound_blocks.tolist(),
         "hit_tokens": curve.hit_tokens.tolist(),
         "use": [asdict(use) for use in uses],
     }
 
 
-def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse]) -> str:
+def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse], kv_bytes: int | None = None) -> str:
     most = curve.max_hit_blocks
+    blocks, whole = block_size_text(curve.block_size, curve.fine_block_size), curve.rate_at(len(curve.sizes))
     lines = [
-        f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {curve.block_size} "
-        f"tokens, {curve.rate_at(len(curve.sizes)):.2%} of input tokens"
+        f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
+        f"{whole:.2%} of input tokens"
     ]
+    if curve.whole_chains < curve.requests:
+        lines.append(
+            f"output blocks of {curve.requests - curve.whole_chains:,} of {curve.requests:,} requests are unknown and "
+            "left out: an engine may hit more"
+        )
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
     if not cache_tokens and most:
         shares, sizes = [*SHARES], [curve.size_for_share(share) for share in SHARES]
-    if sizes:
-        lines.append(
-            f"{'% of max hits':>14} {'hit blocks':>12} {'% of input':>11} {'usable blocks':>14} {'cache tokens':>15}"
-        )
+    rows = []
     for share, size in zip(shares, sizes, strict=True):
         hits, tokens = curve.hits_at(size), size * curve.block_size
-        lines.append(f"{share:>14.0%} {hits:>12,} {curve.rate_at(size):>11.2%} {size:>14,} {tokens:>15,}")
-    for use in uses:
-        lines += _describe_use(use)
+        cells = [f"{share:.0%}", f"{hits:,}", f"{curve.rate_at(size):.2%}", f"{size:,}", f"{tokens:,}"]
+        rows.append(cells + gib_cell(tokens, kv_bytes))
+    headings = ["% of max hits", "hit blocks", "% of input", "usable blocks", "cache tokens", *gib_heading(kv_bytes)]
+    lines += table_lines(headings, rows) if rows else []
     return "\n".join(lines)
 
 
+def _describe_groups(groups: Groups | None, uses: list[CacheUse]) -> list[str]:
+    if groups is None:
+        return []
+    lines = ["", groups.rule] if groups.rule else []
+    if NO_CHAINS in groups.rule:
+        return lines
+    for use in uses:
+        lines += _describe_use(use)
+    return lines
+
+
 def _describe_use(use: CacheUse) -> list[str]:
-    lines = [
-        "",
-        f"{use.blocks:,} usable blocks ({use.tokens:,} tokens)",
-        f"{'group':>24} {'requests':>9} {'hit rate':>9} {'of hits':>8} {'of inserted':>12} {'of held':>8}",
+    headings = ["group", "tokens saved", "% of saved", "hit rate", "requests", "sessions", "shared tokens"]
+    headings += ["% of inserted", "% of held", "example"]
+    rows = [
+        [
+            short_name(group.name),
+            f"{group.hit_tokens:,}",
+            f"{group.hit_share:.2%}",
+            f"{group.hit_rate:.2%}",
+            f"{group.requests:,}",
+            *("–" if number is None else f"{number:,}" for number in (group.sessions, group.shared_tokens)),
+            f"{group.inserted_share:.2%}",
+            f"{group.held_share:.2%}",
+            group.example or "–",
+        ]
+        for group in use.groups
     ]
-    for group in use.groups:
-        name = group.name if len(group.name) <= 24 else group.name[:23] + "…"
-        lines.append(
-            f"{name:>24} {group.requests:>9,} {group.hit_rate:>9.2%} {group.hit_share:>8.2%} "
-            f"{group.inserted_share:>12.2%} {group.held_share:>8.2%}"
-        )
+    lines = ["", f"{use.blocks:,} usable blocks ({use.tokens:,} tokens)", *table_lines(headings, rows, "<")]
+    if use.others:
+        lines.append(f"each of the {use.others:,} others saves at most {use.largest_other:,} tokens")
     return lines

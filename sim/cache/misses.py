@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +19,19 @@ from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_ev
 from sim.cache.onebyone import lay_out as pool_requests
 from sim.cache.pool import add_pool_flags, parse_block_size, parse_usable_blocks, size_text
 from sim.kernels.compiling import say_if_not_compiled
+from sim.kernels.layout import Records
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, hashed_batches
-from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, namer_of
-from sim.workload.interning import lay_out_chains
+from sim.workload.chain import Chains, engine_chains, hashed_batches
+from sim.workload.groups import (
+    Grouping,
+    Members,
+    PrefixChains,
+    add_group_arguments,
+    grouping_of,
+    short_name,
+)
+from sim.workload.interning import InternedChains, lay_out_chains, unlimited_hits
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import BoolArray, IntArray
 from tracefile.records.batches import Batch, Hashes
@@ -31,7 +40,6 @@ CAUSES = ("hit", "cold", "evicted", "behind_miss", "last_token", "partial_block"
 """Causes of a prompt token; docs/curves.md defines each."""
 COHORTS = ("turn 1", "turns 2+", "turn unknown")
 ALL = "all"
-_WIDTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Prompts:
     parts: list[Requests]
     cohort: IntArray
     """Place in ``COHORTS`` of each request."""
-    groups: Groups | None
+    members: Members | None
     block_size: int
 
 
@@ -69,6 +77,8 @@ class Attribution:
     cohorts: list[Share]
     """By turn; cohorts without requests are left out."""
     by: str | None
+    rule: str
+    """Words on how the groups were made; empty: as asked."""
     groups: list[Share]
     evictions: list[list[int]]
     """Blocks by evicting group (row) and by the group that requests them again (column)."""
@@ -85,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     say_if_not_compiled(run_requests)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
-        chains = Chains(reader.meta, parse_block_size(arguments.block_size))
+        chains = engine_chains(reader.meta, parse_block_size(arguments.block_size))
         prompts = lay_out(hashed_batches(reader), chains, grouping)
     found = attribute(prompts, usable_blocks, arguments.free_rule, grouping)
     found_json = {"kind": "misses", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
@@ -94,31 +104,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lay_out(batches: Iterable[tuple[Batch, Hashes]], chains: Chains, grouping: Grouping | None = None) -> Prompts:
-    groups = Groups(namer_of(grouping)) if grouping else None
+    members = Members(grouping, chains.fine_block_size) if grouping else None
     parts, turns = [], [np.empty(0, np.int64)]
     for batch, hashes in batches:
         part = pool_requests(batch, hashes, chains)
         parts.append(part)
         turns.append(batch.numbers("turn", len(COHORTS))[part.rows])
-        if groups is not None:
-            for record in batch.records(part.rows):
-                groups.add(record, chains.prompt(record))
+        if members is not None:
+            members.add(batch, part.rows)
     turn = np.concatenate(turns)
     cohort = np.where(turn == len(COHORTS), 2, np.minimum(turn, 2) - 1)
-    return Prompts(parts, cohort, groups, chains.block_size)
+    return Prompts(parts, cohort, members, chains.block_size)
 
 
 def attribute(
     prompts: Prompts, usable_blocks: int | None, free_rule: FreeRule = "vllm", grouping: Grouping | None = None
 ) -> Attribution:
     """Run the pool of ``usable_blocks`` (None: unlimited) and give every prompt token its cause."""
-    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
-    names: list[str] = []
-    group = np.zeros(len(tokens), np.int64)
-    if grouping is not None and prompts.groups is not None and len(tokens):
-        names, group = prompts.groups.largest(tokens, grouping.most)
+    laid_out = _lay_out_all(prompts)
     fits = np.concatenate([np.empty(0, bool), *(part.fits(usable_blocks) for part in prompts.parts)])
-    causes, evictions = _ask_pool(prompts, fits, group, OneByOnePool(usable_blocks, free_rule))
+    names, group, rule = _grouped(prompts, laid_out, grouping)
+    causes, evictions = _ask_pool(laid_out, fits, group, OneByOnePool(usable_blocks, free_rule), prompts.block_size)
     place = np.zeros_like(group)
     return Attribution(
         block_size=prompts.block_size,
@@ -127,22 +133,52 @@ def attribute(
         total=_shares((ALL,), place[fits], causes)[0],
         cohorts=[share for share in _shares(COHORTS, prompts.cohort[fits], causes) if share.requests],
         by=grouping.by if grouping else None,
+        rule=rule,
         groups=_shares(tuple(names), group[fits], causes) if names else [],
         evictions=evictions.tolist() if names else [],
     )
 
 
-def _ask_pool(prompts: Prompts, fits: BoolArray, group: IntArray, pool: OneByOnePool) -> tuple[IntArray, IntArray]:
-    """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
+class _LaidOut(NamedTuple):
+    """All requests, and their keys as numbers."""
+
+    requests: Records
+    prompt_tokens: IntArray
+    numbered: InternedChains
+
+
+def _lay_out_all(prompts: Prompts) -> _LaidOut:
     requests = np.concatenate([np.empty(0, REQUEST), *(part.requests for part in prompts.parts)])
     known = requests["known_keys"]
     requests["first_key"] = np.cumsum(known) - known
     keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
-    numbered = lay_out_chains(keys, known, known, requests["first_key"], len(keys))
-    requests, evictions = requests[fits], note_evictions(numbered.distinct, group[fits])
+    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])
+    return _LaidOut(requests, tokens, lay_out_chains(keys, known, known, requests["first_key"], len(keys)))
+
+
+def _grouped(prompts: Prompts, laid_out: _LaidOut, grouping: Grouping | None) -> tuple[list[str], IntArray, str]:
+    """Names of the groups with the most prompt tokens, the place of each request among them, and their rule."""
+    requests, tokens, numbered = laid_out
+    if grouping is None or prompts.members is None or not len(tokens):
+        return [], np.zeros(len(tokens), np.int64), ""
+    starts = np.append(requests["first_key"], len(numbered.keys))
+    hits = unlimited_hits(numbered.keys, starts, requests["most_hits"], numbered.distinct)
+    keys = np.concatenate([NO_KEYS, *(part.keys for part in prompts.parts)])
+    size = prompts.block_size
+    chains = PrefixChains(keys, requests["first_key"], requests["prompt_blocks"], tokens // size, hits)
+    groups = prompts.members.groups(chains, np.arange(len(tokens)), size)
+    shown, place = groups.largest(tokens, grouping.most)
+    return groups.shown_names(shown), place, groups.rule
+
+
+def _ask_pool(
+    laid_out: _LaidOut, fits: BoolArray, group: IntArray, pool: OneByOnePool, block_size: int
+) -> tuple[IntArray, IntArray]:
+    """Tokens by cause of the requests that fit, shape (requests, causes), and the evictions by groups."""
+    numbered = laid_out.numbered
+    requests, evictions = laid_out.requests[fits], note_evictions(numbered.distinct, group[fits])
     pool.run(numbered.keys.astype(np.uint64), requests, evictions)
-    tokens = np.concatenate([np.empty(0, np.int64), *(part.prompt_tokens for part in prompts.parts)])[fits]
-    full, partial = np.divmod(tokens, prompts.block_size)
+    full, partial = np.divmod(laid_out.prompt_tokens[fits], block_size)
     hits, cached, seen, known = (requests[name] for name in ("hits", "cached_blocks", "seen_blocks", "prompt_blocks"))
     blocks = {
         "hit": hits,
@@ -151,9 +187,9 @@ def _ask_pool(prompts: Prompts, fits: BoolArray, group: IntArray, pool: OneByOne
         "last_token": cached - hits,
         "hash_unknown": full - known,
     }
-    causes = {cause: count * prompts.block_size for cause, count in blocks.items()}
+    causes = {cause: count * block_size for cause, count in blocks.items()}
     causes["partial_block"] = partial
-    nothing = np.zeros_like(tokens)
+    nothing = np.zeros_like(partial)
     return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1), evictions.counts
 
 
@@ -179,26 +215,24 @@ def describe(found: Attribution) -> str:
         lines.append(f"{found.rejected:,} requests do not fit the pool and were left out")
     headings = ["", "tokens", *(cause.replace("_", " ") for cause in CAUSES)]
     lines += table_lines(headings, [_row(share) for share in (found.total, *found.cohorts, *found.groups)])
-    if found.by is not None:
-        lines += ["", f"blocks by evicting {found.by} (row) and requesting {found.by} (column)", *_matrix(found)]
+    if found.rule:
+        lines += ["", found.rule]
+    if found.by is not None and found.groups:
+        lines += ["", f"blocks that the row's {found.by} evicted and the column's requested again", *_matrix(found)]
     return "\n".join(lines)
 
 
 def _row(share: Share) -> list[str]:
     whole = share.input_tokens or 1
     shares = (f"{tokens / whole:.2%}" for tokens in share.tokens.values())
-    return [_short(share.name), f"{share.input_tokens:,}", *shares]
+    return [short_name(share.name), f"{share.input_tokens:,}", *shares]
 
 
 def _matrix(found: Attribution) -> list[str]:
     """Table of blocks by evicting group (row) and by requesting group (column)."""
     numbers = [str(number) for number in range(1, len(found.groups) + 1)]
     rows = [
-        [number, _short(share.name), *(f"{count:,}" for count in row)]
+        [number, short_name(share.name), *(f"{count:,}" for count in row)]
         for number, share, row in zip(numbers, found.groups, found.evictions, strict=True)
     ]
     return table_lines(["", "", *numbers], rows)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _WIDTH else name[: _WIDTH - 1] + "…"

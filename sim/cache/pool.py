@@ -11,17 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from measure.wording import factor
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
 from sim.vllm.config import add_free_rule
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, hashed_records, tokens_computed
+from sim.workload.chain import Chains, engine_chains, hashed_records, tokens_computed
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record
+
+GIB = 2**30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="a kvtape, Mooncake, Bailian or vllm-vcr trace with block hashes")
-    parser.add_argument("--block-size", type=int, metavar="B", help="tokens in a block, a multiple of the trace's")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        metavar="B",
+        help="tokens in a block, a multiple of the trace's (default: the engine's, else the trace's)",
+    )
 
 
 def add_pool_flags(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +126,7 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
         if radix is not None:
             chains = page_chains(reader.meta, radix.page_size, block_size)
             return count_radix_hits(hashed_records(reader), chains, radix, usable_blocks)
-        chains = Chains(reader.meta, block_size)
+        chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)
         return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule)
@@ -242,6 +250,22 @@ def parse_block_size(block_size: int | None) -> int | None:
     if block_size is not None and block_size < 1:
         raise InputError(f"--block-size: {block_size}; expected a positive number of tokens")
     return block_size
+
+
+def block_size_text(block_size: int, fine_block_size: int) -> str:
+    """Return the tokens in a block, and of what it is made if that is not the trace's own."""
+    made = "" if block_size == fine_block_size else f" ({block_size // fine_block_size} of the trace's)"
+    return f"{block_size} tokens{made}"
+
+
+def gib_heading(kv_bytes: int | None) -> list[str]:
+    """Heading of ``gib_cell``'s column, if there is one."""
+    return [] if kv_bytes is None else ["GiB"]
+
+
+def gib_cell(tokens: int, kv_bytes: int | None) -> list[str]:
+    """Return the cache's size at ``kv_bytes`` a token; nothing if that is unknown."""
+    return [] if kv_bytes is None else [factor(tokens * kv_bytes / GIB)]
 
 
 def size_text(usable_blocks: int | None, block_size: int) -> str:

@@ -1,7 +1,7 @@
 """``sim reuse``: reuse times and distances of a trace's blocks, and its working set.
 
-Requests are taken by arrival. Accesses are those of curves: full prompt blocks. A block without a known hash
-never comes again.
+Requests are taken by arrival. An access is a full prompt block. Blocks that a request's output fills are touched too,
+like the curve's, but not asked for. A block without a known hash never comes again.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.window:
         raise InputError("--window: 0; expected a positive duration, such as 60s")
-    accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), by_arrival=True)
+    accesses = read_accesses(arguments.trace, parse_block_size(arguments.block_size), needs_times=True)
     found = measure_reuse(accesses, 1e3 * arguments.window)
     found_json = {"kind": "reuse", "trace": str(arguments.trace), **asdict(found)}  # ``report curve`` draws it
     print(json.dumps(found_json) if arguments.json else describe(found))
@@ -90,19 +90,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure_reuse(accesses: Accesses, window_ms: float) -> Reuse:
     depths, before = access_depths(accesses.blocks, accesses.starts, accesses.distinct)
-    again = depths > 0
+    asked = accesses.asked
+    again = (depths > 0) & asked
     now, then = accesses.request_of[again], before[again]
     return Reuse(
         block_size=accesses.block_size,
         requests=len(accesses.limits),
-        accesses=len(accesses.blocks),
-        first_accesses=int((~again).sum()),
+        accesses=int(asked.sum()),
+        first_accesses=int((asked & ~again).sum()),
         levels=LEVELS,
         time_ms=distribution("ms", accesses.arrival_ms[now] - accesses.arrival_ms[then]),
         distance_requests=distribution("requests", now - then),
         distance_blocks=distribution("blocks", depths[again]),
         window_ms=window_ms,
-        windows=working_set(accesses, ~again, window_ms),
+        windows=working_set(accesses, depths == 0, window_ms),
     )
 
 
@@ -129,7 +130,7 @@ def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[
     new = np.bincount(where[first][fresh], minlength=count)
     columns = zip(
         np.bincount(window_of, minlength=count).tolist(),
-        np.bincount(where, minlength=count).tolist(),
+        np.bincount(where[accesses.asked], minlength=count).tolist(),
         np.bincount(touched, minlength=count).tolist(),
         new.tolist(),
         np.cumsum(new).tolist(),

@@ -19,6 +19,8 @@ import numba
 import numpy as np
 
 from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
+from measure.table import table_lines
+from sim.cache.pool import block_size_text, gib_cell, gib_heading
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
@@ -63,6 +65,8 @@ class SampledCurve:
     input_tokens: int
     sampled_blocks: int
     sampling: Sampling
+    fine_block_size: int
+    """The trace's."""
 
 
 @dataclass(slots=True)
@@ -115,6 +119,7 @@ def sample_curve(
         counts.input_tokens,
         counts.sampled_blocks,
         sampling,
+        chains.fine_block_size,
     )
 
 
@@ -137,8 +142,8 @@ def count_sampled(records: Iterable[Record], chains: Chains, sampling: Sampling)
     threshold = np.uint64(min(int(sampling.rate * 2**64), _WORD))
     salt = np.uint64(mix64(sampling.seed + 1))
     for keys, starts, limits, tokens in _batches(records, chains):
-        counts.lookup_blocks += len(keys)
-        counts.input_tokens += tokens
+        counts.lookup_blocks += int((tokens // chains.block_size).sum())
+        counts.input_tokens += int(tokens.sum())
         done = 0
         while done < len(limits):
             needed = int(starts[done + 1] - starts[done])
@@ -158,18 +163,20 @@ def _roomy(stack: RecencyStack, touches: int, most: int | None) -> RecencyStack:
     return stack if stack.state[0] + touches <= stack.state[1] else with_room(stack, touches, most)
 
 
-def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[UInt64Array, IntArray, IntArray, int]]:
-    """Prompts' keys one after another, where each begins, how many of each may hit, and the tokens of all."""
+def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[UInt64Array, IntArray, IntArray, IntArray]]:
+    """Chains' keys one after another, where each begins, how many of each may hit, and the prompts' tokens."""
     records = iter(records)
     while some := list(islice(records, BATCH)):
         keys, starts = array("Q"), [0]
         for record in some:
-            keys.extend([key & _WORD for key in chains.prompt(record)])
+            prompt, known = (record.prompt_tokens or 0) // chains.block_size, chains.known(record)
+            chain = known if len(known) >= prompt else known + chains.private(prompt - len(known))
+            keys.extend([key & _WORD for key in chain])
             starts.append(len(keys))
         tokens = np.array([record.prompt_tokens or 0 for record in some], np.int64)
         limits = (tokens - 1) // chains.block_size
         whole = np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64)
-        yield whole, np.array(starts, np.int64), limits, int(tokens.sum())
+        yield whole, np.array(starts, np.int64), limits, tokens
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -215,13 +222,13 @@ def sampled_as_json(curve: SampledCurve) -> dict[str, Any]:
     }
 
 
-def describe_sampled(curve: SampledCurve, shown: Sequence[int]) -> str:
-    sampling = curve.sampling
+def describe_sampled(curve: SampledCurve, shown: Sequence[int], kv_bytes: int | None = None) -> str:
+    sampling, blocks = curve.sampling, block_size_text(curve.block_size, curve.fine_block_size)
     lines = [
-        f"{curve.lookup_blocks:,} full prompt blocks of {curve.block_size} tokens; exact up to "
-        f"{sampling.exact_blocks:,} blocks, beyond from {curve.sampled_blocks:,} blocks sampled at {sampling.rate:g}",
-        f"{'cache blocks':>13} {'cache tokens':>15} {'of input':>9} {'95 % interval':>19}",
+        f"{curve.lookup_blocks:,} full prompt blocks of {blocks}; exact up to {sampling.exact_blocks:,} blocks, beyond "
+        f"from {curve.sampled_blocks:,} blocks sampled at {sampling.rate:g}",
     ]
+    rows = []
     places = np.searchsorted(curve.sizes, shown) if shown else np.arange(len(curve.sizes) - 1, -1, -10)[::-1]
     for place in places:
         rates = [
@@ -230,5 +237,7 @@ def describe_sampled(curve: SampledCurve, shown: Sequence[int]) -> str:
         ]
         size = int(curve.sizes[place])
         span = "exact" if size <= sampling.exact_blocks else f"{rates[1]:.2%} … {rates[2]:.2%}"
-        lines.append(f"{size:>13,} {size * curve.block_size:>15,} {rates[0]:>9.2%} {span:>19}")
-    return "\n".join(lines)
+        tokens = size * curve.block_size
+        rows.append([f"{size:,}", f"{tokens:,}", *gib_cell(tokens, kv_bytes), f"{rates[0]:.2%}", span])
+    headings = ["usable blocks", "cache tokens", *gib_heading(kv_bytes), "% of input", "95 % interval"]
+    return "\n".join(lines + table_lines(headings, rows))

@@ -83,6 +83,13 @@ class Chains:
         return (prompt, output) if true is None or true >= len(prompt) else (prompt[:true], [])
 
 
+def engine_chains(meta: Meta, block_size: int | None) -> Chains:
+    """Chains at ``block_size``, else at the engine's if the trace's divides it, else at the trace's."""
+    told = None if meta.engine is None else meta.engine.block_size
+    fits = bool(told and meta.block_size) and told % meta.block_size == 0
+    return Chains(meta, block_size or (told if fits else None))
+
+
 def tokens_computed(record: Record) -> int:
     """Tokens of ``record`` whose KV is computed: all but the last one generated."""
     return (record.prompt_tokens or 0) + max((record.output_tokens or 0) - 1, 0)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from sim.kernels.compiling import entry
 from sim.workload.chain import chain_places
 from tracefile.hashing.splitmix64 import GOLDEN
-from tracefile.records.arrays import IntArray, UInt64Array
+from tracefile.records.arrays import BoolArray, IntArray, UInt64Array
 
 Int32Array = npt.NDArray[np.int32]
 _GOLDEN = np.uint64(GOLDEN)
@@ -38,6 +38,21 @@ def lay_out_chains(
     private = chain_places(starts + known, lengths - known)
     keys[private] = np.arange(distinct, distinct + len(private))
     return InternedChains(keys, distinct + len(private))
+
+
+def leading(starts: IntArray, counts: IntArray) -> BoolArray:
+    """True for the first ``counts`` keys of chains that lie one after another; ``starts`` has one more entry."""
+    return np.asarray(np.arange(starts[-1]) < np.repeat(starts[:-1] + counts, np.diff(starts)))
+
+
+def unlimited_hits(keys: IntArray, starts: IntArray, limits: IntArray, distinct: int) -> IntArray:
+    """Count, chain by chain, the leading keys, of ``limits``, that are in an earlier chain: hits that none evicts."""
+    first, chain_of = np.empty(distinct, np.int64), np.repeat(np.arange(len(limits)), np.diff(starts))
+    first[keys[::-1]] = chain_of[::-1]  # the last one written stays
+    seen = (first[keys] < chain_of) & leading(starts, limits)
+    # Leading ones alone: ids of other tools need not be chained.
+    missed = np.append(0, np.cumsum(~seen))
+    return np.bincount(chain_of[missed[1:] == missed[starts[chain_of]]], minlength=len(limits))
 
 
 @entry

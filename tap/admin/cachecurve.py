@@ -1,8 +1,9 @@
 """Prefix hits of the live traffic at every cache size, from block hashes alone, online and in bounded memory.
 
-The policy is that of ``sim curve``: LRU over full prompt blocks; hits count at arrival, short of the last token, then
-the blocks are touched leaf to root. So the depth of a block is the smallest size at which it hits (Mattson et al.,
-1970), depths only grow along a chain, each block can be judged by itself, and a sample of blocks is enough.
+The policy is that of ``sim curve``: LRU over full blocks; a prompt's hits count, short of its last token, then its
+blocks and its output's are touched leaf to root. Requests come as they end, when their output is known. So the depth of
+a block is the smallest size at which it hits (Mattson et al., 1970), depths only grow along a chain, each block can be
+judged by itself, and a sample of blocks is enough.
 
 The ``exact_blocks`` touched last are all held, and hits there are exact. Of deeper blocks a sample is held, chosen by
 hash, one in ``1 / rate`` (Waldspurger et al., SHARDS, 2015): a hit counts 1 / rate times, and its depth is the exact
@@ -26,10 +27,10 @@ GROUP: Final = 1024
 SLACK: Final = 4
 """Slots for each block of capacity: blocks move together once in (SLACK − 1) × capacity touches."""
 _LOW_BITS: Final = (1 << 24) - 1
-_PER_OCTAVE: Final = 8
+_PER_OCTAVE: Final = 16
 
 SIZES: Final = tuple(sorted({round(2 ** (step / _PER_OCTAVE)) for step in range(24 * _PER_OCTAVE + 1)}))
-"""Cache sizes of the curve, in blocks: an eighth of an octave apart, up to 2²⁴."""
+"""Cache sizes of the curve, in blocks: a sixteenth of an octave apart, up to 2²⁴."""
 
 
 class RecencyStack:
@@ -187,8 +188,18 @@ class CacheCurve:
     def deepest(self) -> int:
         return self._exact.capacity + int(self._sample.capacity * self._weight)
 
-    def take(self, hashes: Sequence[int], prompt_tokens: int, cached_tokens: int | None, now_s: float) -> int:
-        """Count one request and touch its blocks; return how many leading blocks were in the exact part."""
+    def take(
+        self,
+        hashes: Sequence[int],
+        prompt_tokens: int,
+        cached_tokens: int | None,
+        now_s: float,
+        outputs: Sequence[int] = (),
+    ) -> int:
+        """Count one request and touch its blocks; return how many leading blocks were in the exact part.
+
+        ``hashes``: of its prompt. ``outputs``: of the blocks that its output filled, as far as known.
+        """
         counts = self._window.bucket(now_s)
         counts.requests += 1
         counts.prompt_tokens += prompt_tokens
@@ -199,7 +210,7 @@ class CacheCurve:
         depths = self._exact.depths(hashes)
         _count_depths(counts, depths[:limit], 1.0)
         _count_depths(counts, self._sampled_depths(hashes[len(depths) : limit]), self._weight)
-        self._touch(hashes)
+        self._touch([*hashes, *outputs] if outputs else hashes)
         return len(depths)
 
     def recent(self, now_s: float) -> HitCounts:

@@ -157,9 +157,12 @@ class LiveState:
     def see(self, record: SeenRecord, now_s: float) -> None:
         self.records_seen += 1
         self.survival.take(record, now_s)
-        hashes = record.block_hashes
+        hashes, true = record.block_hashes, record.hashable_blocks
         if hashes is not None and record.prompt_tokens is not None:
-            seen_blocks = self.curve.take(hashes, record.prompt_tokens, record.cached_tokens, now_s)
+            outputs = record.output_block_hashes or ()
+            if true is not None and true < len(hashes):
+                hashes, outputs = hashes[:true], ()
+            seen_blocks = self.curve.take(hashes, record.prompt_tokens, record.cached_tokens, now_s, outputs)
             self.prefixes.take(hashes, seen_blocks, now_s, opening=record.turn in (None, 1))
 
     def tick(self, now_s: float) -> None:

@@ -330,7 +330,8 @@ def _hit_sentence(unlimited: float, at_engine: float | None, measured: float | N
 def _hit_note(state: LiveState) -> str:
     several = state.service is not None and len(state.service.upstreams) > 1
     shared = " The curve is for one cache shared by all upstreams." if several else ""
-    policy = "LRU over full prompt blocks, counted at arrival; blocks filled by outputs are left out."
+    policy = "LRU over full blocks of prompts and outputs, requests in the order of their ends; outputs without token "
+    policy += "ids are left out, and the engine may hit more there."
     return f"{policy}{shared}{_skipped_text(state)}"
 
 

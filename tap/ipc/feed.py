@@ -92,6 +92,8 @@ class SeenRecord(msgspec.Struct, array_like=True, frozen=True):
     prompt_tokens: int | None
     cached_tokens: int | None
     block_hashes: list[BlockHash] | None
+    output_block_hashes: list[BlockHash] | None = None
+    hashable_blocks: int | None = None
 
 
 class RecordFeed(msgspec.Struct, array_like=True, frozen=True, tag=True):

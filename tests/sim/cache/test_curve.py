@@ -89,14 +89,15 @@ def test_depths_across_many_words() -> None:
 
 
 def test_six_requests_by_hand() -> None:
-    # Depths at arrival: r2 and r3 1, 2; r5 1 (block 10 was an answer, which the curve leaves out); r6 3, 4, 5.
+    # Depths at arrival: r2 and r3 1, 2; r5 1, 2 (r4's output filled block 10); r6 3, 4, 5.
     curve = hit_curve(read_accesses(SIX))
     assert curve.sizes.tolist() == [1, 2, 3, 4, 5]
-    assert curve.hit_blocks.tolist() == [3, 5, 6, 7, 8]
-    assert curve.hit_tokens.tolist() == [12, 20, 24, 28, 32]
+    assert curve.hit_blocks.tolist() == [3, 6, 7, 8, 9]
+    assert curve.hit_tokens.tolist() == [12, 24, 28, 32, 36]
+    assert curve.bound_blocks.tolist() == [4, 8, 9, 9, 9]  # unlimited hits: 2, 2, 2 and 3
     assert (curve.lookup_blocks, curve.input_tokens) == (14, 61)
-    assert [curve.size_for(hits) for hits in (1, 4, 5, 8)] == [1, 2, 2, 5]
-    assert [curve.hits_at(size) for size in (0, 3, 99)] == [0, 6, 8]
+    assert [curve.size_for(hits) for hits in (1, 4, 5, 8, 9)] == [1, 2, 2, 4, 5]
+    assert [curve.hits_at(size) for size in (0, 3, 99)] == [0, 7, 9]
 
 
 def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,23 +108,27 @@ def test_the_command_prints_the_whole_curve_as_json(capsys: pytest.CaptureFixtur
         "block_size": 4,
         "lookup_blocks": 14,
         "input_tokens": 61,
+        "requests": 6,
+        "whole_chains": 6,
         "sizes": [1, 2, 3, 4, 5],
-        "hit_blocks": [3, 5, 6, 7, 8],
-        "hit_tokens": [12, 20, 24, 28, 32],
+        "hit_blocks": [3, 6, 7, 8, 9],
+        "bound_blocks": [4, 8, 9, 9, 9],
+        "hit_tokens": [12, 24, 28, 32, 36],
         "use": [],
+        "kv_bytes_per_token": None,
     }
 
 
 def test_the_command_says_what_each_share_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", str(SIX)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "max hits (unlimited cache): 8 of 14 full prompt blocks of 4 tokens, 52.46% of input tokens"
-    # 80 % of 8 hits are 6.4: the smallest size with at least 7.
+    assert lines[0] == "max hits (unlimited cache): 9 of 14 full prompt blocks of 4 tokens, 59.02% of input tokens"
+    # 80 % of 9 hits are 7.2: the smallest size with at least 8.
     assert [line.split() for line in lines[2:4]] == [
-        ["50%", "5", "32.79%", "2", "8"],
-        ["80%", "7", "45.90%", "4", "16"],
+        ["50%", "6", "39.34%", "2", "8"],
+        ["80%", "8", "52.46%", "4", "16"],
     ]
-    assert lines[-1].split() == ["100%", "8", "52.46%", "5", "20"]
+    assert lines[-1].split() == ["100%", "9", "59.02%", "5", "20"]
 
 
 def test_the_readme_shows_the_real_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.cache.curve import cache_use
 from sim.workload.accesses import Accesses
-from sim.workload.groups import Grouping, Groups, namer_of
+from sim.workload.groups import Grouping, Groups
 from tracefile import TraceWriter
 from tracefile.files.reading import load_trace
 from tracefile.hashing.downsampling import downsample, downsample_meta
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 BY_SESSION = Grouping(by="session")
@@ -42,9 +42,9 @@ def accesses(found: list[Prompt]) -> Accesses:
     numbers: dict[int, int] = {}
     blocks = [numbers.setdefault(block, len(numbers)) for prompt, _, _ in found for block in prompt]
     starts = np.cumsum([0] + [len(prompt) for prompt, _, _ in found])
-    groups = Groups(namer_of(BY_SESSION))
-    for number, (_, _, session) in enumerate(found):
-        groups.add(Record(request_id=RequestId(str(number)), session_id=SessionId(session)), [])
+    names = list(dict.fromkeys(session for _, _, session in found))
+    of_request = np.array([names.index(session) for _, _, session in found], np.int64)
+    groups = Groups(names, of_request, names, np.zeros(len(names), np.int64), of_request)
     limits = np.array([limit for _, limit, _ in found], np.int64)
     tokens = 16 * np.diff(starts).astype(np.int64)
     missing = np.full(len(found), np.nan)
@@ -118,7 +118,7 @@ def test_a_sweep_of_block_sizes_is_the_curves_of_thinned_traces(
 
 
 def test_six_requests_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
-    # Two blocks: r2 and r3 hit 1 and 2, r5 hits 9; r6 finds none of its own, 9 and 10 are there.
+    # Two blocks: r2 and r3 hit 1 and 2, r5 hits 9 and 10; r6 finds none of its own.
     found = curve(capsys, SIX, "--by", "prefix", "--cache-tokens", "8")["curves"][0]
     use = found["use"][0]
     assert (use["blocks"], use["tokens"]) == (2, 8)
@@ -126,7 +126,7 @@ def test_six_requests_by_prefix(capsys: pytest.CaptureFixture[str]) -> None:
         (group["name"], group["requests"], group["hit_blocks"], group["inserted_blocks"]) for group in use["groups"]
     ]
     # r1 puts in 2 blocks; r2, r3 and r6 put in all three of theirs: the third pushes out the second, that the first.
-    assert told == [("1", 4, 4, 11), ("9", 2, 1, 2)]
+    assert told == [("1", 4, 4, 11), ("9", 2, 2, 2)]
     assert use["groups"][0]["hit_rate"] == 16 / 46
     assert sum(group["hit_share"] for group in use["groups"]) == 1.0
 
@@ -157,6 +157,7 @@ def test_flags_that_make_no_sense_are_refused(arguments: list[str], told: str) -
 def test_the_command_prints_who_uses_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve", SIX, "--by", "prefix", "--cache-tokens", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["62%", "5", "32.79%", "2", "8"]
-    assert lines[4] == "2 usable blocks (8 tokens)"
-    assert lines[6].split()[:4] == ["1", "4", "34.78%", "80.00%"]
+    assert lines[2].split() == ["67%", "6", "39.34%", "2", "8"]
+    assert lines[4].startswith("prefixes of 1 block (4 tokens), the first depth that tells them apart")
+    assert lines[6] == "2 usable blocks (8 tokens)"
+    assert lines[8].split()[:5] == ["1", "16", "66.67%", "34.78%", "4"]

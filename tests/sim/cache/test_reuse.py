@@ -95,21 +95,22 @@ def test_windows_count_different_blocks(found: list[Request]) -> None:
 
 
 def test_six_requests_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 after 1. r6: 1, 2, 3 after 3, below 9, 10.
+    # r2: 1 and 2 after 1 request, at depths 1, 2. r3: 1, 2, 3 after 1. r5: 9 and 10, of r4's output, after 1.
+    # r6: 1, 2, 3 after 3, below 9, 10.
     assert main(["reuse", SIX, "--window", "2ms", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["accesses"], found["first_accesses"]) == (14, 5)
-    assert found["distance_requests"]["mean"] == (6 * 1 + 3 * 3) / 9
-    assert found["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 3 + 4 + 5) / 9
+    assert (found["accesses"], found["first_accesses"]) == (14, 4)
+    assert found["distance_requests"]["mean"] == (7 * 1 + 3 * 3) / 10
+    assert found["distance_blocks"]["mean"] == (1 + 2 + 1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 10
     assert found["time_ms"]["quantiles"][-1] == 3.0
-    assert [window["distinct_blocks"] for window in found["windows"]] == [3, 4, 5]
-    assert [window["seen_blocks"] for window in found["windows"]] == [3, 4, 5]
+    assert [window["distinct_blocks"] for window in found["windows"]] == [3, 5, 5]
+    assert [window["seen_blocks"] for window in found["windows"]] == [3, 5, 5]
 
 
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reuse", SIX]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "14 accesses of full prompt blocks of 4 tokens: 5 first ones, 9 again"
+    assert lines[0] == "14 accesses of full prompt blocks of 4 tokens: 4 first ones, 10 again"
     assert lines[4].split()[:2] == ["blocks", "2"]
     assert lines[-1].split() == ["0", "6", "14", "5", "5", "5"]
 
@@ -118,9 +119,7 @@ def test_requests_go_by_arrival_and_need_one(tmp_path: Path) -> None:
     head, *records = Path(SIX).read_text().splitlines()
     backwards = tmp_path / "backwards.jsonl"
     backwards.write_text("\n".join([head, *reversed(records)]) + "\n")
-    assert measure_reuse(read_accesses(backwards, by_arrival=True), 1.0) == measure_reuse(
-        read_accesses(Path(SIX), by_arrival=True), 1.0
-    )
+    assert measure_reuse(read_accesses(backwards), 1.0) == measure_reuse(read_accesses(Path(SIX)), 1.0)
     backwards.write_text("\n".join([head, records[0].replace('"arrival_ms":0.0,', "")]) + "\n")
     with pytest.raises(InputError, match="r1: arrival_ms: missing"):
         main(["reuse", str(backwards)])
@@ -143,7 +142,7 @@ def test_mooncake_conversation() -> None:
     folder = os.environ.get("KVTAPE_DATA")
     if not folder:
         pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
-    found = measure_reuse(read_accesses(Path(folder) / "mooncake" / "conversation_trace.jsonl", by_arrival=True), 6e4)
+    found = measure_reuse(read_accesses(Path(folder) / "mooncake" / "conversation_trace.jsonl"), 6e4)
     # Half of the attainable hits are the curve's at 7,890 blocks, within the accesses that end a prompt.
     assert found.accesses - found.first_accesses >= 105_592
     assert found.windows[-1].seen_blocks == found.first_accesses

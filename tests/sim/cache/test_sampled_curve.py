@@ -103,12 +103,12 @@ def test_the_command_prints_intervals(capsys: pytest.CaptureFixture[str]) -> Non
     arguments = ["curve", SIX, "--sample", "0.5", "--exact-blocks", "2", "--cache-tokens", "8,16"]
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["2", "8", "32.79%", "exact"]
+    assert lines[2].split() == ["2", "8", "39.34%", "exact"]
     assert "…" in lines[3]
     assert main([*arguments, "--json"]) == 0
     curve = json.loads(capsys.readouterr().out)["curves"][0]
     assert (curve["block_size"], curve["lookup_blocks"], curve["input_tokens"]) == (4, 14, 61)
-    assert curve["hit_blocks"][curve["sizes"].index(2)] == 5
+    assert curve["hit_blocks"][curve["sizes"].index(2)] == 6
     assert curve["sample"]["rate"] == 0.5
 
 

@@ -4,16 +4,27 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.cache.curve import HitCurve, hit_curve
+from sim.cache.sampledcurve import Sampling, sample_curve
 from sim.workload.accesses import Accesses
+from sim.workload.chain import Chains
 from tap.admin.cachecurve import GROUP, SIZES, CacheCurve, RecencyStack
+from tap.admin.state import LiveState
+from tap.admin.view import hit_curve_view
+from tap.ipc.exchange import AdminSetup, ServiceStats
+from tap.ipc.feed import SeenRecord
+from tracefile.files.reading import load_trace
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
 BLOCK = 4
+CAPTURES = Path(__file__).parents[3] / "data" / "captures" / "128x2"
 Requests = list[tuple[list[int], int]]
 """Chains of block hashes, each with its prompt's tokens."""
 
@@ -98,6 +109,59 @@ def test_it_is_exactly_sim_curve_at_rate_1() -> None:
         assert [hits[place] for place, _ in sizes_up_to(1 << 20)] == [
             known.hits_at(size) for _, size in sizes_up_to(1 << 20)
         ]
+
+
+def turns_on_outputs(seed: int) -> list[tuple[list[int], int, list[int]]]:
+    """Conversations whose outputs become prompts: a prompt's blocks, its tokens, the blocks that its output filled."""
+    draw = random.Random(seed)
+    histories: list[list[int]] = [[] for _ in range(40)]
+    requests = []
+    for _ in range(200):
+        history = draw.choice(histories)
+        prompt = [*history, *(draw.getrandbits(64) for _ in range(draw.randint(1, 5)))]
+        output = [draw.getrandbits(64) for _ in range(draw.randint(0, 6))]
+        requests.append((prompt, len(prompt) * BLOCK + draw.randint(0, BLOCK - 1), output))
+        history[:] = prompt + output
+    return requests
+
+
+def test_blocks_of_outputs_count_as_in_both_curves_of_sim() -> None:
+    requests = turns_on_outputs(7)
+    live = CacheCurve(BLOCK, rate=1.0, exact_blocks=300)
+    for prompt, tokens, output in requests:
+        live.take(prompt, tokens, None, 0.0, output)
+    live.check_integrity()
+    hits, known = live.recent(0.0).up_to_size(), sim_curve([(prompt + out, tokens) for prompt, tokens, out in requests])
+    records = [
+        Record(
+            request_id=RequestId(str(number)),
+            prompt_tokens=tokens,
+            output_tokens=BLOCK * len(output) + 1,
+            block_hashes=[BlockHash(block) for block in prompt],
+            output_block_hashes=[BlockHash(block) for block in output],
+        )
+        for number, (prompt, tokens, output) in enumerate(requests)
+    ]
+    sampled = sample_curve(records, Chains(Meta(block_size=BLOCK)), Sampling(rate=1.0, exact_blocks=300), also=SIZES)
+    of_sample = dict(zip(sampled.sizes.tolist(), sampled.hit_blocks.tolist(), strict=True))
+    for place, size in sizes_up_to(1 << 12):
+        assert hits[place] == known.hits_at(size) == of_sample[size]
+    # The next turn finds what the turn before computed; without outputs, only its prompt.
+    assert (known.max_hit_blocks, sim_curve([turn[:2] for turn in requests]).max_hit_blocks) == (2_859, 2_385)
+
+
+@pytest.mark.parametrize("capture", ["session-fast", "session-fast-small", "poisson-slow"])
+def test_what_a_captured_engine_reports_is_not_above_its_curve(capture: str) -> None:
+    meta, records = load_trace(CAPTURES / f"{capture}.jsonl.zst")
+    state = LiveState(AdminSetup(listen_fd=0, feed_socket="", trace="t.jsonl", block_size=16))
+    state.take(ServiceStats(upstreams=["http://engine"], workers=1, workers_up=1, engine=meta.engine), 0.0)
+    for record in sorted(records, key=lambda record: record.end_ms() or 0.0):
+        state.see(SeenRecord(*(getattr(record, name) for name in SeenRecord.__struct_fields__)), 0.0)
+    view = hit_curve_view(state, 0.0)
+    assert view.requests == len(records)
+    assert view.measured_share is not None
+    assert view.engine_share is not None
+    assert 0.8 < view.measured_share <= view.engine_share <= view.hit_share[-1]
 
 
 def test_the_exact_part_is_exact_and_the_sample_within_its_stated_error() -> None:
