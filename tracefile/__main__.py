@@ -19,7 +19,7 @@ from tracefile.records.encoding import meta_object
 from tracefile.records.errors import USAGE_ADVICE
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
-from tracefile.sessions import SessionIndex
+from tracefile.sessions import NO_CHAINS, SessionIndex
 from tracefile.study.checking import check_trace
 from tracefile.study.summary import Summary, share, summarise, summary_object
 from tracefile.study.synthesis import Scale, Source, synthesize, synthetic_meta
@@ -132,11 +132,17 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     """Copy record by record; constant memory, but for the session index's bounded one."""
     assert config.output is not None
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
+    later_turns = 0
     with new_writer(config.output, reader.meta, inputs=[config.trace], overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
             writer.change_meta(reader.latest_meta)
-            writer.write(index.link(record) if index else record)
+            linked = index.link(record) if index else record
+            later_turns += (linked.turn or 1) > 1
+            writer.write(linked)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    if index:
+        told = f"{later_turns:,} later turns of sessions" if later_turns else NO_CHAINS
+        print(f"{config.output}: {told}", file=sys.stderr)
     return 0
 
 

@@ -36,6 +36,8 @@ import msgspec
 from tracefile.boundedmap import BoundedMap
 from tracefile.records.schema import BlockHash, Record, RequestId, SessionId, SessionSource
 
+NO_CHAINS = "no request was found to continue another, so each is a session of one turn"
+"""Words for a trace without a later turn."""
 MAX_BLOCKS = 1_000_000
 MAX_SESSIONS = 100_000
 ENDS_KEPT = 1024

@@ -29,10 +29,11 @@ from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_headi
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.workload.accesses import Accesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
-from sim.workload.groups import NO_CHAINS, Grouping, Groups, add_group_arguments, grouping_of, short_name
+from sim.workload.groups import Grouping, Groups, add_group_arguments, grouping_of, short_name
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
+from tracefile.sessions import NO_CHAINS
 
 SHARES = (0.50, 0.80, 0.90, 0.95, 0.99, 1.00)
 GROUPED_SHARES = (0.50, 0.90, 1.00)

@@ -11,7 +11,7 @@ from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.batches import Batch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Record
-from tracefile.sessions import SessionIndex
+from tracefile.sessions import NO_CHAINS, SessionIndex
 
 By = Literal["prefix", "session", "tenant"]
 """``prefix``: hash of the prompt's n-th full block, or of its last one if it has fewer. ``session``: the session of the
@@ -162,14 +162,6 @@ class Members:
         told = f"sessions inferred from prefixes for {self.unnamed:,} of {len(self.sessions):,} requests"
         return told if self.later_turns else f"{told}: {NO_CHAINS}"
 
-    @property
-    def without_chains(self) -> bool:
-        """Return whether sessions are asked for and no request continues another."""
-        return self.grouping.by == "session" and bool(self.unnamed) and not self.later_turns
-
-
-NO_CHAINS = "no request was found to continue another, so each is a session of one turn"
-
 
 _NAME_WIDTH = 24
 
@@ -203,7 +195,7 @@ def separating_depth(prompts: PrefixChains) -> int:
 
 
 def shared_blocks(prompts: PrefixChains, of_request: IntArray, first: IntArray) -> IntArray:
-    """By group: leading blocks that its requests have in common. ``first``: a request of each."""
+    """Count the leading blocks that all requests of each group share. ``first``: a request of each."""
     shared = prompts.known[first].copy()
     np.minimum.at(shared, of_request, _common(prompts, np.arange(len(of_request)), first[of_request]))
     return shared

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sim.__main__ import main
 from sim.cache.curve import HitCurve, hit_curve
 from sim.workload.accesses import Accesses, read_accesses
+from tracefile.records.errors import InputError
 
 SIX = Path(__file__).parent.parent / "data" / "six_requests.jsonl"
 Prompt = tuple[list[int], int]
@@ -168,3 +169,27 @@ def check_one_size(found: Accesses, curve: HitCurve, size: int) -> None:
             for block in list(order)[: len(order) - size]:
                 del order[block]
     assert curve.hits_at(size) == hits
+
+
+def test_sizes_in_gib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", str(SIX), "--kv-bytes-per-token", str(1 << 28)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[1].split()[-1], lines[2].split()[-2:]) == ("GiB", ["8", "2"])
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["curve", str(SIX), "--model-config", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["curves"][0]["kv_bytes_per_token"] == 512
+    assert main(["curve", str(SIX), "--sample", "1", "--kv-bytes-per-token", str(1 << 28)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4] == "GiB"
+    for flags in (["--kv-bytes-per-token", "0"], ["--kv-bytes-per-token", "1", "--model-config", str(tmp_path)]):
+        with pytest.raises(InputError, match="--kv-bytes-per-token"):
+            main(["curve", str(SIX), *flags])
+
+
+def test_unknown_outputs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(SIX.read_text().replace(',"output_block_hashes":[10]', ""))
+    assert main(["curve", str(trace)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("max hits (unlimited cache): 8 of 14 ")
+    assert lines[1] == "output blocks of 1 of 6 requests are unknown and left out: an engine may hit more"

@@ -18,7 +18,7 @@ from tracefile import TraceWriter
 from tracefile.files.reading import load_trace
 from tracefile.hashing.downsampling import downsample, downsample_meta
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, Meta, Record, RequestId
+from tracefile.records.schema import BlockHash, Meta, Record, RequestId, SessionId
 
 SIX = str(Path(__file__).parent.parent / "data" / "six_requests.jsonl")
 BY_SESSION = Grouping(by="session")
@@ -161,3 +161,80 @@ def test_the_command_prints_who_uses_the_cache(capsys: pytest.CaptureFixture[str
     assert lines[4].startswith("prefixes of 1 block (4 tokens), the first depth that tells them apart")
     assert lines[6] == "2 usable blocks (8 tokens)"
     assert lines[8].split()[:5] == ["1", "16", "66.67%", "34.78%", "4"]
+
+
+def write(path: Path, prompts: list[list[int]], session: str | None = None) -> str:
+    """A trace of prompts that are paths in a tree, in blocks of 4 tokens, one after another."""
+    with TraceWriter(path, Meta(block_size=4)) as writer:
+        for number, prompt in enumerate(prompts):
+            chain = [hash((9, *prompt[: end + 1])) & (2**64 - 1) for end in range(len(prompt))]
+            writer.write(
+                Record(
+                    request_id=RequestId(f"r{number}"),
+                    session_id=SessionId(f"{session}{number % 2}") if session else None,
+                    arrival_ms=10.0 * number,
+                    e2e_ms=5.0,
+                    prompt_tokens=4 * len(prompt) + 1,
+                    output_tokens=1,
+                    block_hashes=[BlockHash(key) for key in chain],
+                )
+            )
+    return str(path)
+
+
+def test_the_depth_of_prefixes_is_where_groups_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # All begin with 7, 7. Behind it one group shares 3 more blocks, another 1 more; every request ends with its own.
+    first = [[7, 7, 1, 1, 1, 100 + number] for number in range(6)]
+    second = [[7, 7, 2, 200 + number] for number in range(4)]
+    trace = write(tmp_path / "t.jsonl", [prompt for pair in zip(first, second, strict=False) for prompt in pair])
+    assert main(["curve", trace, "--by", "prefix", "--cache-tokens", "400"]) == 0
+    printed = capsys.readouterr().out
+    assert "prefixes of 3 blocks (12 tokens), the first depth that tells them apart" in printed
+    found = curve(capsys, trace, "--by", "prefix", "--cache-tokens", "400")["curves"][0]["use"][0]
+    told = [(group["requests"], group["hit_tokens"], group["shared_tokens"]) for group in found["groups"]]
+    # Of the first: 3 requests find 5 blocks. Of the second: the first finds 7, 7; 3 find 3 blocks.
+    assert told == [(4, 4 * 15, 20), (4, 4 * (2 + 9), 12)]
+    assert found["groups"][0]["example"] == "r0"
+    asked = curve(capsys, trace, "--by", "prefix", "--prefix-blocks", "1", "--cache-tokens", "400")["curves"][0]["use"][
+        0
+    ]
+    assert [group["requests"] for group in asked["groups"]] == [8]
+
+
+def test_one_prompt_for_all_is_one_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write(tmp_path / "t.jsonl", [[7, 7, 7, 100 + number] for number in range(6)])
+    groups = curve(capsys, trace, "--by", "prefix")["curves"][0]["use"][-1]["groups"]
+    assert [(group["requests"], group["hit_share"], group["shared_tokens"]) for group in groups] == [(6, 1.0, 12)]
+
+
+def test_sessions_are_inferred_where_the_trace_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [[1], [5], [1, 2], [5, 6], [1, 2, 3], [5, 6, 7]]
+    trace = write(tmp_path / "t.jsonl", turns)
+    assert main(["curve", trace, "--by", "session"]) == 0
+    assert "sessions inferred from prefixes for 6 of 6 requests\n" in capsys.readouterr().out
+    use = curve(capsys, trace, "--by", "session")["curves"][0]["use"][-1]
+    assert [(group["requests"], group["sessions"], group["hit_tokens"]) for group in use["groups"]] == [
+        (3, 1, 12),
+        (3, 1, 12),
+    ]
+    named = write(tmp_path / "named.jsonl", turns, "s")
+    assert main(["curve", named, "--by", "session"]) == 0
+    assert "inferred" not in capsys.readouterr().out
+
+
+def test_a_trace_without_a_later_turn_gets_a_word_and_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / "t.jsonl", [[7, 100 + number] for number in range(4)])
+    assert main(["curve", trace, "--by", "session"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "sessions inferred from prefixes for 4 of 4 requests: no request was found to continue another, so each is a "
+        "session of one turn"
+    )
+
+
+def test_the_groups_in_the_last_row_are_counted_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", SIX, "--by", "prefix", "--groups", "1", "--cache-tokens", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].split()[:4] == ["1", "others", "8", "33.33%"]
+    assert lines[-1] == "each of the 1 others saves at most 8 tokens"

@@ -1,0 +1,68 @@
+"""KV bytes of a token by a model's config: known models, and configs that are refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.modelconfig import kv_bytes_per_token
+from tracefile.records.errors import InputError
+
+LLAMA_8B = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def write(folder: Path, config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA_8B, 131_072),  # 2 · 32 layers · 8 heads · 128 · 2 bytes
+        (LLAMA_8B | {"head_dim": 64}, 65_536),
+        (LLAMA_8B | {"num_key_value_heads": None, "torch_dtype": None, "dtype": "float32"}, 1_048_576),
+        ({"text_config": LLAMA_8B, "vision_config": {}}, 131_072),
+        (LLAMA_8B | {"sliding_window": 32_768, "use_sliding_window": False}, 131_072),
+        (LLAMA_8B | {"sliding_window": 4_096, "layer_types": ["full_attention"] * 32}, 131_072),
+        (DEEPSEEK_V3, 70_272),  # 61 · (512 + 64) · 2
+    ],
+)
+def test_bytes_of_known_models(tmp_path: Path, config: Any, expected: int) -> None:
+    assert kv_bytes_per_token(write(tmp_path, config)) == expected
+    assert kv_bytes_per_token(tmp_path / "config.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (LLAMA_8B | {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: linear_attention; expected"),
+        (LLAMA_8B | {"sliding_window": 4_096}, "sliding_window: 4096; expected full attention in all layers"),
+        (LLAMA_8B | {"layers_block_type": ["mamba", "attention"]}, "layers_block_type: "),
+        (LLAMA_8B | {"num_hidden_layers": "many"}, "num_hidden_layers: 'many'; expected a positive number"),
+        (LLAMA_8B | {"torch_dtype": "int4"}, "torch_dtype: 'int4'; expected"),
+        ([1], "a JSON list"),
+    ],
+)
+def test_what_the_rule_does_not_hold_for_is_refused_by_name(tmp_path: Path, config: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        kv_bytes_per_token(write(tmp_path, config))
+
+
+def test_no_config_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected a model's config\.json or its folder"):
+        kv_bytes_per_token(tmp_path)
