@@ -1,59 +1,34 @@
 """The client half of HTTP/1.1: a connection to a server, one exchange at a time."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol, cast
 
-import httptools
 import msgspec
 
 from wire.errors import LossKind
+from wire.framing import ChunkedBody, FixedBody, FramingError
 from wire.hangup import Hangup
-from wire.head import HOP_BY_HOP, Header, header_values
+from wire.loop import Turns
+from wire.responsehead import (
+    EMPTY_LINES,
+    HEAD_END,
+    SWITCHING_PROTOCOLS,
+    BadResponseError,
+    ResponseHead,
+    parse_response_head,
+)
+
+__all__ = ["ResponseHead", "ResponseSink", "ServerConnection"]
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_INFORMATIONAL = 100
+"""Most 1xx responses before the final one: enough for a word of progress now and then."""
+HEAD_WAIT_S = 75.0
+"""Time for the rest of a head that has begun; before its first byte a server may work as long as its client waits."""
 STALE_WITHIN_NS = 1_000_000_000
 """A server that closed an idle connection shows within a round trip; one that dies later had begun to work on it."""
-CONTINUE, SWITCHING_PROTOCOLS, OK = 100, 101, 200
-CONTROL_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Of those the parser lets some pass in a reason phrase, for which clients give up the whole response."""
-BODILESS = frozenset({204, 304})
-
-
-class BadResponseError(Exception):
-    """Bytes that are no response to what was asked; the connection cannot be trusted any further."""
-
-
-class ResponseHead(msgspec.Struct, frozen=True):
-    """Status line and headers as they came: order, case and duplicates kept."""
-
-    version: str
-    status: int
-    reason: bytes
-    headers: list[Header]
-    names: list[bytes]
-    """The headers' names in lower case, parallel to them."""
-    raw: bytes
-    """All of it, up to and with its empty line."""
-    more: bool
-    """Of a final head: the same read holds more of the response, or its end; the sink hears of it at once."""
-
-    @property
-    def passes(self) -> bool:
-        """Return whether it means for the next hop what it means for this one, byte for byte."""
-        return self.raw.startswith(b"HTTP/1.1 ") and HOP_BY_HOP.isdisjoint(self.names) and not self.until_close
-
-    @property
-    def informational(self) -> bool:
-        """A 1xx response: another head follows."""
-        return self.status < OK
-
-    @property
-    def until_close(self) -> bool:
-        """Return whether nothing but the connection's end will tell where the body ends."""
-        return not (self.status in BODILESS or b"content-length" in self.names or b"transfer-encoding" in self.names)
 
 
 class ResponseSink(Protocol):
@@ -63,7 +38,7 @@ class ResponseSink(Protocol):
         """A head is complete. Informational ones come first, if any."""
 
     def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
-        """Take one read: its bytes as on the wire, and without chunk framing."""
+        """Take one read: its bytes to pass on, and without chunk framing."""
 
     def response_end(self) -> None:
         """The response is complete. The connection is already free for others."""
@@ -82,8 +57,12 @@ class ServerConnection(asyncio.Protocol):
     """Connection to a server: ``start`` an exchange, and the sink hears of all. A relay writes on the raw bytes."""
 
     def __init__(
-        self, on_idle: Callable[["ServerConnection"], None], on_closed: Callable[["ServerConnection"], None]
+        self,
+        on_idle: Callable[["ServerConnection"], None],
+        on_closed: Callable[["ServerConnection"], None],
+        turns: Turns | None = None,
     ) -> None:
+        """``turns``: shared with the connections among which work is divided."""
         self.transport: asyncio.Transport | None = None
         self.exchanges = 0
         self.waited = False
@@ -93,26 +72,21 @@ class ServerConnection(asyncio.Protocol):
         self._sink: ResponseSink | None = None
         self._hangup: Hangup | None = None
         self._write_paused = False
+        self._read_paused = self._on_break = False
+        self._turns = turns or Turns()
         self._head_only = False
-        self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append
-        """What the parser calls with each piece of the body without its framing."""
-        self._parser = httptools.HttpResponseParser(self)
+        self._head_timer: asyncio.TimerHandle | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._head_bytes = b""
+        self._unread = b""
+        """Beginning of a head, or what waits for the connection's next turn."""
         self._head: ResponseHead | None = None
+        self._body: FixedBody | ChunkedBody = FixedBody(0)
+        self._num_informational = 0
         self._answered = False
-        self._new_message()
-
-    def _new_message(self) -> None:
-        self._headers: list[Header] = []
-        self._names: list[bytes] = []
-        self._reason = b""
-        self._complete = False
-        self._keep_alive = False
-        self._overrun = False
+        self.malformed = False
+        """Whether the response in progress is not framed as it should be, although its end is certain."""
 
     @property
     def stale(self) -> bool:
@@ -141,16 +115,18 @@ class ServerConnection(asyncio.Protocol):
             sink.pause_request()
 
     def write(self, data: bytes) -> None:
-        if self.transport is not None:
+        if self.transport is not None and data:
             self.transport.write(data)
 
     def pause_reading(self) -> None:
         """Stop reading the response until ``resume_reading``: whoever takes it is slower than the server."""
+        self._read_paused = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
+        self._read_paused = False
+        if self.transport is not None and not self.transport.is_closing() and not self._on_break:
             self.transport.resume_reading()
 
     def abort(self) -> None:
@@ -167,31 +143,22 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         at_ns = perf_counter_ns()
-        sink = self._sink
-        if sink is None:  # a server that speaks without being asked cannot be trusted with a request
+        if self._sink is None:  # a server that speaks without being asked cannot be trusted with a request
             self.abort()
-            return
-        try:
-            if self._head is None:
-                self._answered = True
-                rest = self._take_heads(sink, data)
-                if rest is None:
-                    return
-                data = rest
-            if data and self._complete:  # a body where there can be none: what follows it cannot be trusted
-                self._keep_alive = False
-            elif data:
-                self._take_body(sink, at_ns, data)
-        except (BadResponseError, httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._lose("bad_response")
-            return
-        if self._complete:
-            self._finish()
+        elif self._on_break:
+            self._unread += data
+        elif self._head is None:
+            self._take_heads(self._sink, at_ns, data)
+        else:
+            self._take_body(self._sink, at_ns, data)
 
     def eof_received(self) -> None:
         """The server has no more to say; ``connection_lost`` follows."""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self._on_break and self._sink is not None:  # what had come counts
+            self._go_on()
+        self._stop_head_timer()
         self.transport = self._hangup = None
         if self._sink is not None:
             if self._head is not None and self._head.until_close and exc is None:
@@ -211,109 +178,105 @@ class ServerConnection(asyncio.Protocol):
         if self._sink is not None:
             self._sink.resume_request()
 
-    # What the parser calls.
-
-    def on_message_begin(self) -> None:
-        """Notice a message that nobody asked for, behind the one that is complete."""
-        self._overrun = self._complete
-
-    def on_status(self, status: bytes) -> None:
-        self._reason += status
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-        self._names.append(name.lower())
-
-    def on_message_complete(self) -> None:
-        """The framing says that the message ends here; only now does the parser know whether the connection stays."""
-        self._complete = True
-        self._keep_alive = self._parser.should_keep_alive()
-
     # One exchange, step by step.
 
-    def _take_heads(self, sink: ResponseSink, data: bytes) -> bytes | None:
-        """Consume heads up to the final one; returns the bytes behind it. None: it is not all there, or not wanted."""
-        rest = self._head_bytes + data if self._head_bytes else data
-        while self._head is None:
-            if rest[:1] in {b"\r", b"\n"}:  # an empty line too many, behind the last response or before this one
-                rest = rest.lstrip(b"\r\n")
-            end = rest.find(b"\r\n\r\n") + 4
-            if end < 4:
-                if len(rest) > MAX_HEAD_BYTES:
+    def _take_body(self, sink: ResponseSink, at_ns: int, data: bytes, *, with_head: bool = False) -> None:
+        """Read on: what the sink hears of does not depend on where the reads were cut."""
+        body = self._body
+        try:
+            raw, piece, taken = body.feed(data)
+        except FramingError:
+            self._lose("bad_response")
+            return
+        if raw or with_head:
+            sink.response_body(at_ns, raw, piece)
+        if body.complete:
+            self._finish(behind=data[taken:])
+        elif body.dense:
+            body.dense = False
+            self._take_break(data[taken:])
+
+    def _take_break(self, unread: bytes) -> None:
+        """Let others have their turn before the rest."""
+        self._unread, self._on_break = unread, True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._turns.later(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._on_break:
+            return
+        self._on_break = False
+        unread, self._unread = self._unread, b""
+        if self._sink is not None and unread:
+            self._take_body(self._sink, perf_counter_ns(), unread)
+        if not self._read_paused:
+            self.resume_reading()
+
+    def _take_heads(self, sink: ResponseSink, at_ns: int, data: bytes) -> None:
+        """Consume heads up to the final one, and then what is there of its body."""
+        self._answered = True
+        searched = max(0, len(self._unread) - 2)
+        data, self._unread = self._unread + data, b""
+        at = 0
+        try:
+            while self._head is None and self._sink is not None:
+                if (empty := EMPTY_LINES.match(data, at)) is not None:  # too many of them, before the response
+                    at = empty.end()
+                found = HEAD_END.search(data, max(at, searched))
+                if (found.end() if found else len(data)) - at > MAX_HEAD_BYTES:
                     raise BadResponseError("response head too large")
-                self._head_bytes = rest
-                return None
-            head_bytes, rest = rest[:end], rest[end:]
-            head = self._parse_head(head_bytes, more=bool(rest))
-            if head.status == SWITCHING_PROTOCOLS:
-                raise BadResponseError("protocol switch that nobody asked for")
-            if head.informational:
-                self._new_message()
-            else:
-                self._head = head
-            sink.response_head(head)
-            if self._sink is None:  # aborted from within
-                return None
-        self._head_bytes = b""
-        return rest
+                if found is None:
+                    self._unread = data[at:]
+                    self._await_head()
+                    return
+                self._take_head(sink, data[at : found.end()], more=found.end() < len(data))
+                at = found.end()
+        except BadResponseError:
+            self._lose("bad_response")
+            return
+        if self._sink is None:  # aborted from within
+            return
+        data = data[at:]
+        if self._body.complete:
+            self._finish(behind=data)
+        elif data:
+            self._take_body(sink, at_ns, data, with_head=True)
 
-    def _parse_head(self, data: bytes, *, more: bool) -> ResponseHead:
-        parser = self._parser
-        parser.feed_data(data)
-        headers, names = self._headers, self._names
-        self._headers, self._names = [], []  # what comes later are trailers
-        version, status = parser.get_http_version(), parser.get_status_code()
-        if not data.startswith(b"HTTP/1.") or status < CONTINUE or CONTROL_BYTE.search(self._reason):
-            raise BadResponseError("not the head of an HTTP/1 response")
-        if b"transfer-encoding" in names:
-            codings = [value.strip(b" \t").lower() for value in header_values(headers, b"transfer-encoding")]
-            if codings != [b"chunked"]:
-                raise BadResponseError("a Transfer-Encoding other than chunked, which nobody asked for")
-        if self._head_only and status >= OK and not self._complete:
-            self.on_message_complete()
-            self._parser = httptools.HttpResponseParser(self)  # this one waits for the body that the head speaks of
-        return ResponseHead(version, status, self._reason, headers, names, data, more or self._complete)
-
-    def _take_body(self, sink: ResponseSink, at_ns: int, raw: bytes) -> None:
-        if raw[0] in b"\r\n" and not raw.strip(b"\r\n"):
-            raw = self._feed_line_ends(raw)
+    def _take_head(self, sink: ResponseSink, data: bytes, *, more: bool) -> None:
+        head = parse_response_head(data, more=more)
+        if head.status == SWITCHING_PROTOCOLS:
+            raise BadResponseError("protocol switch that nobody asked for")
+        if head.informational:
+            self._num_informational += 1
+            if self._num_informational > MAX_INFORMATIONAL:
+                raise BadResponseError("too many informational responses")
         else:
-            self._parser.feed_data(raw)
-            if self._complete:
-                raw = self._without_stray_lines(raw)
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if self._overrun:
-            raise BadResponseError("bytes behind the end of the response")
-        sink.response_body(at_ns, raw, data)
+            body = head.body(head_only=self._head_only)
+            if body.complete and not more:
+                head = msgspec.structs.replace(head, more=True)
+            self._head, self._body = head, body
+            self._stop_head_timer()
+        sink.response_head(head)
 
-    def _without_stray_lines(self, raw: bytes) -> bytes:
-        """Return the read without empty lines behind the response, which would be taken for the next beginning."""
-        assert self._head is not None
-        if b"transfer-encoding" in self._head.names:
-            whole = raw.rstrip(b"\r\n") + b"\r\n\r\n"
-        else:
-            whole = raw[: sum(map(len, self._pieces))]
-        if len(whole) < len(raw):
-            self._keep_alive = False
-        return whole
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._lose, "timeout")
 
-    def _feed_line_ends(self, raw: bytes) -> bytes:
-        """The same for a read of nothing but line ends, where only the parser can tell which of them is the last."""
-        for at in range(len(raw)):
-            self._parser.feed_data(raw[at : at + 1])
-            if self._complete:
-                self._keep_alive = self._keep_alive and at + 1 == len(raw)
-                return raw[: at + 1]
-        return raw
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _finish(self) -> None:
+    def _finish(self, behind: bytes) -> None:
+        """End the exchange. ``behind``: bytes behind the response; they are nobody's, and what follows them neither."""
         sink, self._sink = self._sink, None
         head = self._head
-        reusable = self._keep_alive and head is not None and not head.until_close
+        assert head is not None
+        self.malformed = head.odd or self._body.odd or bool(behind.strip(b"\r\n"))
+        reusable = head.keep_alive and not head.until_close and not self.malformed and not behind
         if reusable and self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            self.resume_reading()
             self._on_idle(self)
         elif self.transport is not None:
             self.transport.close()

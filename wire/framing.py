@@ -1,4 +1,8 @@
-"""The end of a request's body, read strictly: a body that the next server reads differently is a smuggled request."""
+"""The end of a body: a request's read strictly, a response's as nginx reads it, and passed on as it should have been.
+
+A body that the next server reads differently is a smuggled request. A response is whole to its client wherever its end
+is certain; an oddity of its framing is mended on the way, and told of by ``odd``.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,15 +13,26 @@ from wire.head import Headers, header_values
 MAX_LENGTH_DIGITS = 18
 MAX_CHUNK_LINE_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
+MAX_CHUNKS_A_TURN = 512
+"""Most chunks read before others have their turn: less than a millisecond."""
+DENSE_CHUNKS = 64
+"""A read of more chunks is the last of its turn: one turn may bring some dozens of reads from one socket."""
 # No white space around the size, although old servers padded it: parsers differ on what it means before an extension.
 SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?")
+ODD_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
 TRAILER_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xff]*")
 # A server that merges trailers into the headers, as some do, must not find another length or host there.
 NO_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"connection"})
+USUAL_SIZES = {b"%x" % size: size for size in range(1, 4096)}
+"""Size lines as nearly all are written."""
+MAX_USUAL_BYTES = 4096 + len("fff\r\n\r\n")
+"""More bytes than a chunk of them has, framing included."""
+MAX_USUAL_LINE = 5
+"""The longest of them with its CRLF."""
 
 
 class FramingError(Exception):
-    """A request whose end cannot be told for sure; ``status`` is how to refuse it."""
+    """A message whose end cannot be told for sure; ``status`` is how to refuse a request."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -45,91 +60,181 @@ def body_framing(headers: Headers, names: Sequence[bytes]) -> int | Literal["chu
 class FixedBody:
     """A body of a known number of bytes."""
 
-    __slots__ = ("_left", "complete")
+    __slots__ = ("_left", "complete", "dense")
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.complete = length == 0
         """Whether the body has ended."""
+        self.dense = False
+        """Whether the last read was so much work that others should have their turn. The reader takes it back."""
 
-    def feed(self, data: bytes) -> tuple[bytes, int]:
-        """The body's bytes in ``data`` and how many bytes of ``data`` belong to it."""
+    odd = False
+    """Whether the framing was not as it should be."""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
+        """Return the bytes to pass on, the body's bytes among them, and the number of bytes of ``data`` read."""
         size = len(data)
         if size > self._left:
             data, size = data[: self._left], self._left
         self._left -= size
         self.complete = self._left == 0
-        return data, size
+        return data, data, size
+
+
+class OpenBody(FixedBody):
+    """A body that only the connection's end ends."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
+        return data, data, len(data)
 
 
 class ChunkedBody:
-    """A chunked body, cut anywhere: size line, data, CRLF, …, last chunk, trailers, empty line (RFC 9112, 7.1)."""
+    """A chunked body, cut anywhere: size line, data, CRLF, …, last chunk, trailers, empty line (RFC 9112, 7.1).
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes")
+    ``lenient``: as nginx reads a response's. Lines may end in LF, sizes be padded; trailers that are none are left out.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_error", "_left", "_lenient", "_line", "_state", "_trailer_bytes", "complete", "dense", "odd")
+
+    def __init__(self, *, lenient: bool = False) -> None:
+        self._lenient = lenient
         self._state: Literal["size", "data", "data_end", "trailer", "done"] = "size"
         self._left = 0
         self._line = b""
+        """Beginning of a line whose end is not there yet."""
         self._trailer_bytes = 0
+        self._error: FramingError | None = None
+        """Found behind good bytes of the same read: raised once those have passed."""
+        self.complete = self.dense = self.odd = False
 
-    @property
-    def complete(self) -> bool:
-        return self._state == "done"
+    def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
+        """Return the bytes to pass on, the body's bytes among them, and the number of bytes of ``data`` read.
 
-    def feed(self, data: bytes) -> tuple[bytes, int]:
-        """Return the body's bytes in ``data`` and the number read; raises FramingError at the first wrong byte."""
+        Fewer are read than there are at the body's end, and before others have their turn. A line passes once it is
+        whole. Raises FramingError at the first wrong byte.
+        """
+        if self._state == "size" and not self._line and len(data) < MAX_USUAL_BYTES:
+            line, _, rest = data.partition(b"\r\n")
+            size = USUAL_SIZES.get(line)
+            if size is not None and len(rest) == size + 2 and rest.endswith(b"\r\n"):  # one chunk, nothing else
+                return data, rest[:-2], len(data)
+        if self._error is not None:
+            raise self._error
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> tuple[bytes, bytes, int]:
         pieces: list[bytes] = []
-        at = 0
-        while at < len(data) and self._state != "done":
-            if self._state == "data":
-                piece = data[at : at + self._left]
-                pieces.append(piece)
-                at += len(piece)
-                self._left -= len(piece)
-                if self._left == 0:
-                    self._state = "data_end"
-            else:
-                at = self._take_line(data, at)
-        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
+        mended: list[bytes] = []
+        at = kept = work = 0
+        try:
+            while at < len(data) and not self.complete and work < MAX_CHUNKS_A_TURN:
+                before, work = at, work + 1
+                if self._state == "data":
+                    at = self._take_data(data, at, pieces)
+                    continue
+                if self._state == "size" and not self._line:
+                    at = take_whole_chunks(data, at, pieces)
+                    work = max(work, len(pieces))
+                    if at > before:
+                        continue
+                line, at = self._take_line(data, at)
+                if line is not None:
+                    mended += (data[kept:before], line)
+                    kept = at
+        except FramingError as error:
+            if at == 0:
+                raise
+            self._error, self.dense = error, True
+        self.dense = self.dense or work > DENSE_CHUNKS
+        raw = data[kept:at] if at < len(data) or kept else data
+        if mended:
+            raw = b"".join((*mended, raw))
+        return raw, pieces[0] if len(pieces) == 1 else b"".join(pieces), at
 
-    def _take_line(self, data: bytes, at: int) -> int:
-        """Consume a line that begins or goes on at ``at``; acts on it once its CRLF is there."""
-        end = data.find(b"\n", at)
-        if end < 0:
-            self._line += data[at:]
-            self._check_line()
-            return len(data)
-        line = self._line + data[at : end + 1]
-        self._line = line
-        self._check_line()
-        self._line = b""
-        if not line.endswith(b"\r\n") or b"\r" in line[:-2]:
-            raise FramingError("a line of a chunked body that does not end in CRLF")
-        self._act(line[:-2])
-        return end + 1
+    def _take_data(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        piece = data[at : at + self._left]
+        pieces.append(piece)
+        self._left -= len(piece)
+        if self._left == 0:
+            self._state = "data_end"
+        return at + len(piece)
 
-    def _check_line(self) -> None:
-        if self._state == "data_end" and not b"\r\n".startswith(self._line):
+    def _take_line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """Consume a line that begins or goes on at ``at``; returns its bytes to pass on, null: as they are."""
+        end = data.find(b"\n", at, at + MAX_CHUNK_LINE_BYTES + 1) + 1
+        part = data[at : end or None]
+        line = self._line + part
+        if self._state == "data_end" and not b"\r\n".startswith(line) and not (self._lenient and line == b"\n"):
             raise FramingError("a chunk longer than its size")
-        if len(self._line) > MAX_CHUNK_LINE_BYTES:
+        if len(line) > MAX_CHUNK_LINE_BYTES:
             raise FramingError("a chunk whose framing is too long, or wrong")
+        if not end:
+            self._line = line
+            return b"", len(data)
+        passed = self._act(line)
+        whole, self._line = not self._line, b""
+        return (None if whole and passed == line else passed), end
 
-    def _act(self, line: bytes) -> None:
+    def _act(self, line: bytes) -> bytes:
+        """Act on a line; returns it as it should have been."""
+        text = line[:-2]
+        if not line.endswith(b"\r\n") or b"\r" in text:
+            if not self._lenient:
+                raise FramingError("a line of a chunked body that does not end in CRLF")
+            self.odd = True
+            text = line[:-1].removesuffix(b"\r")
+            line = text + b"\r\n"
         if self._state == "size":
-            found = SIZE_LINE.fullmatch(line)
-            if found is None:
-                raise FramingError("a chunk size that is not a number")
-            self._left = int(found[1], 16)
-            self._state = "data" if self._left else "trailer"
-        elif self._state == "data_end":
+            return self._begin_chunk(text, line)
+        if self._state == "data_end":
             self._state = "size"
-        elif not line:
-            self._state = "done"
+        elif not text:
+            self._state, self.complete = "done", True
         else:
-            found = TRAILER_LINE.fullmatch(line)
-            if found is None or found[1].lower() in NO_TRAILERS:
-                raise FramingError("a trailer that is none, or that belongs into the head")
-            self._trailer_bytes += len(line)
-            if self._trailer_bytes > MAX_TRAILER_BYTES:
-                raise FramingError("trailers too large", 431)
+            return self._take_trailer(text, line)
+        return line
+
+    def _begin_chunk(self, text: bytes, line: bytes) -> bytes:
+        found = SIZE_LINE.fullmatch(text)
+        if found is None and self._lenient and (found := ODD_SIZE_LINE.fullmatch(text)) is not None:
+            self.odd = True
+            line = found[1] + b"\r\n"
+        if found is None:
+            raise FramingError("a chunk size that is not a number")
+        self._left = int(found[1], 16)
+        self._state = "data" if self._left else "trailer"
+        return line
+
+    def _take_trailer(self, text: bytes, line: bytes) -> bytes:
+        self._trailer_bytes += len(line)
+        if self._trailer_bytes > MAX_TRAILER_BYTES:
+            raise FramingError("trailers too large", 431)
+        found = TRAILER_LINE.fullmatch(text)
+        if found is not None and found[1].lower() not in NO_TRAILERS:
+            return line
+        if not self._lenient:
+            raise FramingError("a trailer that is none, or that belongs into the head")
+        self.odd = True
+        return b""
+
+
+def take_whole_chunks(data: bytes, at: int, pieces: list[bytes]) -> int:
+    """Add the data of chunks that are all there and written as usual; returns the place behind them."""
+    find, size_of = data.find, USUAL_SIZES.get
+    for _ in range(MAX_CHUNKS_A_TURN - len(pieces)):
+        end = find(b"\r\n", at, at + MAX_USUAL_LINE)
+        size = size_of(data[at:end]) if end > 0 else None
+        if size is None:
+            break
+        stop = end + 2 + size
+        if data[stop : stop + 2] != b"\r\n":
+            break
+        pieces.append(data[end + 2 : stop])
+        at = stop + 2
+    return at

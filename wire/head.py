@@ -22,6 +22,14 @@ def connection_options(headers: Headers) -> frozenset[bytes]:
     return _options(b",".join(header_values(headers, b"connection")))
 
 
+def keeps_alive(version: str, headers: Headers, names: Sequence[bytes]) -> bool:
+    """Return whether the sender of this head keeps the connection; ``names`` in lower case."""
+    if b"connection" not in names:
+        return version == "1.1"
+    options = connection_options(headers)
+    return b"close" not in options and (version == "1.1" or b"keep-alive" in options)
+
+
 @lru_cache(maxsize=64)
 def _options(values: bytes) -> frozenset[bytes]:
     return frozenset(word.strip().lower() for word in values.split(b",") if word.strip())

@@ -1,7 +1,8 @@
-"""The event loop: uvloop where there is one."""
+"""The event loop: uvloop where there is one; and a fair share of it for everybody."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 try:
@@ -16,3 +17,22 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
     """``asyncio.run`` on the fastest loop at hand."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
+
+
+class Turns:
+    """Work that was put off, one piece in each turn of the loop: however many have some, all others wait for one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do this piece in a later turn."""
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._do_one)
+
+    def _do_one(self) -> None:
+        work = self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._do_one)
+        work()

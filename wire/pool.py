@@ -7,6 +7,7 @@ import time
 
 from wire.connection import ServerConnection
 from wire.errors import LossKind, WireError
+from wire.loop import Turns
 from wire.url import Origin
 
 
@@ -37,6 +38,7 @@ class ConnectionPool:
         self._max_idle_s = max_idle_s
         self._idle: dict[ServerConnection, float] = {}  # since when, in the order in which they fell idle
         self._open: set[ServerConnection] = set()
+        self._turns = Turns()
 
     @property
     def num_idle(self) -> int:
@@ -64,7 +66,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: ServerConnection(self._fell_idle, self._forget),
+                    lambda: ServerConnection(self._fell_idle, self._forget, self._turns),
                     self.origin.host,
                     self.origin.port,
                     ssl=self._ssl,

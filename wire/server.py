@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from wire.framing import ChunkedBody, FixedBody, FramingError, body_framing
 from wire.hangup import Hangup
 from wire.head import serialise_head
+from wire.loop import Turns
 from wire.requesthead import RequestHead, parse_request_head
 
 __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
@@ -32,7 +33,7 @@ class RequestHandler(Protocol):
     """Receiver of one request; it must not block, and answers by ``write`` and ``finish``, or ``abort``."""
 
     def request_body(self, raw: bytes, data: bytes) -> None:
-        """Take one read: its bytes as on the wire, and without chunk framing."""
+        """Take one read: its bytes to pass on, and without chunk framing."""
 
     def request_end(self) -> None:
         """The request is complete."""
@@ -58,7 +59,9 @@ class ClientConnection(asyncio.Protocol):
         new_handler: HandlerFactory,
         on_closed: Callable[["ClientConnection"], None],
         error_type: str = "proxy_error",
+        turns: Turns | None = None,
     ) -> None:
+        """``turns``: shared with the connections among which work is divided."""
         self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
         self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
@@ -66,7 +69,8 @@ class ClientConnection(asyncio.Protocol):
         self._body: FixedBody | ChunkedBody = FixedBody(0)
         self._buffer = b""
         self._write_paused = False
-        self._reading_paused = False
+        self._reading_paused = self._on_break = False
+        self._turns = turns or Turns()
         self._closing = False
         self._advancing = False
         self._open = False
@@ -172,7 +176,8 @@ class ClientConnection(asyncio.Protocol):
             self._body_since = self._loop.time()
             if self._watcher is not None:
                 self._watcher.cancel()
-            self.transport.resume_reading()
+            if not self._on_break:
+                self.transport.resume_reading()
 
     def close_when_idle(self) -> None:
         """Take no further request: close now, or when the response in progress has ended."""
@@ -224,7 +229,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._advancing = True
         try:
-            while self._buffer and self._accepting():
+            while self._buffer and self._accepting() and not self._on_break:
                 if self._handler is None:
                     if not self._take_head():
                         break
@@ -268,11 +273,29 @@ class ClientConnection(asyncio.Protocol):
     def _take_body(self, handler: RequestHandler) -> None:
         data = self._buffer
         self._body_since = self._loop.time()
-        body, taken = self._body.feed(data)
-        self._buffer = data[taken:]
-        handler.request_body(data[:taken], body)
+        raw, body, taken = self._body.feed(data)
+        self._buffer = data[taken:] if taken < len(data) else b""
+        if self._body.dense:
+            self._body.dense = False
+            self._take_break()
+        handler.request_body(raw, body)
         if self._body.complete and self._handler is handler:
             handler.request_end()
+
+    def _take_break(self) -> None:
+        """Let others have their turn before the rest."""
+        self._on_break = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._turns.later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._on_break = False
+        if self._lingering:
+            self._buffer = b""
+        self._advance()
+        if self.transport is not None and not (self.transport.is_closing() or self._reading_paused or self._on_break):
+            self.transport.resume_reading()
 
     def _reject(self, error: FramingError) -> None:
         """Refuse a malformed request, or cut its response if that has begun; its handler hears of a client gone."""
@@ -326,11 +349,16 @@ class Server:
     """Listens, and knows its connections, so that they can be drained."""
 
     def __init__(
-        self, new_handler: HandlerFactory, *, body_stall_s: float = BODY_STALL_S, error_type: str = "proxy_error"
+        self,
+        new_handler: HandlerFactory,
+        *,
+        body_stall_s: float = BODY_STALL_S,
+        error_type: str = "proxy_error",
     ) -> None:
         """``error_type``: of the errors that the server itself answers with."""
         self._new_handler, self._error_type = new_handler, error_type
         self._body_stall_s = body_stall_s
+        self._turns = Turns()
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
         self._none_open = asyncio.Event()
@@ -384,7 +412,7 @@ class Server:
         self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _accept(self) -> ClientConnection:
-        connection = ClientConnection(self._new_handler, self._closed, self._error_type)
+        connection = ClientConnection(self._new_handler, self._closed, self._error_type, self._turns)
         self._connections.add(connection)
         self._none_open.clear()
         return connection

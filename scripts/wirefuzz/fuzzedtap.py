@@ -12,6 +12,7 @@ from scripts.wirefuzz.strictparser import Request, parse_requests
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget, SideCopy
 from tap.proxy.upstreams import Upstreams
+from wire.requesthead import BEYOND_ASCII
 from wire.server import ClientConnection
 from wire.url import Origin
 
@@ -131,6 +132,7 @@ def answer_to(request: Request) -> bytes:
 
 def _compare_with_h11(data: bytes) -> None:
     """Check that h11 reads as the strict parser does: the same number of requests, targets and bodies."""
+    data = data.translate(BEYOND_ASCII)  # h11 takes no more in targets
     ours = [request.essence for request in parse_requests(data, skip_empty_lines=False).requests]
     theirs = []
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)

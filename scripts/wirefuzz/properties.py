@@ -48,7 +48,7 @@ def check_requests(stream: bytes, cuts: Sequence[Sequence[int]] = ()) -> Request
 def as_forwarded(request: Request) -> tuple[bytes, bytes, bytes]:
     """Method, target and body as the upstream must get them: of an absolute target, what follows its host."""
     target = request.target
-    if target.startswith((b"http://", b"https://")):
+    if target.lower().startswith((b"http://", b"https://")):
         after = target.partition(b"://")[2]
         start = min([at for at in (after.find(b"/"), after.find(b"?")) if at >= 0], default=len(after))
         target = after[start:] if after[start : start + 1] == b"/" else b"/" + after[start:]
@@ -63,9 +63,7 @@ def check_response(stream: bytes, cuts: Sequence[Sequence[int]] = (), *, method:
     outcome = _checked(stream, [stream], method)
     for some in cuts:
         again = _checked(stream, pieces(stream, some), method)
-        verdict, behind = parse_response(stream, method=method, closed=True)
-        if verdict == "whole" and not behind:
-            assert again == outcome, "what becomes of the bytes depends on how they were cut"
+        assert again == outcome, "what becomes of the bytes depends on how they were cut"
     return outcome
 
 

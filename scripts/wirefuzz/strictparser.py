@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-REQUEST_LINE = re.compile(rb"(" + TOKEN + rb") ([!-~]+) HTTP/1\.([01])")
+REQUEST_LINE = re.compile(rb"(" + TOKEN + rb") ([!-~\x80-\xff]+) HTTP/1\.([01])")
 FIELD_LINE = re.compile(rb"(" + TOKEN + rb"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 SIZE_LINE = re.compile(rb"([0-9A-Fa-f]+)(?:;[\t\x20-\x7e\x80-\xff]*)?")
 

@@ -54,6 +54,8 @@ class Relays:
         relay = (Relay if self.relayed % TIMED_EVERY else TimedRelay)(self, head, client)
         if head.method == b"CONNECT" or wants_websocket(head):
             client.refuse(501, "tap relays HTTP requests only, no WebSocket or tunnel")
+        elif head.method == b"TRACE":  # it would show the headers that the tap's side adds
+            client.refuse(405, "tap does not relay TRACE")
         else:
             relay.begin()
         return relay
@@ -223,7 +225,7 @@ class Relay:
         server, self._server = self._server, None
         if server is not None and not self._request_complete:
             server.abort()  # the rest of this request would be read as the next one
-        self._end("ok", None)
+        self._end("ok", "bad_response" if server is not None and server.malformed else None)
         self._client.finish(keep_alive=self._keep_client)
 
     def response_lost(self, kind: LossKind) -> None:

@@ -83,6 +83,11 @@ def test_requests_are_read_alike_by_the_tap_and_whoever_stands_behind_it(stream:
 @settings(max_examples=EXAMPLES)
 @given(stream=mutated(seeds("response")), cuts=cuts, head_only=st.booleans())
 @example(stream=b"\r", cuts=[[1]], head_only=False)
+@example(
+    stream=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\n",
+    cuts=[[at] for at in range(40, 58)],
+    head_only=False,
+)
 def test_a_response_is_whole_to_the_client_only_if_it_was(
     stream: bytes, cuts: list[list[int]], head_only: bool
 ) -> None:

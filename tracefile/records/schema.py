@@ -139,7 +139,10 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     http_status: Count | None = None
     """Null: no response line came."""
     error: str | None = None
-    """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none."""
+    """The error's kind (``connect_refused``, ``http_429`` …), never its text. Null: none.
+
+    ``bad_response`` with status ok: the response was framed wrongly, and reached the client whole.
+    """
     finish_reason: str | None = None
     """The engine's word: stop, length, …; of other APIs in the completions' words. Null: not said."""
 

@@ -57,6 +57,8 @@ REFUSED_HEADS = {
     "no colon": with_headers(b"Content-Length 4"),
     "no name": with_headers(b": 4"),
     "no Host": b"GET / HTTP/1.1\r\n\r\n",
+    "two Hosts in HTTP/1.0": b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n",
+    "TRACE": b"TRACE / HTTP/1.1\r\nHost: t\r\n\r\n",
     "two Hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "two spaces in the request line": b"GET  / HTTP/1.1\r\nHost: t\r\n\r\n",
     "a space at the request line's end": b"GET / HTTP/1.1 \r\nHost: t\r\n\r\n",
@@ -84,7 +86,7 @@ def test_a_head_that_two_servers_could_read_differently(rig: Any, head: bytes) -
     async def scenario() -> None:
         async with rig.tap(upstream) as tap:
             answer = await tap.ask(head + b"0\r\n\r\n" + SMUGGLED)
-            assert answer.status in {400, 431, 501, 505}
+            assert answer.status in {400, 405, 431, 501, 505}
             assert b"\r\nConnection: close\r\n" in answer.head
             assert answer.raw.count(b"HTTP/1.1 ") == 1
             assert tap.copies.exchanges == []

@@ -83,6 +83,8 @@ def test_what_connection_names_and_all_that_is_about_one_hop_goes_no_further(rig
         (b"http://t:80/v1", "/gate", b"/gate/v1"),
         (b"https://t/a", "", b"/a"),
         (b"http://t", "", b"/"),
+        (b"HTTP://t/x", "", b"/x"),
+        ("/v1/é?ü".encode(), "", "/v1/é?ü".encode()),
         (b"http://t?q=/a", "", b"/?q=/a"),
         (b"/" + b"a" * 30_000, "", b"/" + b"a" * 30_000),
     ],
