@@ -16,8 +16,10 @@ import pytest
 
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.recorder.recorder import Recorder
+from tap.supervisor.account import Account
 from tracefile import Engine, HashInfo, HashKey, InputError, Meta, Record, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
+from tracefile.study.checking import check_trace
 from wire.process import split_frames
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -328,3 +330,17 @@ def test_killed_again_and_again_it_counts_exactly_what_its_files_hold(
     assert turns == list(range(1, len(turns) + 1)), "one session, from kill to kill"
     if rotate is not None:
         assert not [path for path in segments_there(trace) if path.suffix == ".part"]
+
+
+def test_records_with_counts_that_cannot_be_true_are_counted_and_pass_the_check(trace: Path) -> None:
+    recorder = Recorder(setup(trace))
+    odd = exchange(tokens(8), 1)
+    odd.request_body = [b'{"model":"m","prompt":[1,2],"max_tokens":-1,"n":0}']
+    odd.response_reads = [(odd.end_ns, b'{"choices":[],"usage":{"prompt_tokens":1099511627776}}')]
+    recorder.take(odd)
+    recorder.take(exchange(tokens(8), 2))
+    assert recorder.close().refused_counts == 1
+    with open_trace(trace) as reader:
+        assert list(check_trace(reader)) == []
+    assert records(trace)[0].extra == {"refused_counts": {"max_tokens": -1, "n": 0, "prompt_tokens": 1 << 40}}
+    assert "1 with counts that cannot be true" in Account(offered=2, recorded=2, refused_counts=1).line()
