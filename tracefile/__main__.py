@@ -191,7 +191,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         f"{summary.distinct_blocks:,} distinct blocks",
         "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
         f"({summary.hit_tokens:,}; unlimited cache)",
-        "sessions": f"{summary.named_sessions:,} named, {summary.inferred_sessions:,} inferred; "
+        "sessions": f"{summary.named_sessions:,} named by clients, {summary.inferred_sessions:,} inferred; "
         f"{summary.later_turns:,} later turns",
     }
     for name, value in rows.items():
@@ -200,8 +200,8 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
 
 
 def _cached(meta: Meta, summary: Summary) -> str:
-    if meta.source is not None and not summary.cached_reported:
-        return f"reported by no record; {USAGE_ADVICE}"
+    if not summary.cached_reported:
+        return "reported by no record" + ("" if meta.source is None else f"; {USAGE_ADVICE}")
     return f"{summary.cached_tokens:,} (reported by {summary.cached_reported:,} records)"
 
 
@@ -232,9 +232,12 @@ def _span(summary: Summary) -> str:
 def _prompt_ids(summary: Summary) -> str:
     """Share of records whose hashed ids are as many as the engine counted; by endpoint if it is not all."""
     checked, wrong = summary.prompt_counts, summary.prompt_mismatches
+    if not checked.total():
+        return "not checked: no record has both ids and the engine's count"
     said = f"as many as the engine counted in {_percent(checked.total() - wrong.total(), checked.total())} of "
     shares = (f"{name} {_percent(count - wrong[name], count)}" for name, count in sorted(checked.items()))
-    return f"{said}{checked.total():,} records" + (f" ({', '.join(shares)})" if wrong.total() else "")
+    reason = f" ({', '.join(shares)}); the others' hashes are not the engine's blocks" if wrong.total() else ""
+    return f"{said}{checked.total():,} records{reason}"
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -31,9 +31,10 @@ from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import HashKey
 from tracefile.commandline.durations import duration
 from tracefile.records.errors import InputError
+from wire.errors import WireError
 from wire.loop import run as run_loop
 from wire.server import BACKLOG, Server
-from wire.url import WireError, parse_listen
+from wire.url import parse_listen
 
 MAX_ENGINES = 64
 

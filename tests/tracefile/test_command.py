@@ -133,7 +133,17 @@ def test_info_says_by_endpoint_whose_prompts_are_counted_as_the_engine_counts_th
     assert info["prompt_counts"] == {"/v1/chat/completions": 2, "/v1/completions": 1}
     assert info["prompt_mismatches"] == {"/v1/chat/completions": 1, "/v1/completions": 0}
     main(["info", path])
-    assert "66.7% of 3 records" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "66.7% of 3 records (/v1/chat/completions 50.0%, /v1/completions 100.0%); the others' hashes" in said
+
+
+def test_info_of_a_trace_without_counts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace(tmp_path / "t", {"request_id": "a", "prompt_tokens": 8, "block_hashes": [1, 2]})
+    main(["info", path])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "prompt ids not checked: no record has both ids and the engine's count" in said
+    assert "cached tokens reported by no record" in said
+    assert "0 named by clients, 0 inferred; 0 later turns" in said
 
 
 def test_a_prompt_s_last_token_is_never_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
