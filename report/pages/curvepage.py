@@ -16,6 +16,29 @@ from tracefile.records.errors import InputError
 File = TypeVar("File")
 
 
+class GroupUse(msgspec.Struct, frozen=True):
+    """Use of a cache by one group of requests, or by the rest of them, which have no ``example``."""
+
+    name: str
+    requests: int
+    sessions: int | None
+    shared_tokens: int | None
+    example: str | None
+    hit_tokens: int
+    hit_rate: float
+    hit_share: float
+    inserted_share: float
+    held_share: float
+
+
+class CacheUse(msgspec.Struct, frozen=True):
+    """Groups in a cache of one size, those that save most first."""
+
+    blocks: int
+    tokens: int
+    groups: list[GroupUse]
+
+
 class OneCurve(msgspec.Struct, frozen=True):
     """Hits by cache size at one block size."""
 
@@ -26,6 +49,14 @@ class OneCurve(msgspec.Struct, frozen=True):
     hit_tokens: list[float]
     hit_tokens_low: list[float] = []
     hit_tokens_high: list[float] = []
+    use: list[CacheUse] = []
+    kv_bytes_per_token: int | None = None
+    """Null: not told, and no size is shown in GiB."""
+
+    def size_text(self, tokens: int) -> str:
+        """Return a cache's size in tokens, and in memory if a token's bytes are known."""
+        memory = "" if self.kv_bytes_per_token is None else f", {wording.size(tokens * self.kv_bytes_per_token)}"
+        return f"{wording.count(tokens)} tokens{memory}"
 
 
 class CurveFile(msgspec.Struct, frozen=True, tag_field="kind", tag="curve"):
@@ -147,7 +178,7 @@ def render_curves(files: CurveFiles) -> str:
         "hits": hits_figure(files),
         "misses": misses_figure(files),
         "distance": _reuse_figure(files, "distance (tokens of different blocks)", _distance_tokens),
-        "time": _reuse_figure(files, "time until asked for again (s)", _time_s),
+        "time": _reuse_figure(files, "time until the block is requested again (s)", _time_s),
         "working-set": working_set_figure(files),
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
@@ -159,6 +190,7 @@ def render_curves(files: CurveFiles) -> str:
         headlines=headlines(files) or [f"Prefix cache of {', '.join(files.labels)}"],
         defined="docs/curves.md",
         files=files,
+        used=[(name, curve, use) for name, curve in _named_curves(files) for use in curve.use],
         at_zero={"distance": at_zero(files, _distance_tokens), "time": at_zero(files, _time_s)},
     )
 
@@ -179,7 +211,7 @@ def _headline(name: str, curve: OneCurve) -> str:
     held, unlimited = (wording.share(tokens / curve.input_tokens) for tokens in (curve.hit_tokens[place], most))
     return (
         f"{name}: {TELLING_SHARE:.0%} of max hits at {blocks:,} blocks "
-        f"({wording.count(blocks * curve.block_size)} tokens). That is {held} of prompt tokens; "
+        f"({curve.size_text(blocks * curve.block_size)}). That is {held} of prompt tokens; "
         f"an unlimited cache has {unlimited}."
     )
 
@@ -265,18 +297,18 @@ def _hits_lines(name: str, curve: OneCurve, slot: int) -> Iterator[Trace]:
 
 
 def _reuse_figure(files: CurveFiles, x_title: str, values: Callable[[ReuseFile], list[float]]) -> Figure | None:
-    """The share of accesses again that come at x or sooner, from the first x above 0: a log axis has no zero."""
+    """The share of repeated accesses that come at x or sooner, from the first x above 0: a log axis has no zero."""
     data: list[Trace] = []
     for slot, (label, file) in enumerate(files.reuses.items()):
         # Of equal x the last level counts: a line up from 0 would be drawn as a wall.
         known = {x: round(level, 4) for x, level in zip(values(file), file.levels, strict=True) if x > 0.0}
         if file.time_ms.count and known:
             data.append(_line(label, list(known), list(known.values()), slot))
-    return _lines(data, x_title, "of accesses again")
+    return _lines(data, x_title, "of repeated accesses")
 
 
 def at_zero(files: CurveFiles, values: Callable[[ReuseFile], list[float]]) -> str:
-    """Return sentences on the accesses again at 0, which no log axis shows; empty: there are none."""
+    """Return sentences on the repeated accesses at 0, which no log axis shows; empty: there are none."""
     said = []
     for label, file in files.reuses.items():
         levels = [level for x, level in zip(values(file), file.levels, strict=True) if x <= 0.0]

@@ -85,9 +85,8 @@ class Chains:
 
 def engine_chains(meta: Meta, block_size: int | None) -> Chains:
     """Chains at ``block_size``, else at the engine's if the trace's divides it, else at the trace's."""
-    told = None if meta.engine is None else meta.engine.block_size
-    fits = bool(told and meta.block_size) and told % meta.block_size == 0
-    return Chains(meta, block_size or (told if fits else None))
+    told, fine = (0 if meta.engine is None else meta.engine.block_size or 0), meta.block_size or 1
+    return Chains(meta, block_size or (told if told % fine == 0 else 0) or None)
 
 
 def tokens_computed(record: Record) -> int:

@@ -45,7 +45,7 @@ def leading(starts: IntArray, counts: IntArray) -> BoolArray:
     return np.asarray(np.arange(starts[-1]) < np.repeat(starts[:-1] + counts, np.diff(starts)))
 
 
-def unlimited_hits(keys: IntArray, starts: IntArray, limits: IntArray, distinct: int) -> IntArray:
+def unlimited_hits(keys: IntArray | Int32Array, starts: IntArray, limits: IntArray, distinct: int) -> IntArray:
     """Count, chain by chain, the leading keys, of ``limits``, that are in an earlier chain: hits that none evicts."""
     first, chain_of = np.empty(distinct, np.int64), np.repeat(np.arange(len(limits)), np.diff(starts))
     first[keys[::-1]] = chain_of[::-1]  # the last one written stays

@@ -1,6 +1,7 @@
 """``report curve``: figures that plotly accepts, a page that links to nothing, drawn by a real browser."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,30 @@ def test_the_headline_names_the_cache_with_90_percent_of_the_hits(tmp_path: Path
     nothing = {**CURVE, "sizes": [], "hit_tokens": [], "hit_blocks": []}
     none = read_curve_files([write(tmp_path, "none.json", "curve", curves=[nothing])])
     assert headlines(none) == headlines(read_curve_files(files[1:])) == []
+
+
+def test_groups_are_shown_by_tokens_saved_and_sizes_in_memory(tmp_path: Path) -> None:
+    group = {
+        "name": "<b>blue</b>",
+        "requests": 3,
+        "sessions": 2,
+        "shared_tokens": 32,
+        "example": "r7",
+        "hit_tokens": 80,
+    }
+    group |= {"hit_rate": 0.5, "hit_share": 1.0, "inserted_share": 0.25, "held_share": 0.125, "lookup_blocks": 9}
+    rest = {**group, "name": "4 others", "sessions": None, "shared_tokens": None, "example": None}
+    use = {"blocks": 3, "tokens": 48, "groups": [group, rest], "others": 4, "largest_other": 16}
+    curve = {**CURVE, "use": [use], "kv_bytes_per_token": 2**20}
+    found = read_curve_files([write(tmp_path, "one.json", "curve", curves=[curve])])
+    assert "at 3 blocks (48 tokens, 48.0 MiB)" in headlines(found)[0]
+    page = render_curves(found)
+    assert "a cache of 3 usable blocks (48 tokens, 48.0 MiB), by group" in page
+    row = page.split("&lt;b&gt;blue&lt;/b&gt;</th>")[1].split("</tr>")[0]
+    assert re.findall(r">([^<>\n]+)</td>", row) == [
+        *("80", "100 %", "50.0 %", "3", "2", "32", "25.0 %", "12.5 %", "r7"),
+    ]
+    assert "4 others" in page
 
 
 def test_reuse_at_zero_is_told_and_not_drawn_as_a_wall(tmp_path: Path) -> None:
