@@ -111,12 +111,14 @@ class SegmentedTrace:
     def follow(self) -> None:
         """Go on in a new file if another process deleted, moved or changed the open one; ``left_files`` tells."""
         segment = self._segment
-        if segment is None or self._ending or (was := segment.file.displacement()) is None:
+        if segment is None or (was := segment.file.displacement()) is None:
             return
+        if self._ending and not self.path.parent.exists():
+            return  # a file system that is away: the segment gets its name when that is back
         present_path = segment.file.present_path()
         moved = self._end_moved(segment) if was == "moved" else 0
         segment.file.abandon()
-        self._segment = None
+        self._segment, self._ending = None, False
         kept = self._keep_uncut(segment) if was == "changed" else 0
         self._taken -= segment.records - kept
         carried = self._open_successor(segment)
@@ -145,12 +147,14 @@ class SegmentedTrace:
             return False
         try:
             self._end_segment()
+            self.follow()
             self._mend_state()
         except InputError as error:
             self.problem = error
         return True
 
     def change_meta(self, meta: Meta) -> None:
+        self.follow()
         self.meta = msgspec.structs.replace(meta, epoch_unix_ns=self.meta.epoch_unix_ns)
         if self._segment is None or self._ending:
             return  # the next segment starts with it

@@ -119,6 +119,31 @@ def test_a_file_cut_within_keeps_its_first_records(path: Path, rotate: int | Non
     assert ids(path.parent if rotate else path) == [*named(0, left.kept), "r6", "r7"]
 
 
+@pytest.mark.parametrize("harm", [Path.unlink, move, cut])
+def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
+    path: Path, harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = SegmentedTrace(path, META, rotate_bytes=1)
+    write(trace, range(2))
+    trace.flush()
+    end, harmed = SegmentedTrace._end_segment, []
+
+    def end_late(self: SegmentedTrace) -> None:
+        end(self)
+        if not harmed:
+            harmed.append(harm(open_file(path, 1)))
+
+    monkeypatch.setattr(SegmentedTrace, "_end_segment", end_late)
+    trace.rotate_if_due()
+    assert trace.flush()
+    trace.check_integrity()
+    write(trace, range(2, 4))
+    assert trace.close()
+    gone = [left.lost + left.moved for left in trace.left_files()]
+    kept = [segment.records for segment in read_manifest(manifest_path(path)).segments]
+    assert (sum(kept) + sum(gone), ids(path.parent)[-2:]) == (4, ["r2", "r3"])
+
+
 def test_a_file_that_becomes_another_trace_is_left_alone(path: Path) -> None:
     other = SegmentedTrace(
         path.with_name(f"other{''.join(path.suffixes)}"), msgspec.structs.replace(META, epoch_unix_ns=5)
