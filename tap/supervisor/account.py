@@ -23,6 +23,8 @@ class Account:
 
     offered: int = 0
     recorded: int = 0
+    moved: int = 0
+    """Records among them in files that others moved away."""
     sampled_out: int = 0
     not_injected: int = 0
     """Requests and responses that ``--inject`` left unchanged."""
@@ -39,6 +41,8 @@ class Account:
 
     def line(self) -> str:
         line = f"{self.recorded} of {self.offered} requests recorded"
+        if self.moved:
+            line += f" ({self.moved} in files that were moved away)"
         if self.sampled_out:
             line += f", {self.sampled_out} sampled out"
         if self.dropped:
@@ -92,6 +96,7 @@ class Ledger:
             offered=cells[OFFERED],
             not_injected=cells[NOT_INJECTED],
             recorded=progress.recorded,
+            moved=progress.moved,
             sampled_out=progress.sampled_out,
             hashed=progress.hashed,
             prompt_counts_checked=progress.prompt_counts_checked,

@@ -10,6 +10,7 @@ import pytest
 
 from tap.recorder.recorder import Recorder
 from tap.recorder.segments import SegmentedTrace
+from tap.supervisor.account import Account
 from tests.tap.recorder.test_recorder import exchange, setup, tokens
 from tests.tap.recorder.test_segments import META, SUFFIXES, ids, record, write
 from tracefile import load_trace, open_trace
@@ -227,6 +228,11 @@ def test_lost_records_are_dropped_ones_and_moved_records_are_recorded(
     told = recorder.tick()
     assert told is not None
     assert (told.recorded, told.moved, told.dropped) == (3, 3, {"trace_lost": 6})
+    assert (
+        Account(offered=9, recorded=3, moved=3)
+        .line()
+        .startswith("3 of 9 requests recorded (3 in files that were moved")
+    )
     take(recorder, range(13, 15))
     told = recorder.close()
     assert (told.recorded, told.hashed, told.received, told.dropped) == (5, 5, 11, {"trace_lost": 6})
