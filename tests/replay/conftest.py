@@ -30,11 +30,17 @@ def strict_engines() -> ModuleType:
     return strict_engines_module
 
 
-@pytest.fixture(autouse=True)
-def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "key"
+def write_key(folder: Path) -> Path:
+    """The key of all these tests."""
+    path = folder / "key"
     path.write_text(bytes(range(1, 33)).hex())
     path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = write_key(tmp_path)
     monkeypatch.setenv("KVTAPE_KEY_FILE", str(path))
     return path
 

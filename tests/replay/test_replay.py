@@ -15,7 +15,9 @@ import pytest
 
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main
+from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of
+from tests.replay.conftest import write_key
 from tests.replay.traces import request, written
 from tracefile import InputError, Record, RequestId, load_trace, trace_digest
 
@@ -25,11 +27,21 @@ SESSIONS = shlex.split(
 )
 
 
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A session load on an engine of its own, as a client recorded it."""
+    folder = tmp_path_factory.mktemp("capture")
+    trace = folder / "captured.jsonl"
+    with pytest.MonkeyPatch.context() as patch, ScriptedEngine(seed=1).serving() as engine:
+        patch.setenv("KVTAPE_KEY_FILE", str(write_key(folder)))
+        assert loadgen(["--url", engine.url, "-o", str(trace), *SESSIONS]) == 0
+    return trace.read_bytes()
+
+
 @pytest.fixture
-def captured(engine: Any, tmp_path: Path) -> Path:
-    """A session load on the first engine, as a client recorded it."""
+def captured(capture: bytes, tmp_path: Path) -> Path:
     trace = tmp_path / "captured.jsonl"
-    assert loadgen(["--url", engine.url, "-o", str(trace), *SESSIONS]) == 0
+    trace.write_bytes(capture)
     return trace
 
 
