@@ -30,10 +30,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the simulator before the workers start; on a fresh clone each of them would compile it for itself."""
+    """Compile the simulator and the tests before the workers start; on a fresh clone each would do so for itself."""
     if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
-        folder = Path(__file__).parent / "sim"
-        subprocess.run([sys.executable, str(folder / "compile_kernels.py")], check=True, stdout=subprocess.DEVNULL)
+        folder = Path(__file__).parent
+        collecting: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if not (folder / "wire" / "__pycache__").exists():
+            command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
+            collecting = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with collecting:
+            subprocess.run(
+                [sys.executable, str(folder / "sim" / "compile_kernels.py")], check=True, stdout=subprocess.DEVNULL
+            )
 
 
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
