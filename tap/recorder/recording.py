@@ -323,6 +323,10 @@ def _fill_prompt(record: Record, prompt: HashedPrompt, block_size: int) -> None:
     elif record.prompt_tokens is None and prompt.token_estimate is not None:
         record.prompt_tokens = prompt.token_estimate
         record.tokens_source = "estimate"
+    cached = record.cached_tokens
+    if cached is not None and cached > (cached if record.prompt_tokens is None else record.prompt_tokens):
+        record.extra = {REFUSED: {**record.extra.get(REFUSED, {}), "cached_tokens": cached}}
+        record.cached_tokens = None
     if prompt.hashes is None or record.prompt_tokens is None:
         return
     full_blocks = record.prompt_tokens // block_size

@@ -464,7 +464,7 @@ def test_whatever_is_sent_has_a_record_that_can_be_written(endpoint: str, body: 
     for recorder in (maker(LetterTokenizer()), maker(byte_blocks=True), maker()):
         record = recorder.make(exchange(endpoint, body, answer)).record
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(record)), Record) == record
-        assert all(count is None or count >= 0 for count in (record.prompt_tokens, record.output_tokens))
+        assert_checked(record)
 
 
 @pytest.mark.parametrize("endpoint", sorted(ENDPOINTS))
@@ -526,6 +526,13 @@ def test_usage_that_no_engine_can_have_is_not_believed(usage: Any, counts: Any, 
     assert record.extra.get("refused_counts") == refused
     assert (record.status, record.block_hashes) == ("ok", chain([1, 2, 3, 4]))
     assert_checked(record)
+
+
+def test_more_cached_tokens_than_a_prompt_counted_here_has_are_refused() -> None:
+    answer = {"choices": [{"text": "a", "finish_reason": "stop"}], "timings": {"cache_n": 5}}
+    record = made("/v1/completions", {"model": "m", "prompt": [1, 2, 3, 4]}, answer).record
+    assert (record.prompt_tokens, record.cached_tokens) == (4, None)
+    assert record.extra == {"refused_counts": {"cached_tokens": 5}}
 
 
 @pytest.mark.parametrize("reason", ["alice's secret", "x" * 100, "\x1b[2J", "kanarie"])
