@@ -34,11 +34,8 @@ def _of_forecast(result: Comparison, label: str, forecast: Forecast, failed: Seq
     missed = [level for level in BELOW_SATURATION if f"TTFT {level}" in kinds]
     if missed and "cached tokens" not in kinds:
         yield from _of_latency(result, label, forecast, missed)
-    if "bands" in kinds and not missed and forecast.fitted_captures < 2:
-        yield (
-            "the bands are too narrow: one capture cannot tell how the engine's speed drifts; fit two captures of "
-            "different hours together"
-        )
+    if ("bands" in kinds or missed) and forecast.fitted_captures < 2:
+        yield "one capture cannot tell how the engine's speed drifts: fit captures of different hours together"
     if "baselines" in kinds:
         yield "a simpler predictor does better: sim fit --residuals shows where the model's shape is off"
 

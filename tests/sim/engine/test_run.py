@@ -74,7 +74,7 @@ def test_a_trace_in_columns_gives_the_same_file(trace: Path, flags: tuple[str, .
     pytest.importorskip("pyarrow")
     meta, records = load_trace(trace)
     columns = trace.with_suffix(".parquet")
-    with new_writer(columns, meta) as writer:
+    with new_writer(columns, meta, inputs=[trace]) as writer:
         for record in records:
             writer.write(record)
     run(trace, *flags, output="of_lines.jsonl")

@@ -128,6 +128,7 @@ def test_a_failed_gate_says_what_to_do_next(folder: Path) -> None:
     changed, noisy = (next(one for one in result["next_steps"] if word in one) for word in ("changed", "noisy"))
     assert changed.startswith("nearly every cohort was faster than forecast (+")
     assert "pass it as --repeat" in noisy
+    assert any("fit captures of different hours together" in one for one in result["next_steps"])
     _, beside = validate(folder, "--repeat", str(folder / "b.jsonl"), model="off.json")
     assert not any("--repeat" in one for one in beside["next_steps"])
     assert validate(folder)[1]["next_steps"] == []
