@@ -2,7 +2,8 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,14 +46,17 @@ CLOCKLESS = {"asyncio", "socket", "time", "httpx", "fastapi", "uvicorn", "thread
 MOST_MODULES = 20
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
     """Every name a file imports, wherever in it the import stands."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the dependency of a file"
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return frozenset(found)
 
 
 def sources(room: str) -> list[Path]:
@@ -75,6 +79,7 @@ def resolved(name: str) -> str | None:
     return name or None
 
 
+@cache
 def module_imports() -> dict[str, set[str]]:
     """Modules of ours by the module that imports them."""
     found: dict[str, set[str]] = {}
