@@ -1,5 +1,7 @@
 """``kvtape COMMAND …``: every command of this package. Only the chosen one is imported."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import importlib
 import sys
 from collections.abc import Callable, Sequence

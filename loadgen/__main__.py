@@ -1,5 +1,7 @@
 """``loadgen``: synthetic load against an OpenAI-compatible engine, with a trace of what it saw."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields

@@ -1,5 +1,7 @@
 """``replay``: a captured trace as load on any engine, with the capture's lengths, times and sharing, and new tokens."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import argparse
 import secrets
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,14 @@
 """``report compare``: traces side by side, as tables, as JSON and as one page; ``report curve``: a cache's numbers."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from report.compare.comparison import CompareConfig, compare
-from report.compare.terminal import print_comparison
+from report.compare.terminal import console_for, print_comparison
 from report.output import print_json, write_page
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         write_page(flags.html, render_page(compared))
     if flags.json:
         print_json(compared.result)
-    print_comparison(compared.result, Console(stderr=flags.json, highlight=False))
+    print_comparison(compared.result, console_for(json=flags.json))
     return 0 if all(gate.passed for gate in compared.result.gates) else 1
 
 

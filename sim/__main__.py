@@ -4,6 +4,8 @@ Only the module of the subcommand on the command line is imported, so that ``sim
 numba.
 """
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import importlib
 from collections.abc import Sequence
 from types import ModuleType

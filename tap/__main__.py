@@ -1,5 +1,7 @@
 """``tap``: a reverse proxy that records traffic's shape, timing and prefix sharing, not its content."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import argparse
 import asyncio
 import os

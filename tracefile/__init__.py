@@ -1,5 +1,6 @@
 """The hub: what a trace is, how it is read and written, hashed and threaded into sessions. Imports nothing of ours."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.files.writing import TraceWriter

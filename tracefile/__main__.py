@@ -1,5 +1,7 @@
 """``tracefile``: inspect, check, convert, join and scale traces."""
 
+import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
+
 import json
 import sys
 from collections.abc import Sequence
@@ -8,9 +10,11 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+from tracefile.commandline.printing import printable, raw_stream
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
@@ -109,7 +113,7 @@ def show_info(config: Config, reader: TraceReader) -> int:
     if config.as_json:
         print(json.dumps(summary_object(reader, summary)))
     else:
-        console = Console()
+        console = Console(file=raw_stream(sys.stdout))
         console.print(counts_table(reader, summary))
         console.print(meta_table(reader))
     return 0
@@ -178,7 +182,7 @@ def join_traces(config: Config) -> int:
 
 def counts_table(reader: TraceReader, summary: Summary) -> Table:
     """Table of the summary."""
-    table = Table(title=f"{reader.path} ({reader.format})", show_header=False, title_justify="left")
+    table = Table(title=Text(printable(f"{reader.path} ({reader.format})")), show_header=False, title_justify="left")
     rows = {
         "records": f"{summary.records:,}",
         "span": _span(summary),
@@ -195,7 +199,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         f"{summary.later_turns:,} later turns",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(printable(value)))
     return table
 
 
@@ -209,7 +213,7 @@ def meta_table(reader: TraceReader) -> Table:
     """Table of the header."""
     table = Table(title="meta", show_header=False, title_justify="left")
     for name, value in meta_object(reader.meta).items():
-        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+        table.add_row(Text(printable(name)), Text(printable(value if isinstance(value, str) else json.dumps(value))))
     return table
 
 

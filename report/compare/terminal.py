@@ -1,5 +1,6 @@
 """A comparison as tables for a terminal: 80 columns, readable when piped."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from textwrap import wrap
@@ -22,14 +23,20 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
+from tracefile.commandline.printing import printable, raw_stream
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
 _WIDEST_LABEL = 20
 
 
+def console_for(*, json: bool) -> Console:
+    """Return a console on stdout, or on stderr beside JSON."""
+    return Console(file=raw_stream(sys.stderr if json else sys.stdout), highlight=False)
+
+
 def print_comparison(result: Comparison, console: Console) -> None:
     for text, style in _parts(result):
-        console.print(Text(text, style=style), soft_wrap=style == "")
+        console.print(Text(printable(text), style=style), soft_wrap=style == "")
 
 
 def _parts(result: Comparison) -> Iterator[tuple[str, str]]:

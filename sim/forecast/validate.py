@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from report.compare.comparison import Compared, Line, Predicted, judge_forecasts
 from report.compare.gates import failures
 from report.compare.results import Forecast as Facts
-from report.compare.terminal import print_comparison
+from report.compare.terminal import console_for, print_comparison
 from report.output import print_json, write_page
 from sim.engine.results import predicted_meta
 from sim.forecast.ensemble import Forecast, forecast, members
@@ -157,7 +156,7 @@ def read_config(arguments: argparse.Namespace, trace: Path) -> ValidateConfig:
 
 def report(config: ValidateConfig, compared: Compared) -> int:
     """Print tables (to stderr beside JSON) and write the page; 1 if a gate failed."""
-    print_comparison(compared.result, Console(stderr=config.json, highlight=False))
+    print_comparison(compared.result, console_for(json=config.json))
     if config.page is not None:
         # The page's libraries take half a second to import.
         from report.pages.page import render_page  # noqa: PLC0415

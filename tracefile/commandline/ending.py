@@ -1,25 +1,53 @@
 """Exit codes of every command: 0 done, 1 a gate failed, 2 bad input in one line, 130 interrupted."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from tracefile.commandline.printing import printing_safely
 from tracefile.records.errors import InputError
 
 
 def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
     """Call ``main`` with ``argv``, by default the command line, and exit with its code; InputError: one line and 2."""
-    try:
-        code = main(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-    except InputError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away: nothing is wrong, and nothing more can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    with printing_safely():
+        try:
+            _raise_interrupts()
+            code = main(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = 130
+        except BrokenPipeError:
+            # The reader of our output (head, less) went away: nothing is wrong, and nothing more can be printed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except (InputError, RecursionError, MemoryError, ImportError) as error:
+            if isinstance(error, ImportError) and not _was_interrupted(error):
+                raise
+            code = 130 if _was_interrupted(error) else 2
+            if code == 2:
+                print(f"{name}: error: {_one_line(error)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _raise_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on: see ``tracefile.interrupt``."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C is behind an error: modules turn one within their import into errors of their own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply; expected a trace"
+    if isinstance(error, MemoryError):
+        return f"not enough memory for this input ({error or 'no allocation'}); expected a smaller one, or more memory"
+    return str(error).replace("\n", "\\n")

@@ -325,8 +325,7 @@ def out_of_bounds_in(columns: dict[str, pa.Array]) -> list[str]:
     for name, bounds in record_bounds().items():
         if name not in columns:
             continue
-        column = columns[name].flatten() if bounds.is_list else columns[name]
-        ends = pc.min_max(column).as_py()
+        ends = pc.min_max(columns[name]).as_py()
         if ends["min"] is not None and not bounds.least <= ends["min"] <= ends["max"] <= bounds.most:
             found.append(name)
     return found

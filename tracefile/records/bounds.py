@@ -10,20 +10,17 @@ from tracefile.records.schema import Record
 
 
 class Bounds(NamedTuple):
-    """Least and greatest value of a field, or of each entry of a list."""
+    """Least and greatest value of a field."""
 
     least: float
     most: float
-    is_list: bool
 
     def fault(self, value: Any) -> str | None:
-        """Return the first value that is out of bounds, and what was expected; None: there is none."""
-        for one in value if self.is_list and isinstance(value, list) else (value,):
-            is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
-            if is_number and not self.least <= one <= self.most:
-                limit = f"{self.least:g} or more" if one < self.least else f"at most {self.most:.10g}"
-                return f"{one}; expected {limit}"
-        return None
+        """Return the value and what was expected, if it is a number out of bounds; else None."""
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or self.least <= value <= self.most:
+            return None
+        limit = f"{self.least:g} or more" if value < self.least else f"at most {self.most:.10g}"
+        return f"{value}; expected {limit}"
 
 
 @cache
@@ -33,11 +30,9 @@ def record_bounds() -> dict[str, Bounds]:
     assert isinstance(found, inspect.StructType)
     bounds = {}
     for field in found.fields:
-        kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
-        for kind in kinds:
-            one = kind.item_type if isinstance(kind, inspect.ListType) else kind
-            if isinstance(one, (inspect.IntType, inspect.FloatType)) and one.ge is not None and one.le is not None:
-                bounds[field.name] = Bounds(one.ge, one.le, isinstance(kind, inspect.ListType))
+        for kind in field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,):
+            if isinstance(kind, (inspect.IntType, inspect.FloatType)) and kind.ge is not None and kind.le is not None:
+                bounds[field.name] = Bounds(kind.ge, kind.le)
     return bounds
 
 

@@ -128,9 +128,9 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """From arrival to the first response body byte. Null: none came."""
     ttft_ms: Time | None = None
     """From arrival to the first token. Null: none came, or the response was not streamed."""
-    itl_ms: list[Time] = []
+    itl_ms: list[float] = []
     """Gap before each later token-bearing read. Empty: at most one read carried tokens."""
-    itl_tokens: list[Word64] = []
+    itl_tokens: list[int] = []
     """Tokens of each such read, parallel to ``itl_ms``; the first read's count is output − Σ."""
     e2e_ms: Time | None = None
     """From arrival to the end, however it ended."""

@@ -36,6 +36,8 @@ hashes = st.lists(st.integers(0, 3) | st.integers(0, 2**64 - 1) | st.integers(-5
 json_values = st.none() | st.booleans() | numbers | times | words | st.lists(numbers, max_size=2)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "request_id": words,
+    "itl_ms": st.lists(times, max_size=3),
+    "itl_tokens": st.lists(numbers, max_size=3),
     "status": st.sampled_from(["ok", "error", "client_abort", "upstream_abort", "timeout"]),
     "session_source": st.sampled_from(["explicit", "inferred"]),
     "tokens_source": st.sampled_from(["usage", "tokenizer", "estimate"]),
@@ -54,9 +56,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     if name in FIELDS:
         return FIELDS[name]
     if name in record_bounds():
-        least, most, _ = record_bounds()[name]
-        within = st.floats(least, most) if name.endswith("_ms") else st.integers(int(least), int(most))
-        return st.lists(within, max_size=3) if name.startswith("itl_") else within
+        least, most = record_bounds()[name]
+        return st.floats(least, most) if name.endswith("_ms") else st.integers(int(least), int(most))
     found: st.SearchStrategy[Any] = times if name.endswith("_ms") else words if name in TEXTS else numbers
     return found
 

@@ -1,0 +1,211 @@
+"""No file ends a command with a traceback, without bound, or with control characters on the terminal."""
+
+import fcntl
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from sim.__main__ import main as sim
+from sim.latency.modelfile import default_model, save_model
+from tracefile import InputError, load_trace
+from tracefile.__main__ import main as tracefile
+from tracefile.commandline.ending import run_command
+from tracefile.commandline.printing import printable
+from tracefile.storage import lines
+
+HEADER = {"meta": {"schema": "kvtape/1", "block_size": 4}}
+RECORD: dict[str, Any] = {"request_id": "a", "arrival_ms": 1.0, "prompt_tokens": 9, "block_hashes": [1, 2]}
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def text(*objects: dict[str, Any] | str) -> bytes:
+    return "".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in objects).encode()
+
+
+FILES = {
+    "binary": (bytes(range(256)) * 9, "begins with"),
+    "a bare CR": (b"a\rb\n", "begins with 'a\\rb'; expected a trace"),
+    "a long word": (b"x" * 200_000 + b"\n", "begins with 'xxx"),
+    "a deep header": (text('{"meta": {"schema": "kvtape/1", "x": ' + DEEP + "}}"), ":1: JSON nested too deeply"),
+    "a deep record": (text(HEADER, '{"request_id": "a", "x": ' + DEEP + "}"), ":2: JSON nested too deeply"),
+    "a deep Mooncake line": (
+        text('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ' + DEEP + "}"),
+        ":1: JSON nested too deeply",
+    ),
+    "block size 0": (text({"meta": {"schema": "kvtape/1", "block_size": 0}}), "meta.block_size: 0; expected 1 to"),
+    "a negative block size": (text({"meta": {"block_size": -1}}, RECORD), "meta.block_size: -1; expected 1 to"),
+    "a huge block size": (
+        text({"meta": {"schema": "kvtape/1", "block_size": 2**40}}),
+        "meta.block_size: 1099511627776",
+    ),
+    "a page": (b"<!DOCTYPE html>\n<p>hello\n", "an HTML page, not a trace"),
+    "prose": (b"# kvtape\n\nRecords LLM traffic.\n", "begins with '# kvtape'; expected a trace"),
+    "a summary of a billion gaps": (
+        text({"meta": {}}, {"prompt_tokens": 1, "itl_summary": {"mean_ms": 1, "count": 10**12}}),
+        "itl_summary.count: Expected",
+    ),
+    "a trillion tokens in CSV": (
+        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1e12,1,1,API log\n",
+        ":2: Request tokens: '1e12'; expected a whole number up to",
+    ),
+    "a CSV row with a bare CR": (
+        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1\r,1,1,x\n",
+        ":2: new-line character",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["info", "check", "convert"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_file_is_one_line(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, message = FILES[name]
+    path = tmp_path / "t"
+    path.write_bytes(content)
+    try:
+        code = tracefile([command, str(path), *([str(tmp_path / "out.jsonl")] if command == "convert" else [])])
+        said = capsys.readouterr().out
+        assert (command, code) == ("check", 1)  # a record's fault is a finding
+    except InputError as error:
+        said = str(error)
+    assert message.replace(":2: ", ":2: line: ") in said or message in said
+
+
+def test_a_model_is_no_trace(tmp_path: Path) -> None:
+    save_model(default_model(), tmp_path / "model.json")
+    with pytest.raises(InputError, match="a model.json, not a trace"):
+        sim(["curve", str(tmp_path / "model.json")])
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
+def test_a_line_without_end_is_refused_within_bounds(
+    compress: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1 << 20)
+    (tmp_path / "t").write_bytes(compress(text(HEADER) + b"0" * (5 << 20)))
+    with pytest.raises(InputError, match=":2: a line beyond 1 MiB"):
+        load_trace(tmp_path / "t")
+
+
+ODD = [
+    ("prompt_tokens", 2**40, "1099511627776; expected at most 16777216"),
+    ("prompt_tokens", 1e30, "1e+30; expected at most 16777216"),
+    ("output_tokens", 10**15, "1000000000000000; expected at most 16777216"),
+    ("cached_tokens", -1, "-1; expected 0 or more"),
+    ("hashable_blocks", -3, "-3; expected 0 or more"),
+    ("turn", 0, "0; expected 1 or more"),
+    ("max_tokens", -1, "-1; expected 0 or more"),
+    ("arrival_ms", 1e300, "1e+300; expected at most 1e+15"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "what"), ODD)
+def test_a_value_out_of_bounds_is_a_finding_and_unknown_to_readers(
+    field: str, value: float, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(text(HEADER, RECORD, RECORD | {"request_id": "odd", field: value}))
+    assert tracefile(["check", str(path)]) == 1
+    assert f"{path}:3: {field}: {what}\n" in capsys.readouterr().out
+    first, odd = load_trace(path)[1]
+    assert first.prompt_tokens == 9
+    assert getattr(odd, field) is None
+    said = capsys.readouterr().err
+    assert said == (
+        f"warning: {path}: 1 records have values out of bounds, read as unknown; the first: {path}:3: {field}: {what}\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["curve", "misses", "pool"])
+def test_one_absurd_count_leaves_the_other_requests_usable(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, odd = tmp_path / "good.jsonl", tmp_path / "odd.jsonl"
+    records = [RECORD, RECORD | {"request_id": "b"}]
+    good.write_bytes(text(HEADER, *records))
+    odd.write_bytes(text(HEADER, *records, RECORD | {"request_id": "c", "prompt_tokens": 2**40}))
+    flags = () if command == "curve" else ("--num-gpu-blocks", "9")
+    found = []
+    for path in (good, odd):
+        assert sim([command, str(path), *flags, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out) | {"trace": ""})
+    assert found[0] == found[1]
+
+
+def test_columns_with_values_out_of_bounds_are_read_without_them(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    lined, columns = tmp_path / "t.jsonl", tmp_path / "t.parquet"
+    lined.write_bytes(text(HEADER, RECORD, RECORD | {"request_id": "b"}))
+    tracefile(["convert", str(lined), str(columns)])
+    table = pq.read_table(columns)
+    for name, values in (("prompt_tokens", [9, 2**40]), ("arrival_ms", [float("nan"), float("inf")])):
+        at = table.column_names.index(name)
+        table = table.set_column(at, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+    pq.write_table(table, columns)
+    records = load_trace(columns)[1]
+    assert [(record.prompt_tokens, record.arrival_ms) for record in records] == [(9, None), (None, None)]
+    at = table.column_names.index("prompt_blocks")
+    pq.write_table(table.set_column(at, "prompt_blocks", pa.array([2, 7], pa.int32())), columns)
+    with pytest.raises(InputError, match="row 2: prompt_blocks: 7 hashes"):
+        sim(["curve", str(columns)])
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_a_cut_stream_is_a_finding_unless_its_writer_is_at_it(
+    compress: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(compress(text(HEADER, *(RECORD | {"request_id": str(n)} for n in range(999))))[:-5])
+    assert tracefile(["check", str(path)]) == 1
+    assert "stream is cut short after this line" in capsys.readouterr().out
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert tracefile(["check", str(path)]) == 0
+        said = capsys.readouterr()
+        assert "still being written; read up to here" in said.err
+        assert "cut short" not in said.err
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp.exe\x7f\u200b"
+SHOWN = r"\u001b]0;owned\u0007\u009b31m\u202egnp.exe\u007f\u200b"
+
+
+def test_printable_text_is_the_same_json() -> None:
+    assert printable("plain\ttext – ü\n") == "plain\ttext – ü\n"
+    assert printable(HOSTILE) == SHOWN
+    assert json.loads(printable(json.dumps(HOSTILE, ensure_ascii=False))) == HOSTILE
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["tracefile", "info"],
+        ["tracefile", "info", "--json"],
+        ["tracefile", "check"],
+        ["sim", "curve", "--by", "tenant", "--tenant-field", "model"],
+        ["sim", "misses", "--num-gpu-blocks", "9", "--by", "tenant", "--tenant-field", "model"],
+        ["sim", "audit"],
+    ],
+)
+def test_control_characters_of_a_trace_never_reach_a_terminal(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = RECORD | {"model": HOSTILE, "endpoint": HOSTILE, "finish_reason": HOSTILE, "parent_id": HOSTILE}
+    path = tmp_path / f"t{HOSTILE}"
+    path.write_bytes(text(HEADER | {"meta": HEADER["meta"] | {"model": HOSTILE, HOSTILE: [HOSTILE]}}, record))
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with pytest.raises(SystemExit):
+        run_command(argv[0], {"tracefile": tracefile, "sim": sim}[argv[0]], [*argv[1:], str(path)])
+    said = out.getvalue() + err.getvalue()
+    assert said
+    assert not set(said) & set("\x1b\x07\x9b\x7f\u202e\u200b")
