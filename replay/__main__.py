@@ -4,6 +4,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 
 import argparse
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -194,6 +195,12 @@ def run_replay(config: ReplayConfig) -> int:
     """Send the capture again, write its trace, print its summary; exit codes as loadgen's."""
     survey = survey_trace(config.source, config.selection)
     require_hashes(survey, config)
+    if config.replay_sessions and not survey.links_known:
+        print(
+            f"warning: {survey.path}: no request names its parent; turns are inferred from block hashes, and requests "
+            "without one are sent at their recorded times",
+            file=sys.stderr,
+        )
     with ControlClient(str(origin_of(config.url))) as control:
         model = control.resolve_model(config.model)
         found = find_dialect(control, config.dialect)

@@ -20,12 +20,13 @@ examples:
   report compare captured=a.jsonl.zst replayed=b.jsonl.zst predicted=c.jsonl.zst --html report.html
   report compare captured=a.jsonl again=b.jsonl predicted=c.jsonl --gate 'predicted.turns2+.ttft.p50.error<=10%'
 
-Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed, 2 bad input.
+Every metric, key and limit is defined in docs/metrics.md. Exit codes: 0 done, 1 a gate failed or no request is
+shared, 2 bad input.
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``report``; 1 if a gate failed."""
+    """Run ``report``; 1 if a gate failed, or if the traces share no request: then there is no page."""
     flags = _parser().parse_args(argv)
     if flags.command == "curve":
         from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
@@ -36,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
     config = _config(flags)
     check_output(flags.html, PAGE, config.traces.values())
     compared = compare(config)
-    if flags.html is not None:
+    pairs = compared.result.pairs.values()
+    comparable = not pairs or any(pair.joined for pair in pairs)
+    if flags.html is not None and comparable:
         # The page's libraries take half a second to import: only who wants a page waits for them.
         from report.pages.page import render_page  # noqa: PLC0415
 
@@ -44,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.json:
         print_json(compared.result)
     print_comparison(compared.result, console_for(json=flags.json))
-    return 0 if all(gate.passed for gate in compared.result.gates) else 1
+    return 0 if comparable and all(gate.passed for gate in compared.result.gates) else 1
 
 
 def _config(flags: argparse.Namespace) -> CompareConfig:

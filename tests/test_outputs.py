@@ -152,3 +152,14 @@ def test_a_model_replaces_models_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"already there, and not a model\.json"):
         save_model(default_model(), other)
     assert other.read_text() == lines()
+
+
+def test_traces_without_a_shared_request_are_exit_code_1_and_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, page = tmp_path / "one.jsonl", tmp_path / "other.jsonl", tmp_path / "page.html"
+    one.write_text(lines())
+    other.write_text(lines().replace('"r', '"s').replace('"sequest_id"', '"request_id"'))
+    assert run("report compare", f"a={one}", f"b={other}", "--html", str(page)) == 1
+    assert "share no request" in capsys.readouterr().out
+    assert not page.exists()

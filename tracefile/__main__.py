@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from rich.console import Console
@@ -19,8 +20,8 @@ from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer
-from tracefile.records.encoding import meta_object
-from tracefile.records.errors import USAGE_ADVICE
+from tracefile.records.encoding import encode_meta, encode_record, meta_object
+from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
 from tracefile.sessions import NO_CHAINS, SessionIndex
@@ -36,7 +37,7 @@ OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 class Config:
     """Settings of one call of the command."""
 
-    action: Literal["info", "check", "convert", "join", "synthesize"]
+    action: Literal["info", "check", "cat", "convert", "join", "synthesize"]
     trace: str = ""
     traces: tuple[str, ...] = ()
     """Traces of ``join``, in order."""
@@ -47,6 +48,8 @@ class Config:
     scale: float = 1.0
     spread: float = 1.0
     seed: int = 0
+    head: int | None = None
+    """Records that ``cat`` prints; null: all."""
 
 
 def parse_config(argv: Sequence[str]) -> Config:
@@ -64,6 +67,9 @@ def parse_config(argv: Sequence[str]) -> Config:
         "check", help="check a trace against the schema; exit 1 and list the lines that break a rule"
     )
     check.add_argument("trace", metavar="TRACE")
+    cat = actions.add_parser("cat", help="print a trace as JSON Lines")
+    cat.add_argument("trace", metavar="TRACE")
+    cat.add_argument("--head", type=int, metavar="N", help="print the first N records only")
     convert = actions.add_parser("convert", help="write a trace of any known format in this schema")
     convert.add_argument("trace", metavar="IN")
     convert.add_argument("output", metavar="OUT", help=OUTPUT_HELP)
@@ -100,7 +106,13 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config(argv)
     if config.action == "join":
         return join_traces(config)
-    actions = {"info": show_info, "check": show_check, "convert": convert_trace, "synthesize": synthesize_trace}
+    actions = {
+        "info": show_info,
+        "check": show_check,
+        "cat": print_lines,
+        "convert": convert_trace,
+        "synthesize": synthesize_trace,
+    }
     with open_trace(config.trace) as reader:
         code = actions[config.action](config, reader)
         _warn(reader)
@@ -130,6 +142,18 @@ def show_check(config: Config, reader: TraceReader) -> int:
         print(f"… and {count - FINDINGS_SHOWN} more")
     print(f"{reader.path}: {count or 'no'} finding{'' if count == 1 else 's'}", file=sys.stderr)
     return 1 if count else 0
+
+
+def print_lines(config: Config, reader: TraceReader) -> int:
+    """Print headers and records as lines of JSON."""
+    if config.head is not None and config.head < 0:
+        raise InputError(f"--head: {config.head}; expected 0 or more")
+    sys.stdout.write(encode_meta(meta := reader.meta).decode())
+    for record in islice(reader, config.head):
+        if reader.latest_meta != meta:
+            sys.stdout.write(encode_meta(meta := reader.latest_meta).decode())
+        sys.stdout.write(encode_record(record).decode())
+    return 0
 
 
 def convert_trace(config: Config, reader: TraceReader) -> int:

@@ -165,4 +165,7 @@ def script_json(value: object) -> Markup:
 def _wall_clock(epoch_unix_ns: int | None) -> str:
     if epoch_unix_ns is None:
         return "unknown"
-    return datetime.fromtimestamp(epoch_unix_ns / 1e9, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(epoch_unix_ns / 1e9, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError):  # of a misread clock
+        return "unknown"

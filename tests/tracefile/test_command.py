@@ -211,3 +211,20 @@ def test_progress_says_the_time_left_where_the_end_is_known(
     count: int, total: int | None, elapsed_s: float, line: str
 ) -> None:
     assert progress_line("records read", count, total, elapsed_s) == line
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
+def test_cat_prints_a_trace_of_any_form_as_lines(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, other = trace(tmp_path / "t", GOOD, GOOD | {"request_id": "b"}), tmp_path / f"other.{suffix}"
+    assert main(["convert", path, str(other)]) == 0
+    capsys.readouterr()
+    assert main(["cat", str(other)]) == 0
+    again = tmp_path / "again"
+    again.write_text(capsys.readouterr().out)
+    assert load_trace(again) == load_trace(path)
+    assert main(["cat", str(other), "--head", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == again.read_text().splitlines()[:2]
+    with pytest.raises(InputError, match="--head: -1; expected 0 or more"):
+        main(["cat", path, "--head", "-1"])

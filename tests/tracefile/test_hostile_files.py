@@ -166,7 +166,7 @@ def test_a_cut_stream_is_a_finding_unless_its_writer_is_at_it(
     path = tmp_path / "t"
     path.write_bytes(compress(text(HEADER, *(RECORD | {"request_id": str(n)} for n in range(3000))))[:-5])
     assert tracefile(["check", str(path)]) == 1
-    assert "stream is cut short after this line" in capsys.readouterr().out
+    assert ": end: " in capsys.readouterr().out
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert tracefile(["check", str(path)]) == 0

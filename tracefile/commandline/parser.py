@@ -37,6 +37,8 @@ FLAGS: Final[Mapping[str, str]] = {
     "--wait-s": "--wait",
     "--window-s": "--window",
     "-o": "--html",
+    "sim curve --blocks": "sim curve tells every size; sim pool --num-gpu-blocks N tells one, the null block included",
+    "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
 """New flag by old one, for commands with the new one only. A key ``COMMAND --flag`` has its text shown as it is."""

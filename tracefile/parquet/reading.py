@@ -259,8 +259,7 @@ class ColumnBatch:
         own = np.maximum(self.numbers("prompt_blocks"), 0) + np.maximum(self.numbers("output_blocks"), 0)
         for row in np.flatnonzero(own > counts)[:1].tolist():
             raise InputError(
-                f"{self._path}: row {self._first_row + row + 1}: prompt_blocks: {own[row]} hashes with the output's; "
-                f"expected at most the {counts[row]} of its chain"
+                f"{self._path}: row {self._first_row + row + 1}: {_beyond(int(own[row]), int(counts[row]))}"
             )
         for row in np.flatnonzero(wrong)[:1].tolist():
             raise InputError(
@@ -360,6 +359,10 @@ def faults_of(known: dict[str, Values], count: int) -> dict[int, str]:
     return faults
 
 
+def _beyond(said: int, there: int) -> str:
+    return f"prompt_blocks: {said} hashes with the output's; expected at most the {there} of its chain"
+
+
 def _chains(columns: dict[str, pa.Array], count: int, path: str, first_row: int) -> Iterator[tuple[HashList, HashList]]:
     """Each row's two lists of hashes; raises InputError where a chain has no beginning."""
     numbers = {
@@ -380,6 +383,8 @@ def _chains(columns: dict[str, pa.Array], count: int, path: str, first_row: int)
         except InputError as error:
             raise InputError(f"{path}: row {number}: {error}") from None
         end = prompt or 0
+        if end + (output or 0) > len(chain):
+            raise InputError(f"{path}: row {number}: {_beyond(end + (output or 0), len(chain))}")
         yield (
             None if prompt is None else chain[:end],  # type: ignore[misc]
             None if output is None else chain[end : end + output],
