@@ -151,6 +151,8 @@ def test_mooncake_conversation() -> None:
     found = read_accesses(Path(folder) / "mooncake" / "conversation_trace.jsonl")
     curve = hit_curve(found)
     assert curve.max_hit_blocks == 105_592  # what an endless cache hits: the last size is enough
+    assert f"{curve.rate_at(len(curve.sizes)):.2%}" == "37.34%"
+    assert curve.size_for_share(0.9) == 29_599
     check_one_size(found, curve, 10_000)
 
 

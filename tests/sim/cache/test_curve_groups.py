@@ -1,6 +1,7 @@
 """``sim curve --by`` and ``--block-sizes``: against one plain LRU, and against traces thinned beforehand."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.__main__ import main
-from sim.cache.curve import cache_use
+from sim.cache.groupuse import cache_use
 from sim.workload.accesses import Accesses
 from sim.workload.groups import Grouping, Groups
 from tracefile import TraceWriter
@@ -238,3 +239,16 @@ def test_the_groups_in_the_last_row_are_counted_and_bounded(capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split()[:4] == ["1", "others", "8", "33.33%"]
     assert lines[-1] == "each of the 1 others saves at most 8 tokens"
+
+
+def test_mooncake_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.environ.get("KVTAPE_DATA")
+    if not folder:
+        pytest.skip("KVTAPE_DATA does not name a folder with mooncake/conversation_trace.jsonl")
+    trace = str(Path(folder) / "mooncake" / "conversation_trace.jsonl")
+    # All but a few requests share block 0, so the first block tells nothing apart.
+    assert main(["curve", trace, "--by", "prefix", "--groups", "2", "--cache-tokens", "15154688"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].startswith("prefixes of 2 blocks (1,024 tokens)")
+    assert lines[9].split()[:7] == ["9382", "1,105,408", "2.27%", "80.27%", "17", "–", "74,240"]
+    assert lines[-2].split()[:4] == ["6,046", "others", "46,770,176", "96.12%"]
