@@ -127,12 +127,12 @@ def test_a_segment_that_goes_while_it_ends_does_not_hold_up_the_next(
     trace = SegmentedTrace(path, META, rotate_bytes=1)
     write(trace, range(2))
     trace.flush()
-    end, harmed = SegmentedTrace._end_segment, []
+    end, harms = SegmentedTrace._end_segment, [harm]
 
     def end_late(self: SegmentedTrace) -> None:
         end(self)
-        if not harmed:
-            harmed.append(harm(open_file(path, 1)))
+        if harms:
+            harms.pop()(open_file(path, 1))
 
     monkeypatch.setattr(SegmentedTrace, "_end_segment", end_late)
     trace.rotate_if_due()
