@@ -218,7 +218,7 @@ def counts_table(reader: TraceReader, summary: Summary) -> Table:
         "hashed": f"{_percent(summary.hashed_tokens, summary.prompt_tokens)} of prompt tokens, "
         f"{summary.distinct_blocks:,} distinct blocks",
         "hit potential": f"{_percent(summary.hit_tokens, summary.prompt_tokens)} of prompt tokens "
-        f"({summary.hit_tokens:,}; unlimited cache)",
+        f"({summary.hit_tokens:,}; unlimited cache, blocks of {reader.meta.block_size or '–'} tokens)",
         "sessions": f"{summary.named_sessions:,} named by clients, {summary.inferred_sessions:,} inferred; "
         f"{summary.later_turns:,} later turns",
     }

@@ -26,7 +26,7 @@ from engines.modelconfig import kv_bytes_per_token
 from measure.stackdepth import count_depths
 from measure.table import table_lines
 from sim.cache.groupuse import CacheUse, cache_use, describe_groups
-from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size
+from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.workload.accesses import Accesses, read_block_sizes
 from sim.workload.chain import engine_chains, hashed_records
@@ -236,11 +236,7 @@ def describe(curve: HitCurve, cache_tokens: list[int], uses: list[CacheUse], kv_
         f"max hits (unlimited cache): {most:,} of {curve.lookup_blocks:,} full prompt blocks of {blocks}, "
         f"{whole:.2%} of input tokens"
     ]
-    if curve.whole_chains < curve.requests:
-        lines.append(
-            f"output blocks of {curve.requests - curve.whole_chains:,} of {curve.requests:,} requests are unknown and "
-            "left out: an engine may hit more"
-        )
+    lines += unknown_outputs(curve.requests, curve.whole_chains)
     sizes = [tokens // curve.block_size for tokens in cache_tokens]
     shares = [curve.hits_at(size) / most if most else 0.0 for size in sizes]
     if not cache_tokens and most:

@@ -258,6 +258,13 @@ def block_size_text(block_size: int, fine_block_size: int) -> str:
     return f"{block_size} tokens{made}"
 
 
+def unknown_outputs(requests: int, whole_chains: int) -> list[str]:
+    """Return a line on requests whose output blocks are unknown, if there are any."""
+    unknown = requests - whole_chains
+    told = f"output blocks of {unknown:,} of {requests:,} requests are unknown and left out: an engine may hit more"
+    return [told] if unknown else []
+
+
 def gib_heading(kv_bytes: int | None) -> list[str]:
     """Heading of ``gib_cell``'s column, if there is one."""
     return [] if kv_bytes is None else ["GiB"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from measure.table import table_lines
-from sim.cache.pool import block_size_text, gib_cell, gib_heading
+from sim.cache.pool import block_size_text, gib_cell, gib_heading, unknown_outputs
 from sim.workload.chain import Chains
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import FloatArray, IntArray, UInt64Array
@@ -67,6 +67,9 @@ class SampledCurve:
     sampling: Sampling
     fine_block_size: int
     """The trace's."""
+    requests: int
+    whole_chains: int
+    """Requests whose filled blocks are all known."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class Counts:
     lookup_blocks: int = 0
     input_tokens: int = 0
     sampled_blocks: int = 0
+    requests: int = 0
+    whole_chains: int = 0
 
 
 class Orders(NamedTuple):
@@ -120,6 +125,8 @@ def sample_curve(
         counts.sampled_blocks,
         sampling,
         chains.fine_block_size,
+        counts.requests,
+        counts.whole_chains,
     )
 
 
@@ -141,7 +148,9 @@ def count_sampled(records: Iterable[Record], chains: Chains, sampling: Sampling)
     # At rate 1 the threshold must let the largest hash through too.
     threshold = np.uint64(min(int(sampling.rate * 2**64), _WORD))
     salt = np.uint64(mix64(sampling.seed + 1))
-    for keys, starts, limits, tokens in _batches(records, chains):
+    for keys, starts, limits, tokens, whole in _batches(records, chains):
+        counts.requests += len(limits)
+        counts.whole_chains += whole
         counts.lookup_blocks += int((tokens // chains.block_size).sum())
         counts.input_tokens += int(tokens.sum())
         done = 0
@@ -163,20 +172,23 @@ def _roomy(stack: RecencyStack, touches: int, most: int | None) -> RecencyStack:
     return stack if stack.state[0] + touches <= stack.state[1] else with_room(stack, touches, most)
 
 
-def _batches(records: Iterable[Record], chains: Chains) -> Iterator[tuple[UInt64Array, IntArray, IntArray, IntArray]]:
-    """Chains' keys one after another, where each begins, how many of each may hit, and the prompts' tokens."""
+def _batches(
+    records: Iterable[Record], chains: Chains
+) -> Iterator[tuple[UInt64Array, IntArray, IntArray, IntArray, int]]:
+    """Yield chains' keys, where each begins, how many may hit, the prompts' tokens; the number of whole chains."""
     records = iter(records)
     while some := list(islice(records, BATCH)):
-        keys, starts = array("Q"), [0]
+        keys, starts, whole = array("Q"), [0], 0
         for record in some:
             prompt, known = (record.prompt_tokens or 0) // chains.block_size, chains.known(record)
+            whole += len(known) >= chains.full_blocks(record)
             chain = known if len(known) >= prompt else known + chains.private(prompt - len(known))
             keys.extend([key & _WORD for key in chain])
             starts.append(len(keys))
         tokens = np.array([record.prompt_tokens or 0 for record in some], np.int64)
         limits = (tokens - 1) // chains.block_size
-        whole = np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64)
-        yield whole, np.array(starts, np.int64), limits, tokens
+        found = np.frombuffer(keys, np.uint64) if keys else np.empty(0, np.uint64)
+        yield found, np.array(starts, np.int64), limits, tokens, whole
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -212,6 +224,8 @@ def sampled_as_json(curve: SampledCurve) -> dict[str, Any]:
         "block_size": curve.block_size,
         "lookup_blocks": curve.lookup_blocks,
         "input_tokens": curve.input_tokens,
+        "requests": curve.requests,
+        "whole_chains": curve.whole_chains,
         "sizes": curve.sizes.tolist(),
         "hit_blocks": curve.hit_blocks.tolist(),
         "hit_tokens": (curve.hit_blocks * curve.block_size).tolist(),
@@ -227,6 +241,7 @@ def describe_sampled(curve: SampledCurve, shown: Sequence[int], kv_bytes: int | 
     lines = [
         f"{curve.lookup_blocks:,} full prompt blocks of {blocks}; exact up to {sampling.exact_blocks:,} blocks, beyond "
         f"from {curve.sampled_blocks:,} blocks sampled at {sampling.rate:g}",
+        *unknown_outputs(curve.requests, curve.whole_chains),
     ]
     rows = []
     places = np.searchsorted(curve.sizes, shown) if shown else np.arange(len(curve.sizes) - 1, -1, -10)[::-1]

@@ -195,3 +195,5 @@ def test_unknown_outputs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("max hits (unlimited cache): 8 of 14 ")
     assert lines[1] == "output blocks of 1 of 6 requests are unknown and left out: an engine may hit more"
+    assert main(["curve", str(trace), "--sample", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == lines[1]
