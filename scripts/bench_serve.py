@@ -39,7 +39,7 @@ from scripts.bare_sender import END, Schedule, send
 from scripts.proxybench.processes import free_port
 from sim.__main__ import main as sim
 from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.requests.answer import Generation
+from sim.serving.requests.output import Generation
 
 Truth = dict[int, tuple[float, list[float]]]
 """Prompt length, which tells requests apart, to arrival and token times on the engine's clock, as moments in ns."""

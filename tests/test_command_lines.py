@@ -87,6 +87,7 @@ OLD = [
     ),
     ("loadgen selftest", ["--seconds", "4"], "--seconds is now --duration"),
     ("replay", ["--trace", "t"], "--trace is now -o/--output"),
+    ("sim serve", ["--answer-tokens", "9"], "--answer-tokens is now --output-tokens"),
     ("sim fit", ["--frontend", "serial"], "--frontend is now --api-server"),
     ("replay", ["--no-splice"], "--no-splice is now --no-output-substitution"),
     ("replay", ["--max-think", "5"], "--max-think: '5' has no unit; expected 5s, 5ms, 5m or 5h"),

@@ -210,7 +210,7 @@ def _headline(name: str, curve: OneCurve) -> str:
     blocks = curve.sizes[place]
     held, unlimited = (wording.share(tokens / curve.input_tokens) for tokens in (curve.hit_tokens[place], most))
     return (
-        f"{name}: {TELLING_SHARE:.0%} of max hits at {blocks:,} blocks "
+        f"{name}: {TELLING_SHARE:.0%} of max hits at {blocks:,} blocks of {curve.block_size} tokens "
         f"({curve.size_text(blocks * curve.block_size)}). That is {held} of prompt tokens; "
         f"an unlimited cache has {unlimited}."
     )

@@ -35,8 +35,8 @@ class FaultsRequest(msgspec.Struct, frozen=True):
 
 def make_app(service: Service, count_message_tokens: CountTokens) -> FastAPI:
     app = FastAPI(title="kvtape sim serve", version=service.version, openapi_url=None)
-    app.exception_handler(ApiError)(_answer_api_error)
-    app.exception_handler(HTTPException)(_answer_http_error)
+    app.exception_handler(ApiError)(_api_error_response)
+    app.exception_handler(HTTPException)(_http_error_response)
     _add_control_endpoints(app, service)
     _add_token_endpoints(app, service, count_message_tokens)
     if service.faults.by_request:
@@ -86,9 +86,9 @@ def _add_token_endpoints(app: FastAPI, service: Service, count_message_tokens: C
         body = decode_body(await request.body(), requests.TokenizeRequest)
         service.check_model(body.model)
         if body.messages is not None:
-            answer = body.add_generation_prompt is not False
+            generation_prompt = body.add_generation_prompt is not False
             joined = [message.joined() for message in body.messages]
-            token_ids = vocabulary.render_chat(joined, body.tools or [], answer=answer)
+            token_ids = vocabulary.render_chat(joined, body.tools or [], generation_prompt=generation_prompt)
         elif body.prompt is not None:
             token_ids = vocabulary.encode(body.prompt)
         else:
@@ -127,12 +127,12 @@ def _add_fault_endpoints(app: FastAPI, service: Service) -> None:
         return await faults()
 
 
-async def _answer_api_error(_: Request, error: Exception) -> Response:
+async def _api_error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return Response(error.body(), status_code=error.status, media_type=JSON)
 
 
-async def _answer_http_error(_: Request, error: Exception) -> Response:
+async def _http_error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "NotFoundError" if error.status_code == 404 else "BadRequestError"
     shaped = ApiError(str(error.detail), status=error.status_code, kind=kind)
@@ -151,11 +151,11 @@ class AsgiPages:
         self._running: set[asyncio.Task[None]] = set()
 
     def __call__(self, request: HttpRequest, exchange: Exchange) -> None:
-        task = asyncio.create_task(self._answer(request, exchange))
+        task = asyncio.create_task(self._respond(request, exchange))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _answer(self, request: HttpRequest, exchange: Exchange) -> None:
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
         status, headers, parts = 500, [], []
 
         async def receive() -> dict[str, Any]:

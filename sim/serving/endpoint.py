@@ -10,9 +10,9 @@ from sim.serving.engine.faults import Injection
 from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.engine.service import Service
 from sim.serving.exchange import JSON_TYPE, Exchange, HttpRequest
-from sim.serving.requests.answer import Generation
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked
+from sim.serving.requests.output import Generation
 from tracefile.records.errors import InputError
 from wire.head import Header
 
@@ -43,9 +43,9 @@ class Reply:
         self._delivery_ms = 0.0
         """What the first token takes yet to be sent."""
         self._trigger = -1
-        """Tokens told, over all choices, at which what was injected into the answer's middle happens; -1: none."""
+        """Tokens told, over all choices, at which what was injected into the output's middle happens; -1: none."""
         self._is_plain = not self._continuous
-        """Whether tokens in the middle of an answer may be worded before they come."""
+        """Whether tokens in the middle of an output may be worded before they come."""
 
     def begin(
         self, voice: Voice, generations: Sequence[Generation], engine: RealTimeEngine, headers: Sequence[Header]
@@ -70,7 +70,7 @@ class Reply:
         self._open()
 
     def progress(self, generation: Generation) -> None:
-        """A token has come, or the engine has given the answer up."""
+        """A token has come, or the engine has given the output up."""
         ahead = self._ahead[generation.place]
         if ahead and generation.outcome is None:  # as nearly always: a token is a call of the transport's
             if self._exchange.offer(ahead[-1]):
@@ -125,7 +125,7 @@ class Reply:
         place, stop = generation.place, generation.delivered
         start, self._told[place] = self._told[place], stop
         ended = generation.outcome is not None
-        delta = Delta(generation, start, stop, generation.answer.finish_reason if ended else None)
+        delta = Delta(generation, start, stop, generation.output.finish_reason if ended else None)
         said = self._voice.delta(delta, self._usage(with_cached=False) if self._continuous else None)
         if ended:
             self._open_choices -= 1
@@ -139,8 +139,8 @@ class Reply:
             self._word_ahead(generation)
 
     def _word_ahead(self, generation: Generation) -> None:
-        """Word the tokens that come next, but for the answer's last one, which says more than itself."""
-        place, token_ids = generation.place, generation.answer.token_ids
+        """Word the tokens that come next, but for the output's last one, which says more than itself."""
+        place, token_ids = generation.place, generation.output.token_ids
         told = self._told[place]
         coming = token_ids[told : min(told + WORDED_AHEAD, len(token_ids) - 1)]
         said = self._voice.tokens(place, coming)
@@ -150,7 +150,7 @@ class Reply:
     def _tell_whole(self) -> None:
         self._told = [generation.delivered for generation in self._generations]
         deltas = [
-            Delta(generation, 0, generation.delivered, generation.answer.finish_reason)
+            Delta(generation, 0, generation.delivered, generation.output.finish_reason)
             for generation in self._generations
         ]
         body = self._voice.whole(deltas, self._usage(with_cached=True))
@@ -204,7 +204,7 @@ class Reply:
 
 
 class Endpoint:
-    """A handler that answers in one API, streaming or not."""
+    """A handler that outputs in one API, streaming or not."""
 
     def __init__(self, service: Service, api: Api) -> None:
         self._service, self._api = service, api

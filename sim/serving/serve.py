@@ -53,7 +53,7 @@ class ServeConfig:
     """Virtual seconds per real one; None: no sleeping."""
     seed: int
     noise: bool
-    median_answer_tokens: float
+    median_output_tokens: float
     tool_share: float
     engines: int
     route: str
@@ -74,17 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="what clients call it (default: the model.json's, or kvtape-sim)")
     add("--tokenizer", type=Path, metavar="DIR", help="a transformers tokenizer; default: a built-in vocabulary")
     add("--speed", default="1", metavar="X|max", help="virtual seconds per real one; max: no sleeping (default 1)")
-    add("--seed", type=int, default=0, help="of answers and noise (default 0)")
+    add("--seed", type=int, default=0, help="of outputs and noise (default 0)")
     add("--noise", action=argparse.BooleanOptionalAction, default=True, help="draw the model's noise (default: yes)")
     add(
-        "--answer-tokens", type=float, default=200.0, metavar="N", help="median length of answers that end on their own"
+        "--output-tokens", type=float, default=200.0, metavar="N", help="median length of outputs that end on their own"
     )
     add(
         "--tool-share",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the answers that may call a tool and need not, those that do (default 0)",
+        help="of the outputs that may call a tool and need not, those that do (default 0)",
     )
     add("--engines", type=int, default=1, metavar="N", help="engines, each with its own cache (default 1)")
     add("--route", choices=RULES, default="round-robin", help="which engine gets a request (default %(default)s)")
@@ -117,8 +117,8 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         raise InputError(
             f"--model {arguments.model}: is the served model's name; expected --latency-model {arguments.model}"
         )
-    if not arguments.answer_tokens >= 1:
-        raise InputError(f"--answer-tokens: {arguments.answer_tokens}; expected at least 1")
+    if not arguments.output_tokens >= 1:
+        raise InputError(f"--output-tokens: {arguments.output_tokens}; expected at least 1")
     if not 0.0 <= arguments.tool_share <= 1.0:
         raise InputError(f"--tool-share: {arguments.tool_share}; expected a share from 0 to 1")
     if not 1 <= arguments.engines <= MAX_ENGINES:
@@ -132,7 +132,7 @@ def read_config(arguments: argparse.Namespace) -> ServeConfig:
         speed=_read_speed(arguments.speed),
         seed=arguments.seed,
         noise=arguments.noise,
-        median_answer_tokens=arguments.answer_tokens,
+        median_output_tokens=arguments.output_tokens,
         tool_share=arguments.tool_share,
         engines=arguments.engines,
         route=arguments.route,
@@ -207,7 +207,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.socket) -> None:
-    """Engines and server side by side until a signal: SIGTERM lets answers end, Ctrl-C or a second one cuts them."""
+    """Engines and server side by side until a signal: SIGTERM lets outputs end, Ctrl-C or a second one cuts them."""
     service = _make_service(config, vocabulary)
     dispatch = _dispatcher(service)
     server = Server(lambda head, connection: Exchange(head, connection, dispatch), error_type="BadRequestError")
@@ -224,7 +224,7 @@ async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.s
         loop.add_signal_handler(number, stop, number)
     await server.listen_on(listener)
     print(_ready_line(config, listener), flush=True)
-    # The engine ends first only by a fault, which must not leave a server that never answers.
+    # The engine ends first only by a fault, which must not leave a server that never outputs.
     await _first(stopped.wait(), stepping)
     if not stepping.done():
         await _first(server.drain(config.drain_s), cut.wait(), stepping)
@@ -272,7 +272,7 @@ def _make_service(config: ServeConfig, vocabulary: Vocabulary) -> Service:
         max_model_len=config.model.engine.max_model_len or 0,
         version=_version(),
         seed=config.seed,
-        median_answer_tokens=config.median_answer_tokens,
+        median_output_tokens=config.median_output_tokens,
         tool_share=config.tool_share,
         faults=Faults(config.faults, config.seed, config.fault_control),
         hash_key=HashKey(secrets.token_bytes(32)),

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 FLAGS: Final[Mapping[str, str]] = {
     "--aa": "--repeat",
+    "--answer-tokens": "--output-tokens",
     "--balance": "--route",
     "--beside": "--also",
     "--blocks": "--num-gpu-blocks, which counts the null block too: one more",

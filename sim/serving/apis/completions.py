@@ -137,8 +137,8 @@ class Chats:
         if not request.messages:
             raise ApiError("messages: must not be empty", param="messages")
         messages = [message.joined() for message in request.messages]
-        answer = request.add_generation_prompt is not False
-        prompt = service.vocabulary.render_chat(messages, request.tools or [], answer=answer)
+        generation_prompt = request.add_generation_prompt is not False
+        prompt = service.vocabulary.render_chat(messages, request.tools or [], generation_prompt=generation_prompt)
         tools, choice = choose_tools(_tools(request.tools), _choice(request.tool_choice))
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         top = check_top_logprobs(request.top_logprobs or 0) if request.logprobs else None
@@ -212,7 +212,7 @@ class ChatVoice:
         return event(self._head, {"choices": [choice], "prompt_token_ids": prompt_ids}, told)
 
     def _said(self, delta: Delta) -> dict[str, Any]:
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         if call is None:
             return {"content": delta.text(self._vocabulary)}
         arguments = delta.arguments(self._vocabulary)
@@ -222,7 +222,7 @@ class ChatVoice:
         return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
 
     def _message(self, delta: Delta) -> dict[str, Any]:
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "reasoning": None}
         if call is None:
             return message | {"content": delta.text(self._vocabulary)}
@@ -246,7 +246,7 @@ class ChatVoice:
 
 def _finish_reason(delta: Delta) -> str | None:
     """vLLM's: a call of a tool of the model's choice ends with ``tool_calls``, one of a named tool with ``stop``."""
-    call = delta.generation.answer.call
+    call = delta.generation.output.call
     if delta.finish_reason == "stop" and call is not None and not call.is_named:
         return "tool_calls"
     return delta.finish_reason
@@ -305,7 +305,7 @@ _STEP = 0.75
 def completion_logprobs(
     vocabulary: Vocabulary, token_ids: list[int], place: int, offset: int, count: int
 ) -> dict[str, Any]:
-    """``logprobs`` of a completion's tokens, from the answer's number ``place``, ``offset`` characters in."""
+    """``logprobs`` of a completion's tokens, from the output's number ``place``, ``offset`` characters in."""
     texts = [vocabulary.decode([token_id]) for token_id in token_ids]
     offsets = []
     for text in texts:
@@ -343,6 +343,6 @@ def _logprob(token_id: int, place: int) -> float:
 
 def _top(vocabulary: Vocabulary, token_id: int, count: int) -> list[int]:
     """The chosen token and ``count`` − 1 others."""
-    others = vocabulary.answer_ids
+    others = vocabulary.output_ids
     picked = (int(others[(token_id + 7919 * rank) % len(others)]) for rank in range(1, count))
     return [token_id, *picked][:count]

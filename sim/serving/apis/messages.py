@@ -108,7 +108,7 @@ def render(service: Service, request: CountRequest) -> list[int]:
         }
         for tool in request.tools or ()
     ]
-    return service.vocabulary.render_chat(messages, tools, answer=True)
+    return service.vocabulary.render_chat(messages, tools, generation_prompt=True)
 
 
 class MessagesVoice:
@@ -141,7 +141,7 @@ class MessagesVoice:
         if delta.start == 0:
             counts = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
             events.append(named_event("message_start", {"message": self._message | {"usage": counts}}))
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         if call is None:
             said = {"type": "text_delta", "text": delta.text(self._vocabulary)}
             empty: dict[str, Any] = {"type": "text", "text": ""}
@@ -167,7 +167,7 @@ class MessagesVoice:
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         [delta] = deltas
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         block: dict[str, Any] = {"type": "text", "text": "" if call else delta.text(self._vocabulary)}
         if call is not None:
             # Arguments that were cut short are no JSON: then there is no input to tell of.
@@ -190,7 +190,7 @@ def usage_fields(usage: Usage) -> dict[str, int]:
 
 
 def _stop_reason(delta: Delta) -> str:
-    if delta.finish_reason == "stop" and delta.generation.answer.call is not None:
+    if delta.finish_reason == "stop" and delta.generation.output.call is not None:
         return "tool_use"
     return STOP_REASONS[delta.finish_reason or "stop"]
 

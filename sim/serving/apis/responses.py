@@ -62,7 +62,7 @@ class Responses:
             ignore_eos=request.ignore_eos,
             seed=request.seed,
         )
-        prompt = service.vocabulary.render_chat(_messages(request), tools, answer=True)
+        prompt = service.vocabulary.render_chat(_messages(request), tools, generation_prompt=True)
         limit = request.max_output_tokens
         return Asked(fields=fields, prompts=[prompt], max_tokens=limit, tools=offered, tool_choice=choice)
 
@@ -116,7 +116,7 @@ class ResponsesVoice:
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         self._finish_reason = delta.finish_reason or self._finish_reason
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         piece = delta.text(self._vocabulary) if call is None else delta.arguments(self._vocabulary)
         self._pieces.append(piece)
         events = b""
@@ -141,12 +141,12 @@ class ResponsesVoice:
         [delta] = deltas
         self._finish_reason = delta.finish_reason or "stop"
         self._add_item(delta)
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         text = delta.text(self._vocabulary) if call is None else delta.arguments(self._vocabulary)
         return msgspec.json.encode(self._ended([self._whole_item(text)], usage))
 
     def _add_item(self, delta: Delta) -> bytes:
-        call = delta.generation.answer.call
+        call = delta.generation.output.call
         if call is not None:
             self._item_id = f"fc_{self._item_id.removeprefix('msg_')}"
             called = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": ""}

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from sim.serving.engine.service import Service
-from sim.serving.requests.answer import FinishReason, Generation
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked
+from sim.serving.requests.output import FinishReason, Generation
 from sim.serving.requests.vocabulary import Vocabulary
 
 
@@ -41,23 +41,23 @@ class Delta(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        return self.generation.answer.token_ids[self.start : self.stop]
+        return self.generation.output.token_ids[self.start : self.stop]
 
     def text(self, vocabulary: Vocabulary) -> str:
-        """The text gained; the token that ends an answer is counted and not spoken."""
+        """The text gained; the token that ends an output is counted and not spoken."""
         token_ids = self.token_ids
         return vocabulary.decode(token_ids[:-1] if self.finish_reason == "stop" else token_ids)
 
     def arguments(self, vocabulary: Vocabulary) -> str:
-        answer = self.generation.answer
-        assert answer.call is not None
+        output = self.generation.output
+        assert output.call is not None
         spoken = self.stop - 1 if self.finish_reason == "stop" else self.stop
-        return answer.call.fragment(vocabulary, answer.token_ids, self.start, spoken)
+        return output.call.fragment(vocabulary, output.token_ids, self.start, spoken)
 
     @property
     def names_tool(self) -> bool:
         """Return whether the tool's name is complete with these tokens, and was not before."""
-        call = self.generation.answer.call
+        call = self.generation.output.call
         return call is not None and self.start < call.name_tokens <= self.stop
 
 

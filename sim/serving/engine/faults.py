@@ -64,7 +64,7 @@ class Injection:
     garbage: bool = False
     ending: Ending | None = None
     share: float = 0.0
-    """How far into the answer what happens in its middle happens; 1 is its end."""
+    """How far into the output what happens in its middle happens; 1 is its end."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from measure.histogram import HistogramCounts, add_value, empty_counts
 from sim.latency.modelfile import Model
 from sim.latency.noise import StepNoise
 from sim.latency.terms import FrontendClock, delivery_ms, reception_ms, row_ms, step_row
-from sim.serving.requests.answer import Generation
+from sim.serving.requests.output import Generation
 from sim.vllm.scheduler import Scheduler, Step
 from wire.alarm import Sleeper
 
@@ -67,7 +67,7 @@ class EngineCounters:
             add_value(self.itl_s, SECONDS, (now_ms - before_ms) / 1e3, times_seen)
 
     def count_finished(self, generation: Generation, now_ms: float) -> None:
-        self.finished[generation.answer.finish_reason] += 1
+        self.finished[generation.output.finish_reason] += 1
         add_value(self.e2e_s, SECONDS, (now_ms - generation.arrival_ms) / 1e3)
 
     def _count_first(self, generation: Generation, now_ms: float) -> None:

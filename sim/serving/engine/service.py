@@ -12,9 +12,9 @@ from engines.routing import RULES, SEES_CACHE, Query, Standing
 from sim.latency.modelfile import Model
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.realtime import RealTimeEngine
-from sim.serving.requests.answer import AnswerLimits, Generation, draw_answer
 from sim.serving.requests.errors import ApiError
 from sim.serving.requests.fields import Asked, GenerationFields
+from sim.serving.requests.output import Generation, OutputLimits, draw_output
 from sim.serving.requests.tools import Tool
 from sim.serving.requests.vocabulary import Spelling, Vocabulary
 from sim.vllm.request import Request
@@ -73,9 +73,9 @@ class Service:
     max_model_len: int
     version: str
     seed: int
-    median_answer_tokens: float
+    median_output_tokens: float
     tool_share: float
-    """Share of the answers that may call a tool and need not, and do."""
+    """Share of the outputs that may call a tool and need not, and do."""
     faults: Faults
     hash_key: HashKey
     """Of this process alone: block keys never leave it."""
@@ -109,49 +109,49 @@ class Service:
         blocks = generations[0].request.hashes[: len(asked.prompts[0]) // self.fleet.block_size]
         return self.fleet.route(session or asked.fields.user, blocks)
 
-    def _limits(self, fields: GenerationFields, prompt_tokens: int, max_tokens: int | None) -> AnswerLimits:
+    def _limits(self, fields: GenerationFields, prompt_tokens: int, max_tokens: int | None) -> OutputLimits:
         room = self.max_model_len - prompt_tokens
         if room < 1:
             raise ApiError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt has "
-                f"{prompt_tokens} tokens, which leaves no room for an answer.",
+                f"{prompt_tokens} tokens, which leaves no room for an output.",
                 param="prompt",
             )
-        return AnswerLimits(
+        return OutputLimits(
             max_tokens=room if max_tokens is None else min(max_tokens, room),
             min_tokens=fields.min_tokens or 0,
             ignore_eos=bool(fields.ignore_eos),
-            median_tokens=self.median_answer_tokens,
+            median_tokens=self.median_output_tokens,
         )
 
     def _generation(
         self,
         asked: Asked,
         prompt_ids: np.ndarray[tuple[int], np.dtype[np.uint32]],
-        limits: AnswerLimits,
+        limits: OutputLimits,
         choice: int,
         on_progress: Callable[[Generation], None],
     ) -> Generation:
         fields, prompt = asked.fields, prompt_ids.tobytes()
         seed = self.seed if fields.seed is None else self.seed ^ (fields.seed + 1)
-        answer = draw_answer(
+        output = draw_output(
             prompt, self.vocabulary, limits, seed, choice, tool=self._tool(asked, prompt, seed + choice)
         )
         # The last token's KV is never computed, so it fills no block.
-        computed = np.concatenate([prompt_ids, np.array(answer.token_ids[:-1], dtype="<u4")])
+        computed = np.concatenate([prompt_ids, np.array(output.token_ids[:-1], dtype="<u4")])
         hasher = BlockHasher(self.hash_key, block_size=self.fleet.block_size, cache_salt=fields.cache_salt)
         request = Request(
             request_id=secrets.token_hex(8),
             prompt_tokens=len(prompt_ids),
-            output_tokens=len(answer.token_ids),
+            output_tokens=len(output.token_ids),
             hashes=[int(key) for key in hasher.hash_blocks(computed)],
             max_tokens=limits.max_tokens,
             priority=fields.priority or 0,
         )
-        return Generation(request, answer, on_progress)
+        return Generation(request, output, on_progress)
 
     def _tool(self, asked: Asked, prompt: bytes, seed: int) -> Tool | None:
-        """The tool that an answer calls: a function of prompt and seed, like the answer."""
+        """The tool that an output calls: a function of prompt and seed, like the output."""
         if asked.tool_choice == "none":
             return None
         drawn = xxhash.xxh3_64_intdigest(prompt, seed=(seed + 1) & 0xFFFFFFFFFFFFFFFF)

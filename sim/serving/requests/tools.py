@@ -17,7 +17,7 @@ _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that an answer may call."""
+    """A function that an output may call."""
 
     name: str
     parameters: Any
@@ -134,7 +134,7 @@ class ToolCall:
     """So many follow that are the arguments; the rest only closes the call."""
 
     def fragment(self, vocabulary: Vocabulary, token_ids: Sequence[int], start: int, stop: int) -> str:
-        """The piece of the arguments that tokens ``start`` to ``stop`` of an answer spell; blanks behind included."""
+        """The piece of the arguments that tokens ``start`` to ``stop`` of an output spell; blanks behind included."""
         first = max(start, self.name_tokens)
         closing = range(self.name_tokens + self.argument_tokens, len(self.token_ids))
         said = [token_ids[place] for place in range(first, stop) if place not in closing]

@@ -1,9 +1,9 @@
 """Text to token ids and back, without a model: an alphabet of short pieces that round-trips exactly.
 
-A chat client sends the answer back as text. That it hits the blocks the answer filled, the text must come back as the
+A chat client sends the output back as text. That it hits the blocks the output filled, the text must come back as the
 very ids that were generated, which real tokenizers do not promise. Here text is cut from the left into runs of at most
 three letters, a space before them included, or three digits; what is left is UTF-8 bytes. English takes about two
-tokens a word. Answers are made of pieces with a space and three letters, whose text can be cut in one way only.
+tokens a word. Outputs are made of pieces with a space and three letters, whose text can be cut in one way only.
 
     0 … 255       single bytes
     256 … 511     special tokens, spelled <|name|> or <|number|>
@@ -51,9 +51,9 @@ class Vocabulary(Protocol):
     size: int
     """Ids are 0 … size − 1."""
     end_id: int
-    """Ends an answer; also what the chat template closes a message with, where it is ours."""
-    answer_ids: npt.NDArray[np.uint32]
-    """The ids that answers are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
+    """Ends an output; also what the chat template closes a message with, where it is ours."""
+    output_ids: npt.NDArray[np.uint32]
+    """The ids that outputs are drawn from: one id, one text, whatever stands beside it; shape (n,)."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -61,15 +61,15 @@ class Vocabulary(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, each below ``size``."""
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
-        """The ids of a conversation; ``answer``: ending where the assistant's next message begins."""
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
+        """The ids of a conversation; ``generation_prompt``: ending where the assistant's next message begins."""
 
     def spell_call(self, name: str, arguments: str) -> tuple[list[int], list[int], list[int]]:
         """The ids that a call of a tool is generated as: up to its arguments, the arguments, what closes the call."""
 
 
 class PieceVocabulary:
-    """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and answers survive the way back."""
+    """The built-in vocabulary: ``decode(encode(text)) == text`` for all text, and outputs survive the way back."""
 
     def __init__(self) -> None:
         self.size = VOCABULARY_SIZE
@@ -80,7 +80,7 @@ class PieceVocabulary:
         self._spelling = self._spell_all()
         self._id_of = self._invert_spelling()
         words = (f" {a}{b}{c}" for a, b, c in product(_CONSONANTS, _VOWELS, _CONSONANTS))
-        self.answer_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
+        self.output_ids = np.array([self._id_of[word] for word in words], dtype=np.uint32)
 
     def _spell_all(self) -> list[bytes]:
         spelled = [bytes([byte]) for byte in range(FIRST_SPECIAL)]
@@ -115,7 +115,7 @@ class PieceVocabulary:
         spelling = self._spelling
         return b"".join([spelling[token_id] for token_id in token_ids]).decode(errors="replace")
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
         """Each message between its role's special token and ``<|end|>``, so that no text merges with its neighbour."""
         special = self._special
         token_ids: list[int] = []
@@ -128,7 +128,7 @@ class PieceVocabulary:
                 before, arguments, _ = self.spell_call(*_called(call))
                 token_ids += [*before, *arguments]
             token_ids.append(self.end_id)
-        if answer:
+        if generation_prompt:
             token_ids.append(special["assistant"])
         return token_ids
 
@@ -173,12 +173,12 @@ class Spelling(dict[int, bytes]):
         return text
 
 
-MAX_ANSWER_IDS = 4096
+MAX_OUTPUT_IDS = 4096
 PLAIN_TEMPLATE = (
     "{%- for message in messages -%}[{{ message.role }}]:{{ message.content }}\n{% endfor -%}"
     "{%- if add_generation_prompt -%}[assistant]:{%- endif -%}"
 )
-"""For a tokenizer that brings no chat template. Content follows the colon at once, as an answer does."""
+"""For a tokenizer that brings no chat template. Content follows the colon at once, as an output does."""
 
 
 class TokenizerVocabulary:
@@ -188,7 +188,7 @@ class TokenizerVocabulary:
         self._tokenizer = load_tokenizer(tokenizer_folder(path))
         self.size = len(self._tokenizer)
         self.end_id = self._tokenizer.eos_token_id if self._tokenizer.eos_token_id is not None else 0
-        self.answer_ids = self._plain_words(path)
+        self.output_ids = self._plain_words(path)
 
     def _plain_words(self, path: Path) -> npt.NDArray[np.uint32]:
         words = []
@@ -197,7 +197,7 @@ class TokenizerVocabulary:
             word = text[1:]
             if text[:1] == " " and len(word) >= 3 and word.isascii() and word.isalpha() and word.islower():
                 words.append(token_id)
-                if len(words) == MAX_ANSWER_IDS:
+                if len(words) == MAX_OUTPUT_IDS:
                     break
         kept = [word for word in words if self.encode(self.decode([word, words[0]])) == [word, words[0]]]
         if not kept:
@@ -212,7 +212,7 @@ class TokenizerVocabulary:
         text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
         return text
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, answer: bool) -> list[int]:
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, generation_prompt: bool) -> list[int]:
         """The tokenizer's own chat template, or a plain one if it has none."""
         conversation = [
             {"role": message.role, "content": message.text}
@@ -223,7 +223,7 @@ class TokenizerVocabulary:
             msgspec.to_builtins(conversation),
             tools=list(tools) or None,
             chat_template=self._tokenizer.chat_template or PLAIN_TEMPLATE,
-            add_generation_prompt=answer,
+            add_generation_prompt=generation_prompt,
             tokenize=False,
         )
         return self.encode(text)

@@ -118,8 +118,8 @@ def test_the_headline_names_the_cache_with_90_percent_of_the_hits(tmp_path: Path
     curve = {**CURVE, "sizes": [10, 20, 3_000, 4_000], "hit_tokens": [16, 32, 72, 80], "hit_blocks": [1, 2, 4, 5]}
     found = read_curve_files([write(tmp_path, "one.json", "curve", curves=[curve])])
     assert headlines(found) == [
-        "monday.jsonl.zst: 90% of max hits at 3,000 blocks (48,000 tokens). That is 45.0 % of prompt tokens; an "
-        "unlimited cache has 50.0 %."
+        "monday.jsonl.zst: 90% of max hits at 3,000 blocks of 16 tokens (48,000 tokens). That is 45.0 % of prompt "
+        "tokens; an unlimited cache has 50.0 %."
     ]
     assert "90% of max hits at 3,000 blocks" in render_curves(found)
     nothing = {**CURVE, "sizes": [], "hit_tokens": [], "hit_blocks": []}
@@ -141,7 +141,7 @@ def test_groups_are_shown_by_tokens_saved_and_sizes_in_memory(tmp_path: Path) ->
     use = {"blocks": 3, "tokens": 48, "groups": [group, rest], "others": 4, "largest_other": 16}
     curve = {**CURVE, "use": [use], "kv_bytes_per_token": 2**20}
     found = read_curve_files([write(tmp_path, "one.json", "curve", curves=[curve])])
-    assert "at 3 blocks (48 tokens, 48.0 MiB)" in headlines(found)[0]
+    assert "at 3 blocks of 16 tokens (48 tokens, 48.0 MiB)" in headlines(found)[0]
     page = render_curves(found)
     assert "a cache of 3 usable blocks (48 tokens, 48.0 MiB), by group" in page
     row = page.split("&lt;b&gt;blue&lt;/b&gt;</th>")[1].split("</tr>")[0]

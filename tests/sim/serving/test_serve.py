@@ -387,7 +387,7 @@ def test_a_port_alone_listens_on_all_addresses() -> None:
             "at most the KV cache's 144 tokens",
         ),
         (("--no-chunked-prefill",), "max_num_batched_tokens: 2048 is too small without chunked prefill"),
-        (("--answer-tokens", "0"), "--answer-tokens"),
+        (("--output-tokens", "0"), "--output-tokens"),
     ],
 )
 def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:

@@ -14,7 +14,7 @@ from sim.serving.apis.completions import Completions
 from sim.serving.engine.faults import Faults
 from sim.serving.engine.realtime import RealTimeEngine
 from sim.serving.engine.service import Fleet, Service
-from sim.serving.requests.answer import Answer, Generation
+from sim.serving.requests.output import Generation, Output
 from sim.serving.requests.vocabulary import PieceVocabulary, Spelling
 from sim.vllm.config import EngineConfig
 from sim.vllm.request import Request
@@ -36,7 +36,7 @@ MODEL = make_model({**STEP, "frontend_base_ms": 10.0, "frontend_ms_per_prompt_to
 def generation(prompt_tokens: int, output_tokens: int, first_key: int) -> Generation:
     blocks = (prompt_tokens + output_tokens - 1) // CONFIG.block_size
     request = Request(f"r{first_key}", prompt_tokens, output_tokens, list(range(first_key, first_key + blocks)))
-    return Generation(request, Answer([7] * output_tokens, "length"), lambda _: None)
+    return Generation(request, Output([7] * output_tokens, "length"), lambda _: None)
 
 
 def with_running(
@@ -148,7 +148,7 @@ def test_a_requests_priority_is_the_schedulers() -> None:
         max_model_len=64,
         version="",
         seed=0,
-        median_answer_tokens=8.0,
+        median_output_tokens=8.0,
         tool_share=0.0,
         faults=Faults((), 0),
         hash_key=HashKey(bytes(32)),

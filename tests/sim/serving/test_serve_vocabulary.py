@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.serving.requests.answer import AnswerLimits, draw_answer
+from sim.serving.requests.output import OutputLimits, draw_output
 from sim.serving.requests.vocabulary import Message, PieceVocabulary
 
 VOCABULARY = PieceVocabulary()
@@ -19,7 +19,7 @@ def test_any_text_survives(text: str) -> None:
     assert all(0 <= token_id < VOCABULARY.size for token_id in token_ids)
 
 
-@given(st.lists(st.sampled_from(VOCABULARY.answer_ids.tolist()), max_size=40))
+@given(st.lists(st.sampled_from(VOCABULARY.output_ids.tolist()), max_size=40))
 def test_the_ids_of_answers_survive_the_way_through_text(token_ids: list[int]) -> None:
     assert VOCABULARY.encode(VOCABULARY.decode(token_ids)) == token_ids
 
@@ -36,21 +36,21 @@ def test_english_takes_one_to_three_tokens_a_word() -> None:
 
 def test_an_answer_sent_back_as_a_message_continues_the_ids_it_was() -> None:
     question = Message(role="user", text="why?")
-    before = VOCABULARY.render_chat([question], [], answer=True)
-    answer = VOCABULARY.answer_ids[:5].tolist()
+    before = VOCABULARY.render_chat([question], [], generation_prompt=True)
+    answer = VOCABULARY.output_ids[:5].tolist()
     turn_two = [question, Message(role="assistant", text=VOCABULARY.decode(answer)), Message(role="user", text="and?")]
-    rendered = VOCABULARY.render_chat(turn_two, [], answer=True)
+    rendered = VOCABULARY.render_chat(turn_two, [], generation_prompt=True)
     assert rendered[: len(before) + 6] == [*before, *answer, VOCABULARY.end_id]
 
 
 def test_tools_and_calls_are_part_of_the_prompt() -> None:
     question = Message(role="user", text="go")
-    plain = VOCABULARY.render_chat([question], [], answer=True)
-    with_tools = VOCABULARY.render_chat([question], [{"type": "function"}], answer=True)
+    plain = VOCABULARY.render_chat([question], [], generation_prompt=True)
+    with_tools = VOCABULARY.render_chat([question], [{"type": "function"}], generation_prompt=True)
     assert with_tools[-len(plain) :] == plain
     function = {"name": "seat", "arguments": '{"row":"a"}'}
     called = Message(role="assistant", text="", tool_calls=({"id": "c1", "function": function},))
-    token_ids = VOCABULARY.render_chat([called], [], answer=False)
+    token_ids = VOCABULARY.render_chat([called], [], generation_prompt=False)
     # What it is generated as, without the id that some server gave it.
     assert VOCABULARY.decode(token_ids) == '<|assistant|><|calls|>seat<|message|>{"row":"a"}<|end|>'
     before, arguments, after = VOCABULARY.spell_call("seat", '{"row":"a"}')
@@ -58,24 +58,24 @@ def test_tools_and_calls_are_part_of_the_prompt() -> None:
 
 
 def test_an_answer_is_a_function_of_prompt_seed_and_choice() -> None:
-    limits = AnswerLimits(max_tokens=30, ignore_eos=True)
-    first = draw_answer(PROMPT, VOCABULARY, limits, seed=1, choice=0)
-    assert first == draw_answer(PROMPT, VOCABULARY, limits, seed=1, choice=0)
+    limits = OutputLimits(max_tokens=30, ignore_eos=True)
+    first = draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0)
+    assert first == draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=0)
     others = [
-        draw_answer(PROMPT + PROMPT, VOCABULARY, limits, seed=1, choice=0),
-        draw_answer(PROMPT, VOCABULARY, limits, seed=2, choice=0),
-        draw_answer(PROMPT, VOCABULARY, limits, seed=1, choice=1),
+        draw_output(PROMPT + PROMPT, VOCABULARY, limits, seed=1, choice=0),
+        draw_output(PROMPT, VOCABULARY, limits, seed=2, choice=0),
+        draw_output(PROMPT, VOCABULARY, limits, seed=1, choice=1),
     ]
     assert len({tuple(answer.token_ids) for answer in (first, *others)}) == 4
     # A shorter limit gives the beginning of the same answer.
-    shorter = draw_answer(PROMPT, VOCABULARY, AnswerLimits(max_tokens=10, ignore_eos=True), seed=1, choice=0)
+    shorter = draw_output(PROMPT, VOCABULARY, OutputLimits(max_tokens=10, ignore_eos=True), seed=1, choice=0)
     assert shorter.token_ids == first.token_ids[:10]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_free_answer_ends_with_the_end_token_between_its_limits(seed: int) -> None:
-    limits = AnswerLimits(max_tokens=60, min_tokens=20, median_tokens=40.0)
-    answer = draw_answer(PROMPT, VOCABULARY, limits, seed=seed, choice=0)
+    limits = OutputLimits(max_tokens=60, min_tokens=20, median_tokens=40.0)
+    answer = draw_output(PROMPT, VOCABULARY, limits, seed=seed, choice=0)
     ended = answer.token_ids[-1] == VOCABULARY.end_id
     assert ended == (answer.finish_reason == "stop")
     assert VOCABULARY.end_id not in answer.token_ids[:-1]

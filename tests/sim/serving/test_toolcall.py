@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.serving.requests.answer import AnswerLimits, draw_answer
+from sim.serving.requests.output import OutputLimits, draw_output
 from sim.serving.requests.tools import Tool, draw_arguments, draw_call
 from sim.serving.requests.vocabulary import PieceVocabulary, TokenizerVocabulary, Vocabulary
 from tests.fakes.vocabularies import package_folder
@@ -86,17 +86,17 @@ def test_a_calls_tokens_spell_its_arguments_wherever_they_are_cut(vocabulary: Vo
 
 def test_an_answer_is_the_call_as_long_as_it_may_be(vocabulary: Vocabulary) -> None:
     tool = Tool("weather", SCHEMA)
-    free = draw_answer(b"abcd", vocabulary, AnswerLimits(max_tokens=1000), 1, 0, tool=tool)
+    free = draw_output(b"abcd", vocabulary, OutputLimits(max_tokens=1000), 1, 0, tool=tool)
     assert free.call is not None
     assert free.token_ids == [*free.call.token_ids, vocabulary.end_id]
     assert free.finish_reason == "stop"
-    cut = draw_answer(b"abcd", vocabulary, AnswerLimits(max_tokens=9), 1, 0, tool=tool)
+    cut = draw_output(b"abcd", vocabulary, OutputLimits(max_tokens=9), 1, 0, tool=tool)
     assert (cut.token_ids, cut.finish_reason) == (free.token_ids[:9], "length")
     count = len(free.call.token_ids)
-    long = draw_answer(b"abcd", vocabulary, AnswerLimits(max_tokens=count + 5, ignore_eos=True), 1, 0, tool=tool)
+    long = draw_output(b"abcd", vocabulary, OutputLimits(max_tokens=count + 5, ignore_eos=True), 1, 0, tool=tool)
     assert (len(long.token_ids), long.finish_reason) == (count + 5, "length")
     assert long.call is not None
     said = long.call.fragment(vocabulary, long.token_ids, 0, len(long.token_ids))
     assert json.loads(said) == json.loads(free.call.arguments)
-    at_least = draw_answer(b"abcd", vocabulary, AnswerLimits(max_tokens=1000, min_tokens=count + 9), 1, 0, tool=tool)
+    at_least = draw_output(b"abcd", vocabulary, OutputLimits(max_tokens=1000, min_tokens=count + 9), 1, 0, tool=tool)
     assert (len(at_least.token_ids), at_least.finish_reason) == (count + 10, "stop")

@@ -17,13 +17,13 @@ from tracefile.records.arrays import UInt64Array
 
 FinishReason = Literal["stop", "length"]
 LENGTH_SPREAD = 0.8
-"""Standard deviation of a free answer's log length."""
+"""Standard deviation of a free output's log length."""
 _LENGTH, _FIRST_TOKEN = 0, 16
 _NORMAL = NormalDist()  # SciPy's takes a third of the server's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLimits:
+class OutputLimits:
     """Limits of an output's length, in tokens."""
 
     max_tokens: int
@@ -32,12 +32,12 @@ class AnswerLimits:
     ignore_eos: bool = False
     """No end before ``max_tokens``."""
     median_tokens: float = 200.0
-    """Median length of an answer that ends when it likes (log-normal)."""
+    """Median length of an output that ends when it likes (log-normal)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The whole answer to one prompt."""
+class Output:
+    """The whole output to one prompt."""
 
     token_ids: list[int]
     """The end token included, if it came to that."""
@@ -45,37 +45,37 @@ class Answer:
     call: ToolCall | None = None
 
 
-def draw_answer(
-    prompt: bytes, vocabulary: Vocabulary, limits: AnswerLimits, seed: int, choice: int, *, tool: Tool | None = None
-) -> Answer:
+def draw_output(
+    prompt: bytes, vocabulary: Vocabulary, limits: OutputLimits, seed: int, choice: int, *, tool: Tool | None = None
+) -> Output:
     """Return the output for ``prompt`` (ids as little-endian u32), a call where ``tool`` is given, then blanks."""
     stream = np.uint64(xxhash.xxh3_64_intdigest(prompt, seed=_stream_seed(seed, choice)))
     if tool is not None:
-        return _call_answer(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
+        return _call_output(draw_call(tool, vocabulary, int(stream)), vocabulary, limits)
     natural = limits.max_tokens if limits.ignore_eos else _natural_length(stream, limits)
     ends = not limits.ignore_eos and natural <= limits.max_tokens
     length = min(natural, limits.max_tokens)
-    places = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.answer_ids))
-    token_ids: list[int] = vocabulary.answer_ids[places].tolist()
+    places = random_u64(stream, _FIRST_TOKEN, length) % np.uint64(len(vocabulary.output_ids))
+    token_ids: list[int] = vocabulary.output_ids[places].tolist()
     if ends:
         token_ids[-1] = vocabulary.end_id
-    return Answer(token_ids, "stop" if ends else "length")
+    return Output(token_ids, "stop" if ends else "length")
 
 
-def _call_answer(call: ToolCall, vocabulary: Vocabulary, limits: AnswerLimits) -> Answer:
+def _call_output(call: ToolCall, vocabulary: Vocabulary, limits: OutputLimits) -> Output:
     blank = vocabulary.encode(" ")[0]
     least = limits.max_tokens if limits.ignore_eos else limits.min_tokens
     token_ids = call.token_ids + [blank] * (least - len(call.token_ids))
     if limits.ignore_eos or len(token_ids) >= limits.max_tokens:
-        return Answer(token_ids[: limits.max_tokens], "length", call)
-    return Answer([*token_ids, vocabulary.end_id], "stop", call)
+        return Output(token_ids[: limits.max_tokens], "length", call)
+    return Output([*token_ids, vocabulary.end_id], "stop", call)
 
 
 def _stream_seed(seed: int, choice: int) -> int:
     return (seed * GOLDEN + choice) & MASK64
 
 
-def _natural_length(stream: np.uint64, limits: AnswerLimits) -> int:
+def _natural_length(stream: np.uint64, limits: OutputLimits) -> int:
     uniform = (int(random_u64(stream, _LENGTH, 1)[0] >> np.uint64(12)) + 0.5) * 2.0**-52
     length = round(limits.median_tokens * math.exp(LENGTH_SPREAD * _NORMAL.inv_cdf(uniform)))
     return max(length, limits.min_tokens + 1, 2)
@@ -94,13 +94,13 @@ class Generation:
     """An output of a real-time engine; made by the service, advanced by the engine."""
 
     request: Request
-    answer: Answer
+    output: Output
     on_progress: Callable[["Generation"], None]
     """Called after ``delivered`` grew or ``outcome`` was set, on the event loop."""
     place: int = 0
     """Which of its response's choices it is."""
     delivered: int = 0
-    """Tokens of the answer that exist by now."""
+    """Tokens of the output that exist by now."""
     outcome: Outcome | None = None
     """None: not ended."""
     arrival_ms: float = 0.0
