@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run_script(name: str, outcome: Path, *flags: str) -> dict[str, Any]:
+def run_script(name: str, outcome: Path, *flags: str) -> Any:
     """What a script writes with ``--json``."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / name), *flags, "--json", str(outcome)],
@@ -21,8 +21,7 @@ def run_script(name: str, outcome: Path, *flags: str) -> dict[str, Any]:
         check=False,
     )
     assert outcome.exists(), done.stderr
-    found: dict[str, Any] = json.loads(outcome.read_text())
-    return found
+    return json.loads(outcome.read_text())
 
 
 def test_the_benchmark_measures_a_tap_that_records_everything(tmp_path: Path) -> None:
@@ -41,3 +40,12 @@ def test_a_short_soak_loses_nothing_and_knows_every_process(tmp_path: Path) -> N
     assert found["exact"], found["account"]
     assert found["failures"] == {}
     assert {one["process"] for one in found["memory"]} == {"tap 1", "worker 1", "worker 2", "recorder 1", "admin 1"}
+
+
+def test_the_harm_of_a_hostile_client_is_measured_in_every_process(tmp_path: Path) -> None:
+    harms = run_script("bench_hostile.py", tmp_path / "hostile.json", "--quick", "--only", "half-open")
+    tap = harms[-1]
+    assert (tap["actor"], tap["proxy"]) == ("client: half-open connections", "tap")
+    assert set(tap["peak_mb"]) == {"tap", "worker", "recorder", "admin"}
+    assert min(tap["peak_mb"].values()) > 10
+    assert tap["p50_ms"] <= tap["p99_ms"] <= tap["max_ms"]
