@@ -16,7 +16,7 @@ from report.__main__ import main
 from report.compare.results import Comparison
 from report.pages.search import Search
 from report.pages.whatif import WhatIf
-from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, trace_digest
+from tracefile import Engine, InputError, Meta, Record, RequestId, TraceWriter, load_trace, trace_digest
 
 MakeTrace = Callable[..., Path]
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -155,6 +155,15 @@ def test_other_settings_of_the_engine_are_an_effect(
         for name, meta in (("a", captured), ("b", other))
     ]
     assert compared(f"a={traces[0]}", f"b={traces[1]}")["pairs"]["b"]["kind"] == kind
+
+
+def test_a_prediction_tells_how_its_model_did_in_validation(make_trace: MakeTrace, tmp_path: Path) -> None:
+    captured = make_trace("a")
+    meta, records = load_trace(captured)
+    said = "in sim validate on this trace this model failed TTFT p99 (49 %)"
+    predicted = msgspec.structs.replace(meta, source="sim", extra={"validation": said})
+    result = compared(f"captured={captured}", f"predicted={write(tmp_path / 'p', records, predicted)}")
+    assert f"predicted: {said}." in result["notes"]
 
 
 def test_never_both_fit_and_gate(make_trace: MakeTrace) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sim.__main__ import main
 from sim.forecast.calibrate import held_out_rows
 from sim.latency.modelfile import default_model, load_model
+from sim.latency.verdicts import read_verdicts
 from tracefile import Engine, InputError, Meta, TraceWriter, load_trace, trace_digest
 
 STEP = ("--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling")
@@ -49,6 +50,9 @@ def test_it_fits_and_then_validates_on_the_gate(
     assert "TTFT of predicted against captured" in printed.err
     fitted = load_model(model)
     assert [one.digest for one in fitted.fitted_on] == [trace_digest(captures / "fit.jsonl")]
+    (kept,) = read_verdicts(model, fitted)
+    assert (kept.trace, kept.trace_digest, kept.gates) == ("gate.jsonl", trace_digest(gate), len(result["gates"]))
+    assert len(kept.failed) == sum(not one["passed"] for one in result["gates"])
     # The two commands that it stands for give the same.
     alone = tmp_path / "alone.json"
     fit_flags, gate_flags = QUICK[:6], QUICK[6:]
