@@ -243,6 +243,9 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
             + (", divided by the rate" if rates else "")
             + (": think times between turns shrink with it" if rates and captured.has_turns else "")
         )
+    unstreamed = sum(record.stream is False for record in captured.records)
+    if unstreamed:
+        yield f"{unstreamed:,} requests were not streamed: the measured TTFT leaves them out, forecasts do not"
     if not model.draws:
         yield "the model has no draws of its parameters (fit it again): intervals hold noise and drift only"
     if any(record.status not in ("ok", "error") for record in captured.records):

@@ -191,6 +191,17 @@ def test_a_published_trace_of_large_blocks_needs_no_flag(folder: Path) -> None:
     assert not any("think times" in note for note in asked(folder, Scenario({}, 2.0), trace="mooncake").notes)
 
 
+def test_requests_without_a_measured_ttft_are_said(folder: Path) -> None:
+    meta, records = load_trace(folder / "captured.jsonl")
+    with TraceWriter(folder / "unstreamed.jsonl", meta) as writer:
+        for number, record in enumerate(records):
+            writer.write(
+                msgspec.structs.replace(record, stream=number > 2, ttft_ms=record.ttft_ms if number > 2 else None)
+            )
+    notes = asked(folder, trace="unstreamed").notes
+    assert "3 requests were not streamed: the measured TTFT leaves them out, forecasts do not" in notes
+
+
 def test_nothing_changes_is_one_sentence_with_its_reason(folder: Path) -> None:
     result = asked(folder, Scenario({"num_gpu_blocks": 8_192}), Scenario({"num_gpu_blocks": 9_000}), trace="shared")
     # 40 requests of 30 blocks: 5 shared prefixes of 28, 2 own blocks each, and one that does not get full.
