@@ -79,7 +79,9 @@ def log_scale(low: float, high: float, *, percent: bool = False) -> dict[str, An
         name: [f"{text}{unit}" if kept else "" for text, kept in zip(texts, _labelled(ticks, gap), strict=True)]
         for name, gap in LABEL_GAPS.items()
     }
-    return {"range": [float(places[0]), float(places[-1])], "at": ticks, **labels}
+    # plotly leaves out the label of a tick exactly at the axis's end.
+    end = float(places[-1] + 0.004 * (places[-1] - places[0]))
+    return {"range": [float(places[0]), end], "at": ticks, **labels}
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
