@@ -21,12 +21,12 @@ from sim.forecast.scenarios import Captured, Scenario, plan, read_captured
 from sim.kernels import layout, loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
-from sim.latency.verdicts import Verdict, engine_named, keep_verdict
+from sim.latency.verdicts import Verdict, engine_named, keep_verdict, verdicts_path
 from sim.vllm.config import add_engine_flags, engine_overrides
 from tracefile import InputError, Meta, trace_digest
 from tracefile.commandline.progress import counted
 from tracefile.records.arrays import FloatArray, IntArray
-from tracefile.storage.output import PAGE, check_output
+from tracefile.storage.output import PAGE, check_output, refuse_inputs
 
 CAPTURED, AGAIN, PREDICTED, COLD, COLD_PREDICTED = "captured", "again", "predicted", "cold", "cold-predicted"
 
@@ -111,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     others = (config.again, config.cold, *config.also.values())
     inputs = [config.trace, arguments.latency_model, *(path for path in others if path is not None)]
     check_output(config.page, PAGE, inputs)
+    refuse_inputs(verdicts_path(arguments.latency_model), inputs, "verdicts in")
     model = load_model(arguments.latency_model)
     compared = validate(config, model)
     keep_gates(arguments.latency_model, model, config.trace.name, compared)

@@ -40,6 +40,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name}: {value} is too small; expected at least {least}")
+            if value is not None and value > MOST:
+                raise InputError(f"{name}: {value} is too large; expected at most {MOST}")
         for name, words in (("free_rule", FreeRule), ("scheduling_policy", SchedulingPolicy)):
             if getattr(self, name) not in get_args(words):
                 known = " or ".join(get_args(words))
@@ -61,6 +63,8 @@ class EngineConfig:
         return most if self.enable_chunked_prefill else min(most, self.max_num_batched_tokens)
 
 
+MOST = 2**31 - 1
+"""Of a setting that counts tokens, blocks or requests."""
 _LEAST = {
     "num_gpu_blocks": 2,
     "block_size": 1,

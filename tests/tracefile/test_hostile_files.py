@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from sim.__main__ import main as sim
-from sim.latency.modelfile import default_model, save_model
+from sim.latency.modelfile import default_model, load_model, save_model
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.commandline.ending import run_command
@@ -210,3 +210,11 @@ def test_control_characters_of_a_trace_never_reach_a_terminal(
     said = out.getvalue() + err.getvalue()
     assert said
     assert not set(said) & set("\x1b\x07\x9b\x7f\u202e\u200b")
+
+
+def test_a_model_of_an_impossible_engine_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    save_model(default_model(), path)
+    path.write_bytes(path.read_bytes().replace(b'"num_gpu_blocks": 4096', b'"num_gpu_blocks": %d' % 2**70))
+    with pytest.raises(InputError, match="num_gpu_blocks: 1180591620717411303424 is too large"):
+        load_model(path)
