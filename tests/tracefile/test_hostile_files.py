@@ -50,6 +50,13 @@ FILES = {
         text({"meta": {}}, {"prompt_tokens": 1, "itl_summary": {"mean_ms": 1, "count": 10**12}}),
         "itl_summary.count: Expected",
     ),
+    "a turn beyond 64 bits": (
+        text(
+            {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "turn": 2**64, "hash_ids": []}
+            | {"input_length": 1, "output_length": 1}
+        ),
+        ":1: Expected `int` <= 16777216 - at `$.turn`",
+    ),
     "a trillion tokens in CSV": (
         b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1e12,1,1,API log\n",
         ":2: Request tokens: '1e12'; expected a whole number up to",

@@ -172,7 +172,7 @@ class BailianLine(msgspec.Struct, kw_only=True):
     input_length: Length
     output_length: Length
     type: str | None = None
-    turn: int | None = None
+    turn: Count | None = None
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
