@@ -55,7 +55,7 @@ FILES = {
             {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "turn": 2**64, "hash_ids": []}
             | {"input_length": 1, "output_length": 1}
         ),
-        ":1: Expected `int` <= 16777216 - at `$.turn`",
+        "Expected `int` <= 16777216 - at `$.turn`",
     ),
     "a trillion tokens in CSV": (
         b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,m,1e12,1,1,API log\n",
