@@ -197,7 +197,7 @@ def _beyond_the_trace(place: int, found: Reconstruction, block_size: int) -> str
         return "reported reaches beyond the hashes that the trace has of it"
     last = hashes[blocks - 1]
     if not any(last in other.arrival.hashes for at, other in enumerate(found.outcomes) if at != place):
-        return "cached before the capture, or part of an answer whose ids are unknown"
+        return "cached before the capture, or part of an output whose ids are unknown"
     return None
 
 

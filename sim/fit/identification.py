@@ -48,7 +48,7 @@ class Coverage:
     answers_at_once: int
     """Most requests that decoded in one step."""
     shallowest_answer: int
-    """Fewest tokens behind an answer while it was generated, as the mean over the answers at once."""
+    """Fewest tokens behind an output while it was generated, as the mean over the outputs at once."""
     deepest_answer: int
     idle_arrivals: int
     """Requests that came to an idle engine and whose first token was seen."""
@@ -57,7 +57,7 @@ class Coverage:
         warm = f"warm ones of up to {self.longest_warm:,}" if self.longest_warm else "none warm"
         return (
             f"cold prompts of {self.shortest_cold:,} to {self.longest_cold:,} tokens ({self.step_tokens:,} a step), "
-            f"{warm}; up to {self.answers_at_once} answers at once, behind them {self.shallowest_answer:,} to "
+            f"{warm}; up to {self.answers_at_once} outputs at once, behind them {self.shallowest_answer:,} to "
             f"{self.deepest_answer:,} tokens; {self.idle_arrivals} arrivals at an idle engine"
         )
 
@@ -100,11 +100,11 @@ def lack(name: str, held: Coverage) -> str | None:
         ),
         "per_decode_ms": (
             held.answers_at_once < _WIDE,
-            f"never more than {held.answers_at_once} answers were generated at once",
+            f"never more than {held.answers_at_once} outputs were generated at once",
         ),
         "per_kv_token_ms": (
             held.deepest_answer < max(_WIDE * held.shallowest_answer, held.step_tokens),
-            f"answers had {held.shallowest_answer:,} to {held.deepest_answer:,} tokens behind them",
+            f"outputs had {held.shallowest_answer:,} to {held.deepest_answer:,} tokens behind them",
         ),
         "frontend_base_ms": (
             held.idle_arrivals < _SOME,
@@ -138,7 +138,7 @@ def require_enough(uncached_tokens: FloatArray, gaps: int) -> None:
         )
     if gaps < LEAST_INTERVALS:
         raise InputError(
-            f"only {gaps} gaps between tokens; expected at least {LEAST_INTERVALS}, of streamed answers of 8 tokens "
+            f"only {gaps} gaps between tokens; expected at least {LEAST_INTERVALS}, of streamed outputs of 8 tokens "
             "and more: capture loadgen --pattern calibration"
         )
     low, high = np.quantile(uncached_tokens, [0.05, 0.95])

@@ -70,7 +70,7 @@ class Captured:
     engine: EngineConfig
     """The engine's settings: those that the trace tells or shows, else the model's."""
     paced: bool
-    """Later turns wait for the answers before them; if not, every request comes at its recorded offset."""
+    """Later turns wait for the outputs before them; if not, every request comes at its recorded offset."""
 
     @property
     def cold(self) -> bool:

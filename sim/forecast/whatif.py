@@ -234,7 +234,7 @@ def _notes(captured: Captured, model: Model, config: WhatIfConfig) -> Iterator[s
     if not config.scenarios:
         yield f"nothing differs: give {SCENARIO_FLAGS}"
     if captured.paced:
-        yield "later turns wait for the answers before them, then think as long as recorded" + (
+        yield "later turns wait for the outputs before them, then think as long as recorded" + (
             "; a rate multiplies the sessions that begin in a second" if rates else ""
         )
     else:

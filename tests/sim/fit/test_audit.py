@@ -80,7 +80,7 @@ def test_what_was_cached_before_the_capture(
     warm = 32 * len(alone.block_hashes or ())
     audit = audited(auditor, [changed(one, warm) if one is alone else one for one in truth], capsys)
     causes = {one["request_id"]: one["cause"] for one in audit["differences"]}
-    assert causes == {alone.request_id: "cached before the capture, or part of an answer whose ids are unknown"}
+    assert causes == {alone.request_id: "cached before the capture, or part of an output whose ids are unknown"}
 
 
 def test_an_order_that_the_clock_could_not_tell(

@@ -45,8 +45,8 @@ ALL = Coverage(
             "per_attention_token2_ms",
             "no cold prompt is longer than 600 tokens, and a step takes 2,048",
         ),
-        ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 answers were generated at once"),
-        ({"deepest_answer": 300}, "per_kv_token_ms", "answers had 90 to 300 tokens behind them"),
+        ({"answers_at_once": 1}, "per_decode_ms", "never more than 1 outputs were generated at once"),
+        ({"deepest_answer": 300}, "per_kv_token_ms", "outputs had 90 to 300 tokens behind them"),
         ({"idle_arrivals": 0}, "frontend_base_ms", "requests that came to an idle engine: 0"),
         ({"longest_warm": 0}, "frontend_ms_per_prompt_token", "no prompt was warm"),
         ({"longest_warm": 700}, "frontend_ms_per_prompt_token", "the longest warm prompt has 700 tokens"),
@@ -70,7 +70,7 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
     [
         (
             "--prompt-tokens 16:500 --parallel-sessions 4",
-            {"per_attention_token2_ms": "no cold prompt", "per_kv_token_ms": "answers had"},
+            {"per_attention_token2_ms": "no cold prompt", "per_kv_token_ms": "outputs had"},
         ),
         (
             "--prompt-tokens 64:9000 --parallel-sessions 1",
