@@ -143,14 +143,15 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         at_ns = perf_counter_ns()
-        if self._sink is None:  # a server that speaks without being asked cannot be trusted with a request
+        sink = self._sink
+        if sink is None:  # a server that speaks without being asked cannot be trusted with a request
             self.abort()
+        elif self._head is None:
+            self._take_heads(sink, at_ns, data)
         elif self._on_break:
             self._unread += data
-        elif self._head is None:
-            self._take_heads(self._sink, at_ns, data)
         else:
-            self._take_body(self._sink, at_ns, data)
+            self._take_body(sink, at_ns, data, with_head=False)
 
     def eof_received(self) -> None:
         """The server has no more to say; ``connection_lost`` follows."""
@@ -180,7 +181,7 @@ class ServerConnection(asyncio.Protocol):
 
     # One exchange, step by step.
 
-    def _take_body(self, sink: ResponseSink, at_ns: int, data: bytes, *, with_head: bool = False) -> None:
+    def _take_body(self, sink: ResponseSink, at_ns: int, data: bytes, *, with_head: bool) -> None:
         """Read on: what the sink hears of does not depend on where the reads were cut."""
         body = self._body
         try:
@@ -209,7 +210,7 @@ class ServerConnection(asyncio.Protocol):
         self._on_break = False
         unread, self._unread = self._unread, b""
         if self._sink is not None and unread:
-            self._take_body(self._sink, perf_counter_ns(), unread)
+            self._take_body(self._sink, perf_counter_ns(), unread, with_head=False)
         if not self._read_paused:
             self.resume_reading()
 

@@ -25,10 +25,20 @@ TRAILER_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xf
 NO_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"connection"})
 USUAL_SIZES = {b"%x" % size: size for size in range(1, 4096)}
 """Size lines as nearly all are written."""
-MAX_USUAL_BYTES = 4096 + len("fff\r\n\r\n")
-"""More bytes than a chunk of them has, framing included."""
 MAX_USUAL_LINE = 5
 """The longest of them with its CRLF."""
+
+
+def usual_beginnings() -> list[bytes]:
+    """Return the size line of a usual chunk by the length of the whole; elsewhere what no data so long begins with."""
+    found = [b"-" * (length + 1) for length in range(4096 + MAX_USUAL_LINE + 2)]
+    for line, size in USUAL_SIZES.items():
+        found[len(line) + size + 4] = line + b"\r\n"
+    return found
+
+
+USUAL_BEGINNINGS = usual_beginnings()
+MAX_USUAL_BYTES = len(USUAL_BEGINNINGS)
 
 
 class FramingError(Exception):
@@ -100,7 +110,18 @@ class ChunkedBody:
     ``lenient``: as nginx reads a response's. Lines may end in LF, sizes be padded; trailers that are none are left out.
     """
 
-    __slots__ = ("_error", "_left", "_lenient", "_line", "_state", "_trailer_bytes", "complete", "dense", "odd")
+    __slots__ = (
+        "_between",
+        "_error",
+        "_left",
+        "_lenient",
+        "_line",
+        "_state",
+        "_trailer_bytes",
+        "complete",
+        "dense",
+        "odd",
+    )
 
     def __init__(self, *, lenient: bool = False) -> None:
         self._lenient = lenient
@@ -108,6 +129,8 @@ class ChunkedBody:
         self._left = 0
         self._line = b""
         """Beginning of a line whose end is not there yet."""
+        self._between = True
+        """Whether a chunk begins with the next byte."""
         self._trailer_bytes = 0
         self._error: FramingError | None = None
         """Found behind good bytes of the same read: raised once those have passed."""
@@ -119,11 +142,11 @@ class ChunkedBody:
         Fewer are read than there are at the body's end, and before others have their turn. A line passes once it is
         whole. Raises FramingError at the first wrong byte.
         """
-        if self._state == "size" and not self._line and len(data) < MAX_USUAL_BYTES:
-            line, _, rest = data.partition(b"\r\n")
-            size = USUAL_SIZES.get(line)
-            if size is not None and len(rest) == size + 2 and rest.endswith(b"\r\n"):  # one chunk, nothing else
-                return data, rest[:-2], len(data)
+        length = len(data)
+        if self._between and length < MAX_USUAL_BYTES:
+            beginning = USUAL_BEGINNINGS[length]
+            if data.startswith(beginning) and data.endswith(b"\r\n"):  # one chunk, nothing else
+                return data, data[len(beginning) : -2], length
         if self._error is not None:
             raise self._error
         return self._feed(data)
@@ -152,6 +175,7 @@ class ChunkedBody:
                 raise
             self._error, self.dense = error, True
         self.dense = self.dense or work > DENSE_CHUNKS
+        self._between = self._state == "size" and not self._line and self._error is None
         raw = data[kept:at] if at < len(data) or kept else data
         if mended:
             raw = b"".join((*mended, raw))
