@@ -75,7 +75,7 @@ def fit(planned: ModuleType, folder: Path, flags: str) -> Fitted:
         (
             "--prompt-tokens 64:9000 --parallel-sessions 1",
             {
-                "per_decode_ms": "never more than 1 answers",
+                "per_decode_ms": "never more than 1 outputs",
                 # Received and computed are the same tokens in every request.
                 "frontend_ms_per_prompt_token": "no prompt was warm; only its sum with per_prefill_token_ms shows",
                 "per_prefill_token_ms": "only its sum with frontend_ms_per_prompt_token shows",
