@@ -13,7 +13,7 @@ from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta, Record, Status
+from tracefile.records.schema import MOST_TOKENS, Meta, Record, Status
 
 STATUSES: Final[tuple[Status, ...]] = ("ok", "error", "client_abort", "upstream_abort", "timeout")
 UNKNOWN: Final = -1
@@ -85,7 +85,7 @@ def _time(value: float | None) -> float:
 
 
 def _tpot_ms(record: Record) -> float:
-    later_tokens = sum(record.itl_tokens) or (record.output_tokens or 0) - 1
+    later_tokens = min(sum(record.itl_tokens), MOST_TOKENS) or (record.output_tokens or 0) - 1
     if not record.itl_ms or later_tokens < 1:
         return float("nan")
     return sum(record.itl_ms) / later_tokens

@@ -67,6 +67,11 @@ def test_a_missing_command_is_one_line(program: str, capsys: pytest.CaptureFixtu
 OLD = [
     ("tap", ["--trace", "t"], "--trace is now -o/--output"),
     ("tap", ["--balance", "session"], "--balance is now --route"),
+    (
+        "sim curve",
+        ["t", "--blocks", "100"],
+        "--blocks: it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
+    ),
     ("tap", ["--rotate-s", "60"], "--rotate-s is now --rotate-age"),
     ("tap", ["--wait-s", "60"], "--wait-s is now --wait"),
     ("tap", ["--drain-s=60"], "--drain-s is now --drain"),

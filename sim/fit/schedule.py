@@ -9,7 +9,7 @@ import numpy as np
 from sim.latency.terms import StepRow
 from sim.vllm.request import Request
 from sim.workload.arrivals import Arrival
-from tracefile.records.schema import Record
+from tracefile.records.schema import MOST_TOKENS, Record
 
 
 @dataclass(slots=True)
@@ -125,10 +125,11 @@ class SeenTimes:
 
 def seen_tokens(record: Record) -> list[float]:
     """Return the time of each token of ``record``, on the trace's clock; NaN for a token read with later ones."""
-    if record.arrival_ms is None or record.ttft_ms is None:
+    later = sum(record.itl_tokens)
+    misread = len(record.itl_ms) != len(record.itl_tokens) or later > MOST_TOKENS
+    if record.arrival_ms is None or record.ttft_ms is None or misread:
         return []
     reads_ms = record.arrival_ms + np.cumsum([record.ttft_ms, *record.itl_ms])
-    later = sum(record.itl_tokens)
     sizes = [max(1, (record.output_tokens or later + 1) - later), *record.itl_tokens]
     times: list[float] = []
     for size, read_ms in zip(sizes, reads_ms.tolist(), strict=True):

@@ -12,8 +12,9 @@ import pytest
 import zstandard
 
 from sim.__main__ import main as sim
+from sim.fit.schedule import seen_tokens
 from sim.latency.modelfile import default_model, load_model, save_model
-from tracefile import InputError, load_trace
+from tracefile import InputError, Record, RequestId, load_trace
 from tracefile.__main__ import main as tracefile
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.printing import printable
@@ -225,3 +226,10 @@ def test_a_model_of_an_impossible_engine_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"num_gpu_blocks": 4096', b'"num_gpu_blocks": %d' % 2**70))
     with pytest.raises(InputError, match="num_gpu_blocks: 1180591620717411303424 is too large"):
         load_model(path)
+
+
+@pytest.mark.parametrize("tokens", [[2**40], [1, 1]])
+def test_reads_that_do_not_fit_their_gaps_have_no_times(tokens: list[int]) -> None:
+    fields: dict[str, Any] = {"request_id": RequestId("a"), "arrival_ms": 1.0, "ttft_ms": 2.0, "itl_ms": [1.0]}
+    assert seen_tokens(Record(**fields, itl_tokens=[1], output_tokens=2)) == [3.0, 4.0]
+    assert seen_tokens(Record(**fields, itl_tokens=tokens, output_tokens=2)) == []

@@ -38,7 +38,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "--wait-s": "--wait",
     "--window-s": "--window",
     "-o": "--html",
-    "sim curve --blocks": "sim curve tells every size; sim pool --num-gpu-blocks N tells one, the null block included",
+    "sim curve --blocks": "it tells every size; expected sim pool --num-gpu-blocks N for one (null block included)",
     "sim curve --num-gpu-blocks": "sim curve tells every size; expected --cache-tokens N, or sim pool for one size",
     "sim calibrate --model": "sim calibrate fits now; sim validate compares a capture with forecasts",
 }
