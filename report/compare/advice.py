@@ -67,7 +67,7 @@ def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequ
 
 def _shift(pair: Pair, level: str) -> float | None:
     """Return the middle signed error if nearly all cohorts err in one direction; None: they do not, or are few."""
-    errors = sorted(error.signed_error for error in _errors(pair, level))
+    errors = sorted(error.signed_error for error in _errors(pair, level) if error.signed_error is not None)
     slower = sum(error < 0.0 for error in errors)
     if len(errors) < _FEWEST_COHORTS or max(slower, len(errors) - slower) < _SAME_WAY * len(errors):
         return None
@@ -75,7 +75,7 @@ def _shift(pair: Pair, level: str) -> float | None:
 
 
 def _largest(pair: Pair, level: str) -> float:
-    return max((error.error for error in _errors(pair, level)), default=0.0)
+    return max((error.error for error in _errors(pair, level) if error.error is not None), default=0.0)
 
 
 def _errors(pair: Pair, level: str) -> list[QuantileError]:

@@ -6,7 +6,7 @@ members' by order statistic, so that the curve is the quantiles' inverse and bot
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from measure.resampling import MIN_SESSIONS, interval, resample
 from measure.runs import STATUSES, UNKNOWN, Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from measure.waits import distance, logrank_p
-from measure.wording import share
+from measure.wording import listed, share
 from report.compare.pairing import Join
 from report.compare.results import (
     LEVELS,
@@ -162,8 +162,11 @@ def joined_rows(join: Join, truth_cohort: IntArray, truth: Run) -> tuple[IntArra
 
 def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     t, o = truth.values_ms[at], other.values_ms[at]
-    if not (np.isfinite(t) and np.isfinite(o) and t > 0):
+    if np.isnan(t) or np.isnan(o) or t <= 0:
         return None
+    inside = _inside_band(t, truth, other, at) if other.members else None
+    if not (np.isfinite(t) and np.isfinite(o)):
+        return QuantileError(reached=_reached(t, o, truth, other), inside_band=inside)
     low = high = np.full(1, np.nan)
     if truth.drawn_ms is not None and other.drawn_ms is not None:
         drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
@@ -175,13 +178,32 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
         signed_error=signed,
         low=_number(low[0]),
         high=_number(high[0]),
-        inside_band=bool(other.low_ms[at] <= t <= other.high_ms[at]) if other.members else None,
+        inside_band=inside,
     )
+
+
+def _reached(t: float, o: float, truth: Cell, other: Cell) -> Literal["one", "neither", "undecided"]:
+    """Say which sides reach a quantile that is infinite on one side or both; a censored curve is a lower bound."""
+    if np.isinf(t) and np.isinf(o):
+        return "neither"
+    bound_ms = (truth if np.isinf(t) else other).waits.known_until_ms
+    return "one" if min(t, o) < bound_ms else "undecided"
+
+
+def _inside_band(t: float, truth: Cell, other: Cell, at: int) -> bool | None:
+    """Say if the truth's quantile lies in the band; null: it is larger than a value inside, by how much is unknown."""
+    low, high = other.low_ms[at], other.high_ms[at]
+    if np.isfinite(t) or np.isinf(low):
+        return bool(low <= t <= high)
+    least_ms = truth.waits.known_until_ms
+    if high < least_ms:
+        return False
+    return True if np.isinf(high) and low <= least_ms else None
 
 
 def _beside(error: QuantileError | None, yardstick: DurationError | None, name: str) -> QuantileError | None:
     measured: QuantileError | None = getattr(yardstick, name) if yardstick is not None else None
-    if error is None or measured is None:
+    if error is None or measured is None or error.error is None or measured.error is None:
         return error
     return msgspec.structs.replace(error, inside_aa=error.error <= measured.error)
 
@@ -223,14 +245,18 @@ WITHIN_AA: Final = "within A/A"
 
 def verdict(errors: Mapping[str, QuantileError | None]) -> str:
     """Return the verdict on p50, p90 and p99: within band, within A/A, or the largest error outside both."""
-    found = [error for level in JUDGED_LEVELS if (error := errors[level]) is not None]
+    found = {level: error for level in JUDGED_LEVELS if (error := errors[level]) is not None}
     if not found:
         return "not comparable"
-    outside = [error for error in found if not error.inside_band]
-    if not outside:
-        return WITHIN_BAND
-    off = [error.error for error in outside if not error.inside_aa]
-    return f"off by {share(max(off))}" if off else WITHIN_AA
+    outside = {level: error for level, error in found.items() if error.inside_band is False}
+    if outside:
+        one_sided = [level for level, error in outside.items() if error.error is None]
+        if one_sided:
+            return f"off, {listed(one_sided)} on one side"
+        off = [error.error for error in outside.values() if error.error is not None and not error.inside_aa]
+        return f"off by {share(max(off))}" if off else WITHIN_AA
+    undecided = [level for level, error in found.items() if error.inside_band is None]
+    return WITHIN_BAND if not undecided else f"{WITHIN_BAND}, {listed(undecided)} undecided"
 
 
 def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
@@ -245,13 +271,19 @@ def counted_cohorts(cohorts: Mapping[str, PairCohort]) -> dict[str, PairCohort]:
 
 def coverage(cohorts: Mapping[str, PairCohort]) -> Coverage:
     """Count the truth's TTFT quantiles that lie inside the bands, over every counted cohort."""
-    inside = [
+    found = [
         error.inside_band
         for cohort in counted_cohorts(cohorts).values()
         for level in JUDGED_LEVELS
         if (error := getattr(cohort.ttft, level)) is not None
     ]
-    return Coverage(quantiles=len(inside), inside=sum(inside), share=sum(inside) / len(inside) if inside else None)
+    inside = [held for held in found if held is not None]
+    return Coverage(
+        quantiles=len(inside),
+        inside=sum(inside),
+        undecided=len(found) - len(inside),
+        share=sum(inside) / len(inside) if inside else None,
+    )
 
 
 def middle_run(members: Sequence[Run]) -> Run:

@@ -5,6 +5,7 @@ A threshold without a key limits the label's own quantile, with a key a figure o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from measure.cohorts import ALL, cohort_order
@@ -139,15 +140,18 @@ def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResul
     for level, limit in (IN_SATURATION if forecast.saturated else BELOW_SATURATION).items():
         expression = f"{label}: TTFT {level} within {share(limit)} or A/A, middle cohort"
         errors = [
-            0.0 if error.inside_aa else error.error
+            0.0 if error.inside_aa else inf if error.error is None else error.error
             for cohort in counted_cohorts(pair.cohorts).values()
-            if (error := getattr(cohort.ttft, level)) is not None
+            if (error := getattr(cohort.ttft, level)) is not None and error.reached in ("both", "one")
         ]
         name = _named(label, f"TTFT {level}")
         if not errors:
             yield _refused(name, expression, "not judged: no cohort has enough requests")
             continue
         middle = quantile(sorted(errors), 0.5)
+        if middle == inf:
+            yield _refused(name, expression, "one side alone reaches it, in most cohorts")
+            continue
         where = "in saturation" if forecast.saturated else "below saturation"
         yield _held(name, expression, middle, middle <= limit, f"{len(errors)} cohorts, {where}")
 

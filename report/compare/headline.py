@@ -6,7 +6,7 @@ from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.runs import Run
 from measure.waits import client_lag
 from measure.wording import factor, listed, share, signed_percent
-from report.compare.results import Pair, Provenance
+from report.compare.results import Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
 
 _NAMED = ("p50", "p90", "p99")
@@ -50,20 +50,19 @@ def _sentence(label: str, pair: Pair, min_cell: int) -> str:
 
 def _error_sentence(label: str, pair: Pair, name: str) -> str:
     ttft = pair.cohorts[name].ttft
-    errors = {level: found.error for level in _NAMED if (found := getattr(ttft, level)) is not None}
+    found = {level: one for level in _NAMED if (one := getattr(ttft, level)) is not None}
+    errors = {level: one.error for level, one in found.items() if one.error is not None}
     within = f"within {share(max(errors.values()))} of" if errors else "not comparable by quantiles with"
     at = f" at {listed(list(errors))}" if errors else ""
+    one_sided = [level for level, one in found.items() if one.reached == "one"]
+    alone = f"; {listed(one_sided)} on one side alone" if one_sided else ""
     agreement = _agreement(pair)
-    return f"{label}: TTFT {within} {pair.truth}{at} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
+    return f"{label}: TTFT {within} {pair.truth}{at}{alone} ({_in_sentence(name)}, n = {ttft.n_truth:,}){agreement}."
 
 
 def _verdict_sentence(label: str, pair: Pair, name: str) -> str:
     ttft = pair.cohorts[name].ttft
-    errors = [
-        f"{signed_percent(found.signed_error)} at {level}"
-        for level in _NAMED
-        if (found := getattr(ttft, level)) is not None
-    ]
+    errors = [f"{error_text(found)} at {level}" for level in _NAMED if (found := getattr(ttft, level)) is not None]
     held = f"{label} against {pair.truth}: TTFT {ttft.verdict}"
     return f"{held} ({listed(errors)}; {_in_sentence(name)}, n = {ttft.n_truth:,}){_agreement(pair)}."
 
@@ -80,9 +79,16 @@ def _contrast_sentence(label: str, pair: Pair, name: str) -> str:
     factors = [
         f"×{factor(1.0 + quantile.signed_error)} at {level}"
         for level, quantile in ((level, getattr(ttft, level)) for level in _NAMED)
-        if quantile is not None
+        if quantile is not None and quantile.signed_error is not None
     ]
     return f"{label}, under other conditions than {pair.truth}: TTFT {listed(factors)} ({_in_sentence(name)})."
+
+
+def error_text(error: QuantileError) -> str:
+    """Return the signed error, or which sides reach the quantile."""
+    if error.signed_error is not None:
+        return signed_percent(error.signed_error)
+    return {"one": "one side alone", "neither": "both beyond"}.get(error.reached, "undecided")
 
 
 def _in_sentence(cohort: str) -> str:

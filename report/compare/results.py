@@ -47,16 +47,18 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     """Relative error of a quantile against the truth's."""
 
-    error: float
-    signed_error: float
-    """(other − truth) / truth; positive: other is slower."""
+    error: float | None = None
+    signed_error: float | None = None
+    """(other − truth) / truth; positive: other is slower. Null unless both sides reach the quantile."""
+    reached: Literal["both", "one", "neither", "undecided"] = "both"
+    """Sides whose curve reaches the quantile. one: an error without bound; undecided: a censored side may yet agree."""
     low: float | None = None
     high: float | None = None
     """Session-bootstrap interval of ``signed_error``, both sides drawn together."""
     inside_aa: bool | None = None
     """``error`` is no larger than that of the A/A run. Null: no A/A run for this truth."""
     inside_band: bool | None = None
-    """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble."""
+    """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble, or undecided."""
 
 
 class DurationError(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     quantiles: int
     inside: int
+    undecided: int = 0
+    """Quantiles left out of these: the truth is only known to be larger than a value in the band."""
     share: float | None
     """inside / quantiles. Null: none is judged."""
 

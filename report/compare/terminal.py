@@ -12,6 +12,7 @@ from measure.cohorts import MAIN, cohort_order, cohort_title
 from measure.table import table_lines
 from measure.wording import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
+from report.compare.headline import error_text as reached_text
 from report.compare.results import (
     LEVELS,
     Comparison,
@@ -121,7 +122,7 @@ def _verdicts(result: Comparison, label: str, pair: Pair) -> Iterator[tuple[str,
         cells = [
             f"{error_text(getattr(errors, level))}\n{interval_text(getattr(band, level))}" for level in JUDGED_LEVELS
         ]
-        rows.append([name, f"{errors.n_truth:,}", *cells, errors.verdict or ""])
+        rows.append([name, f"{errors.n_truth:,}", *cells, (errors.verdict or "").replace(", ", ",\n")])
     title = f"TTFT of {label} against {pair.truth}: errors, and the forecast's band in ms"
     yield from _table(title, ["cohort", "n", *JUDGED_LEVELS, "verdict"], rows, "<>>>><")
 
@@ -134,7 +135,8 @@ def _judged(pair: Pair) -> dict[str, DurationError]:
 def _aside(pair: Pair, min_cell: int) -> str:
     said = []
     if pair.coverage is not None and pair.coverage.share is not None:
-        said.append(f"Bands hold {pair.coverage.inside} of {pair.coverage.quantiles} captured quantiles.")
+        undecided = f", {pair.coverage.undecided} undecided" if pair.coverage.undecided else ""
+        said.append(f"Bands hold {pair.coverage.inside} of {pair.coverage.quantiles} captured quantiles{undecided}.")
     small = unjudged(pair)
     if small:
         said.append(f"Not judged under {min_cell}: {small}.")
@@ -192,7 +194,7 @@ def error_text(found: QuantileError | None) -> str:
     """Return the signed error, marked ``≈`` where the A/A run is no closer."""
     if found is None:
         return NOTHING
-    return signed_percent(found.signed_error) + (" ≈" if found.inside_aa else "")
+    return reached_text(found) + (" ≈" if found.inside_aa else "")
 
 
 def error_interval_text(found: QuantileError | None) -> str:

@@ -139,7 +139,7 @@ def error_figure(compared: Compared, cohort: str) -> Figure | None:
         if pair.kind != "error" or cell is None or not cell.ttft.judged:
             continue
         found = {level: getattr(cell.ttft, level) for level in LEVELS}
-        shown = {level: error for level, error in found.items() if error is not None}
+        shown = {level: error for level, error in found.items() if error is not None and error.reached == "both"}
         data.append(
             points(
                 list(shown),

@@ -16,7 +16,7 @@ from measure.cohorts import ALL, LATER_TURNS, MAIN, cohort_order, cohort_title
 from report.compare import terminal
 from report.compare.cells import JUDGED_LEVELS
 from report.compare.comparison import Compared
-from report.compare.headline import ordered_labels, telling_cohort
+from report.compare.headline import error_text, ordered_labels, telling_cohort
 from report.compare.results import LEVELS, METRICS, Comparison
 from report.pages.figures import (
     Figure,
@@ -91,11 +91,11 @@ def cards(result: Comparison) -> list[Card]:
         said = [terminal.error_interval_text(error)]
         measured = getattr(beside.ttft, level) if beside is not None and yardstick is not None else None
         if measured is not None and yardstick is not None and yardstick.truth == pair.truth:
-            said.append(f"A/A {wording.signed_percent(measured.signed_error)}")
+            said.append(f"A/A {error_text(measured)}")
         found.append(
             Card(
                 f"TTFT {level}, {cohort_title(name).lower()}",
-                wording.signed_percent(error.signed_error) if error is not None else "not judged",
+                error_text(error) if error is not None else "not judged",
                 " · ".join(word for word in said if word),
             )
         )

@@ -179,7 +179,7 @@ def quantile(
         high=error.high if error else None,
         inside_band=error.inside_band if error else None,
         aa_error=aa.signed_error if aa else None,
-        inside_aa=error.error <= aa.error if error and aa else None,
+        inside_aa=error.inside_aa if error else None,
     )
 
 

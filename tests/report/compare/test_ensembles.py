@@ -8,7 +8,7 @@ import pytest
 
 from measure.resampling import draw_weights
 from measure.runs import UNKNOWN, Run, load_run
-from measure.survival import CENSORED, EVENT, Waits, make_waits
+from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
 from measure.waits import first_token_waits
 from report.compare.cells import Cells, coverage, describe, judge, measure, measure_ensemble, middle_run, verdict
 from report.compare.comparison import Line, judge_baselines
@@ -16,9 +16,9 @@ from report.compare.results import CachedAgreement, DurationError, PairCohort, Q
 from tracefile import Meta, Record, RequestId, TraceWriter
 
 
-def waits_of(*times: float, given_up: tuple[float, ...] = ()) -> Waits:
-    ends = [EVENT] * len(times) + [CENSORED] * len(given_up)
-    return make_waits(np.array([*times, *given_up]), np.array(ends, dtype=np.int8), np.arange(len(ends)))
+def waits_of(*times: float, given_up: tuple[float, ...] = (), failed: tuple[float, ...] = ()) -> Waits:
+    ends = [EVENT] * len(times) + [CENSORED] * len(given_up) + [FAILED] * len(failed)
+    return make_waits(np.array([*times, *given_up, *failed]), np.array(ends, dtype=np.int8), np.arange(len(ends)))
 
 
 def run_of(path: Path, ttfts_ms: list[float], cached: int = 0, prompt: int = 100) -> Run:
@@ -86,6 +86,41 @@ def test_a_draw_takes_the_next_member_and_the_truths_sessions() -> None:
     assert (found.verdict, found.logrank_p) == ("within band", None)
     # W1 is to all members together: a third is 10 ms early, a third 30 ms late.
     assert found.w1_ms == pytest.approx((10 + 30) / 3)
+
+
+FAST, MIXED = (2.0,) * 100, (2.0,) * 95
+
+
+@pytest.mark.parametrize(
+    ("captured", "member", "p99", "said"),
+    [
+        # Five of a hundred time out at 30 s, or fail: no forecast up to 400 ms holds such a p99.
+        (waits_of(*MIXED, given_up=(30_000.0,) * 5), waits_of(*FAST[:-5], *[400.0] * 5), ("one", False), "off, p99 on"),
+        (waits_of(*MIXED, failed=(5.0,) * 5), waits_of(*FAST[:-5], *[400.0] * 5), ("one", False), "off, p99 on one"),
+        # Clients that left after 50 ms may have waited for 400: nobody knows.
+        (waits_of(*MIXED, given_up=(50.0,) * 5), waits_of(*FAST[:-5], *[400.0] * 5), ("undecided", None), "undecided"),
+        # Failures that were forecast, and clients that left in both.
+        (waits_of(*MIXED, failed=(5.0,) * 5), waits_of(*MIXED, failed=(9.0,) * 5), ("neither", True), "within band"),
+        (waits_of(*MIXED, given_up=(50.0,) * 5), waits_of(*MIXED, given_up=(60.0,) * 5), ("neither", True), "within"),
+        # The forecast alone never gets there.
+        (waits_of(*FAST), waits_of(*MIXED, failed=(5.0,) * 5), ("one", False), "off, p99 on one side"),
+    ],
+)
+def test_a_quantile_that_one_side_alone_reaches_counts(
+    captured: Waits, member: Waits, p99: tuple[str, bool | None], said: str
+) -> None:
+    rows = np.arange(100)
+    found = judge(measure(captured, rows, None), measure_ensemble([member] * 3, rows, None), None, None)
+    assert found.p50 is not None
+    assert (found.p50.error, found.p50.inside_band, found.p50.reached) == (0.0, True, "both")
+    assert found.p99 is not None
+    assert (found.p99.error, found.p99.reached, found.p99.inside_band) == (None, *p99)
+    assert said in (found.verdict or "")
+    nothing = DurationError(n_truth=0, n_other=0, judged=False)
+    cached = CachedAgreement(joined=0, n=0, unreported_truth=0, unreported_other=0, judged=False)
+    counted = coverage({"all": PairCohort(cached=cached, ttft=found, tpot=nothing, itl=nothing, e2e=nothing)})
+    assert (counted.quantiles, counted.undecided) == ((2, 1) if p99[1] is None else (3, 0))
+    assert counted.inside == 2 + (p99[1] is True)
 
 
 @pytest.mark.parametrize(
