@@ -11,7 +11,8 @@ import httpx
 from engines.dialect import Response
 
 MAX_BYTES = 1 << 20
-MAX_METRICS_BYTES = 16 << 20
+MAX_METRICS_BYTES = 4 << 20
+"""Bound for ``/metrics``: of vLLM some 100 KB an engine."""
 MAX_IDS_BYTES = 16 << 20
 """Bound for token ids: two million, with their commas."""
 READ_BYTES = 1 << 16

@@ -26,7 +26,7 @@ MAX_TEXT_CHARS = 200
 """A longer version or model name is none."""
 MAX_DIGITS = 15
 
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S{1,40})")
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S{1,40})", re.MULTILINE)
 # Possessive and at a word's start only: a long word without a value costs its length, not its square.
 _LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 
@@ -70,10 +70,7 @@ class EngineFacts:
 def parse_metrics(text: str) -> dict[str, Metric]:
     """Return one value a metric name, without ``_total``; unreadable lines are skipped."""
     metrics: dict[str, Metric] = {}
-    for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        if found is None:
-            continue
+    for found in _SAMPLE.finditer(text):
         try:
             value = float(found["value"])
         except ValueError:

@@ -2,6 +2,7 @@
 
     python -m scripts.soak_tap                 # two minutes: a look
     python -m scripts.soak_tap --minutes 30    # a soak
+    python -m scripts.soak_tap --hostile       # beside the actors of bench_hostile.py, client and upstream
 
 Traffic is that of fault_tap.py: streams, unary requests, errors, streams lost upstream and streams left by the client,
 every answer checked. The memory of each of the tap's processes is sampled every second; after the first third, in which
@@ -26,17 +27,23 @@ import httpx
 import numpy as np
 from scipy.stats import theilslopes
 
+from engines.routing import by_rendezvous, engine_seed
 from scripts.proxybench.engine import Engine
+from scripts.proxybench.hostile import SESSION, act_in_turn, in_process, serve
 from scripts.proxybench.processes import free_port, rss_mb
 from scripts.proxybench.tapprocess import RunningTap, records_in_files, running_tap
 from scripts.proxybench.traffic import Traffic
 from wire.loop import run
+from wire.url import Origin
 
 SAMPLE_S = 1.0
 ROLES = ("tap", "worker", "recorder", "admin")
 FLAT_MB, FLAT_SHARE = 3.0, 0.05
 """Memory is flat if what the line gains after the first third is below the larger of the two."""
 PROGRESS_S = 30.0
+USERS = b"users"
+HOSTILE_MB, HOSTILE_REST_S = 2.0, 3.0
+HOSTILE_FLAGS = ("--route", "session", "--engine-metrics-interval", "1s")
 OWN_TOKENS = (500, 4000)
 """Prompts long enough for the recorder's index of a million blocks to fill within the first third of a soak."""
 
@@ -65,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--users", type=int, default=32, metavar="N", help="clients at once (default %(default)s)")
     made.add_argument("--think-s", type=float, default=0.1, metavar="S", help="between a user's requests, in the mean")
     made.add_argument("--tap-flags", default="--workers 2 --rotate-mb 16", metavar="FLAGS", help="default %(default)s")
+    made.add_argument("--hostile", action="store_true", help="a second, hostile upstream and a hostile client")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the outcome with every sample")
     return made
 
@@ -74,19 +82,40 @@ async def soak(args: argparse.Namespace) -> int:
     engine = Engine()
     upstream = await engine.listen()
     engine.gaps_ms = [2, 9, 4, 17, 1, 6]
-    admin = free_port()
-    flags = ["--no-engine-facts", "--tokenizer", "ids", "--admin", f"127.0.0.1:{admin}", *args.tap_flags.split()]
+    admin, hostile = free_port(), hostile_port(upstream)
+    flags = ["--tokenizer", "ids", "--admin", f"127.0.0.1:{admin}", *args.tap_flags.split()]
+    flags += ["--upstream", str(local(hostile)), *HOSTILE_FLAGS] if args.hostile else ["--no-engine-facts"]
+    beside = [in_process(serve, hostile, HOSTILE_MB)] if args.hostile else []
     with tempfile.TemporaryDirectory(prefix="soak-tap-") as name:
         async with running_tap(Path(name), upstream, flags) as tap:
-            traffic = Traffic(tap.port, users=args.users, own_tokens=OWN_TOKENS, think_s=args.think_s)
+            session = [(b"X-Session-ID", USERS)] if args.hostile else []
+            traffic = Traffic(tap.port, users=args.users, own_tokens=OWN_TOKENS, think_s=args.think_s, headers=session)
             traffic.start()
+            if args.hostile:
+                beside.append(in_process(act_in_turn, tap.port, hostile, HOSTILE_MB, HOSTILE_REST_S))
             scraping = asyncio.create_task(scrape(admin))
             samples = await sample(tap, traffic, args.minutes * 60)
             scraping.cancel()
+            for process in beside:
+                process.kill()
             await traffic.stop()
             await tap.end()
             in_files = records_in_files(tap.trace)
     return judge(args, samples, traffic, tap, in_files)
+
+
+def local(port: int) -> Origin:
+    """Origin of a port of this machine."""
+    return Origin("http", "127.0.0.1", port)
+
+
+def hostile_port(engine: int) -> int:
+    """A port for the hostile upstream so that it gets the hostile session, and the engine the users'."""
+    while True:
+        hostile = free_port()
+        seeds = [engine_seed(str(local(port))) for port in (engine, hostile)]
+        if by_rendezvous(seeds, USERS)[0] == 0 and by_rendezvous(seeds, SESSION)[0] == 1:
+            return hostile
 
 
 async def sample(tap: RunningTap, traffic: Traffic, seconds: float) -> Samples:
@@ -142,7 +171,7 @@ def judge(args: argparse.Namespace, samples: Samples, traffic: Traffic, tap: Run
     print(memory_table(memories))
     print(f"\n{tally.total:,} requests, {tally.total / args.minutes / 60:.0f} a second: {dict(tally.sent)}")
     print(f"seen by clients: {tally.failures.total()} failures {dict(tally.failures) or ''}")
-    said, exact = account(tally.total, tap.account, in_files)
+    said, exact = account(tally.total, tap.account, in_files, others=args.hostile)
     print(said)
     if args.json is not None:
         outcome = {"sent": tally.sent, "failures": tally.failures, "account": tap.account, "in_files": in_files}
@@ -161,11 +190,12 @@ def memory_table(memories: Sequence[Memory]) -> str:
     return "\n".join(rows)
 
 
-def account(sent: int, said: dict[str, Any], in_files: int) -> tuple[str, bool]:
-    """Account of all requests from three sides, and whether the sides agree."""
+def account(sent: int, said: dict[str, Any], in_files: int, *, others: bool) -> tuple[str, bool]:
+    """Account of all requests from three sides, and whether the sides agree; ``others`` sent uncounted ones."""
     offered, recorded, sampled_out = (said.get(name, 0) for name in ("offered", "recorded", "sampled_out"))
     dropped: dict[str, int] = said.get("dropped", {})
-    exact = sent == offered == recorded + sampled_out + sum(dropped.values()) and recorded == in_files
+    exact = offered == recorded + sampled_out + sum(dropped.values()) and recorded == in_files
+    exact = exact and (sent <= offered if others else sent == offered)
     counts = f"sent {sent:,}, offered {offered:,}, recorded {recorded:,}, in files {in_files:,}"
     return f"{counts}, sampled out {sampled_out:,}, dropped {dropped or 0}: {'exact' if exact else 'NOT EXACT'}", exact
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import itertools
+import json
 import multiprocessing
 import socket
 import time
@@ -13,17 +15,20 @@ from scripts.proxybench.engine import unary_response
 MB = 1_000_000
 PIECE = 1 << 16
 PATIENCE_S = 20.0
+ODD_FIELDS = ("model", "messages", "prompt", "max_tokens", "n", "stream", "tools", "user", "metadata", "cache_salt")
 PROBE_BODY = b'{"model":"m","prompt":[1]}'
 PROBE = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (len(PROBE_BODY), PROBE_BODY)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM = CHUNKED[:-2] + b"Content-Type: text/event-stream\r\n\r\n"
+SESSION = b"hostile"
 BIG = 8 * MB
 """Bytes of a response that nobody reads."""
 
 
 def posting(say: bytes, *headers: bytes, body: bytes = b"{}") -> bytes:
     """A request to which the upstream says ``say``."""
-    head = [b"POST /v1/chat/completions?say=%b HTTP/1.1" % say, b"Host: t", b"Content-Length: %d" % len(body), *headers]
+    fields = [b"Host: t", b"X-Session-ID: " + SESSION, b"Content-Length: %d" % len(body), *headers]
+    head = [b"POST /v1/chat/completions?say=%b HTTP/1.1" % say, *fields]
     return b"\r\n".join([*head, b"", body])
 
 
@@ -184,6 +189,15 @@ def gzip_bomb(port: int, mb: float) -> None:
     time.sleep(1.0 + mb / 4)
 
 
+def odd_json(port: int, mb: float) -> None:
+    """Send fields of types and sizes that no client means, as plain and as cut JSON."""
+    odd = [None, -1, 1 << 63, 1e308, "", "\ud800", "x" * 20_000, [], {}, [[]], [None], {"": {}}]
+    for field, value in itertools.product(ODD_FIELDS, odd):
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "q"}], field: value}).encode()
+        for sent in (body, body[:-2], b"[" * 2000 + body):
+            exchange(port, posting(b"ok", body=sent))
+
+
 def asking(say: bytes) -> Callable[[int, float], None]:
     """Ask the upstream for something that harms."""
 
@@ -210,6 +224,7 @@ ACTORS: dict[str, Callable[[int, float], None]] = {
     "upstream: a trailer line": asking(b"trailerline"),
     "upstream: endless 1xx": asking(b"informational"),
     "upstream: endless /metrics": endless_metrics,
+    "recorder: odd JSON": odd_json,
     "recorder: gzip bomb": gzip_bomb,
     "recorder: one long SSE event": asking(b"event"),
 }
@@ -221,6 +236,13 @@ def act(name: str, port: int, mb: float) -> None:
         ACTORS[name](port, mb)
     except OSError:
         return
+
+
+def act_in_turn(port: int, upstream: int, mb: float, rest_s: float) -> None:
+    """Be one actor after another until the process ends, with rests between."""
+    for name in itertools.cycle(ACTORS):
+        act(name, upstream if "/metrics" in name else port, mb)
+        time.sleep(rest_s)
 
 
 def in_process(target: Callable[..., None], *given: object) -> BaseProcess:

@@ -15,7 +15,7 @@ import msgspec
 
 from scripts.proxybench.engine import BUSY_BODY, unary_body
 from scripts.timedclient import Client, Exchange
-from wire.head import header_values
+from wire.head import Headers, header_values
 from wire.url import Origin
 
 DONE = b"data: [DONE]\n\n"
@@ -50,10 +50,12 @@ class Traffic:
         own_tokens: tuple[int, int] = (8, 200),
         think_s: float = 0.05,
         seed: int = 1,
+        headers: Headers = (),
     ) -> None:
         self._client = Client(Origin("http", "127.0.0.1", port))
         self._users, self._text_prompts, self._own_tokens, self._think_s = users, text_prompts, own_tokens, think_s
         self._random = random.Random(seed)
+        self._headers = (*HEADERS, *headers)
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.tally = Tally()
@@ -119,7 +121,7 @@ class Traffic:
         said = " ".join(map(str, ids)) if self._text_prompts else ids
         body = msgspec.json.encode({"model": "m", "prompt": said, "max_tokens": 400, "stream": kind != "unary"})
         target = f"/v1/completions?answer={answer}&tokens={len(ids)}"
-        return await self._client.request("POST", target, HEADERS, body, into=into)
+        return await self._client.request("POST", target, self._headers, body, into=into)
 
     def _prompt(self) -> list[int]:
         """Prompt of one of a few long prefixes, then tokens that no other request has."""

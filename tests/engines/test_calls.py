@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -135,6 +136,17 @@ def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
     word = "w" * 1_000_000
     labels = parse_metrics(f'vllm:cache_config_info{{{word},block_size="16"}} 1.0\nvllm:x NaN\nvllm:y +Inf\n')
     assert describe_engine("", labels, "") == Engine(name="vllm", block_size=16)
+
+
+def test_metrics_are_read_without_a_copy_of_their_lines() -> None:
+    text = "a 1\n" * 100_000
+    tracemalloc.start()
+    metrics = parse_metrics(text)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert metrics["a"].value == 100_000
+    assert peak_bytes < len(text)
+    assert most_bytes("/metrics") == 4 << 20
 
 
 @pytest.mark.parametrize("version", ["1.0\x1b[2J", "v" * 1000])
