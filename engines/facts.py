@@ -8,7 +8,7 @@ from typing import Any
 
 from engines.dialect import DialectName, decoded
 from engines.recognition import DIALECTS, dialect_of_metrics
-from tracefile.records.schema import Engine
+from tracefile.records.schema import MOST_TOLD, Engine
 from wire.url import Origin
 
 QUERIES_METRIC = "vllm:prefix_cache_queries"
@@ -153,4 +153,4 @@ def _field(text: str, *path: str) -> Any:
 def _positive(value: object) -> int | None:
     if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
         value = int(value)
-    return value if type(value) is int and 0 < value < 10**MAX_DIGITS else None
+    return value if type(value) is int and 0 < value < MOST_TOLD else None

@@ -6,7 +6,7 @@ returns ``prompt`` (vLLM), ``text`` (SGLang) or ``content`` (llama.cpp).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ APPLY_TEMPLATE = "/apply-template"
 class TokenIds(msgspec.Struct):
     """Response of ``/tokenize``."""
 
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
 
 
 class Rendered(msgspec.Struct):

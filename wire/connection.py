@@ -229,7 +229,8 @@ class ServerConnection(asyncio.Protocol):
                     raise BadResponseError("response head too large")
                 if found is None:
                     self._unread = data[at:]
-                    self._await_head()
+                    if self._unread:
+                        self._await_head()
                     return
                 self._take_head(sink, data[at : found.end()], more=found.end() < len(data))
                 at = found.end()
@@ -257,7 +258,7 @@ class ServerConnection(asyncio.Protocol):
             if body.complete and not more:
                 head = msgspec.structs.replace(head, more=True)
             self._head, self._body = head, body
-            self._stop_head_timer()
+        self._stop_head_timer()
         sink.response_head(head)
 
     def _await_head(self) -> None:

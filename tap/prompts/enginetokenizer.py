@@ -96,7 +96,7 @@ class EngineTokenizer:
             raise self._failure(digest, kind_of_failure, pause=response.status in NO_SUCH_SERVICE)
         try:
             return msgspec.json.decode(response.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self._failure(digest, "unreadable", pause=False) from None
 
     def _calls(self) -> BlockingCalls:

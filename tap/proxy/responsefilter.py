@@ -89,6 +89,9 @@ def data_span(event: bytes) -> tuple[int, int] | None:
 MAX_EVENT_BYTES = 32 << 20
 """After a longer event the stream passes unfiltered."""
 
+MAX_CHOICES = 1000
+"""Choices of an event or body from which ids are removed; each may cost 10 µs of the event loop."""
+
 ID_MEMBERS = frozenset({"prompt_token_ids", "token_ids"})
 _ABSENT = msgspec.Raw()
 _NULL = b"null"
@@ -215,6 +218,8 @@ class ResponseFilter:
         return data
 
     def _without_ids(self, data: bytes, found: _Event) -> bytes:
+        if len(found.choices or ()) > MAX_CHOICES:
+            raise UnlocatableError
         leave_null = self._dialect == "vllm"
         places = count_ids(found, nulls=not leave_null)
         if not places:

@@ -139,12 +139,12 @@ def test_metrics_of_any_text_cost_their_length_and_keep_few_names() -> None:
 
 
 def test_metrics_are_read_without_a_copy_of_their_lines() -> None:
-    text = "a 1\n" * 100_000
+    text = "a 1\n" * 20_000
     tracemalloc.start()
     metrics = parse_metrics(text)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert metrics["a"].value == 100_000
+    assert metrics["a"].value == 20_000
     assert peak_bytes < len(text)
     assert most_bytes("/metrics") == 4 << 20
 

@@ -45,6 +45,14 @@ FILES = {
         text({"meta": {"schema": "kvtape/1", "block_size": 2**40}}),
         "meta.block_size: 1099511627776",
     ),
+    "an engine beyond 64 bits": (
+        text({"meta": {"schema": "kvtape/1", "block_size": 4, "engine": {"block_size": 2**63}}}),
+        "meta.engine.block_size: 9223372036854775808; expected 0 to 1,000,000,000,000,000",
+    ),
+    "an engine of negative blocks": (
+        text({"meta": {"schema": "kvtape/1", "engine": {"num_gpu_blocks": -1}}}),
+        "meta.engine.num_gpu_blocks: -1; expected 0 to",
+    ),
     "a page": (b"<!DOCTYPE html>\n<p>hello\n", "an HTML page, not a trace"),
     "prose": (b"# kvtape\n\nRecords LLM traffic.\n", "begins with '# kvtape'; expected a trace"),
     "a summary of a billion gaps": (

@@ -9,7 +9,7 @@ import msgspec
 from tracefile.records.bounds import out_of_bounds
 from tracefile.records.encoding import split_unknown
 from tracefile.records.errors import InputError
-from tracefile.records.schema import MOST_TOKENS, SCHEMA, Meta, Record
+from tracefile.records.schema import MOST_TOKENS, MOST_TOLD, SCHEMA, Engine, Meta, Record
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -143,6 +143,11 @@ def checked_meta(meta: Meta, where: str) -> Meta:
     """Return the header; raises InputError for sizes that no engine has."""
     if meta.block_size is not None and not 1 <= meta.block_size <= MOST_TOKENS:
         raise InputError(f"{where}: meta.block_size: {meta.block_size}; expected 1 to {MOST_TOKENS:,}")
+    engine = meta.engine or Engine()
+    for name in ("block_size", "num_gpu_blocks", "max_model_len"):
+        told = getattr(engine, name)
+        if told is not None and not 0 <= told <= MOST_TOLD:
+            raise InputError(f"{where}: meta.engine.{name}: {told}; expected 0 to {MOST_TOLD:,}")
     return meta
 
 

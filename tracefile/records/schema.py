@@ -18,6 +18,8 @@ SessionId = NewType("SessionId", str)
 
 MOST_TOKENS = 1 << 24
 """Of one prompt, output or block: about ten times the longest served context."""
+MOST_TOLD = 10**15
+"""Of a number that an engine tells of itself."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 Ordinal = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Blocks = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

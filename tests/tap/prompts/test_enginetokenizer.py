@@ -117,16 +117,25 @@ def test_llamacpp_makes_a_chat_a_text_first(engine: TokenizingEngine) -> None:
     assert engine.asked[1][1] == {"content": "<user>x", "add_special": True, "parse_special": True}
 
 
+ODD = {
+    "no list": b'{"tokens": "none"}',
+    "below any id": b'{"tokens": [-1]}',
+    "beyond any id": b'{"tokens": [4294967296]}',
+    "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
 def test_a_prompt_that_failed_is_not_asked_for_again_and_another_one_is(
     engine: TokenizingEngine, tokenizer: EngineTokenizer
 ) -> None:
     engine.answers["/tokenize"] = (400, {"error": {"message": "CANARY"}})
     assert reason(tokenizer, "bad") == reason(tokenizer, "bad") == "engine_tokenizer_http_400"
-    engine.answers["/tokenize"] = (200, b'{"tokens": "none"}')
-    assert reason(tokenizer, "odd") == reason(tokenizer, "odd") == "engine_tokenizer_unreadable"
+    for text, said in ODD.items():
+        engine.answers["/tokenize"] = (200, said)
+        assert reason(tokenizer, text) == reason(tokenizer, text) == "engine_tokenizer_unreadable"
     engine.answers["/tokenize"] = (200, {"tokens": [1]})
     assert list(tokenizer.encode_text("good", add_special_tokens=True)) == [1]
-    assert [question["prompt"] for _, question in engine.asked] == ["bad", "odd", "good"]
+    assert [question["prompt"] for _, question in engine.asked] == ["bad", *ODD, "good"]
 
 
 def test_the_engine_that_served_is_asked_though_another_cannot_be(engine: TokenizingEngine) -> None:

@@ -1,6 +1,7 @@
 """What is asked for beside the client's request, and nothing else: additions against an oracle over decoded JSON."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -191,6 +192,16 @@ def test_items_are_where_they_are(items: list[Any], spacing: tuple[str, str]) ->
         assert b"\\ud" in text
         return
     assert [json.loads(span.of(text)) for span in spans] == items
+
+
+def test_a_name_of_a_million_escapes_costs_its_length() -> None:
+    body = b'{ "' + b"\\\\" * 1_000_000 + b'" : 1, "b":2}'
+    tracemalloc.start()
+    members = object_members(body)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert members["b"].value.of(body) == b"2"
+    assert peak_bytes < 5 * len(body)
 
 
 @pytest.mark.parametrize(

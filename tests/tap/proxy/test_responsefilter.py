@@ -267,6 +267,14 @@ def test_cut_events_are_the_stream_and_end_where_whole_ones_do(stream: bytes, at
     assert joined == whole
 
 
+def test_a_body_of_more_choices_than_engines_write_keeps_its_ids() -> None:
+    filtering = ResponseFilter(frozenset({"token-ids"}), "vllm")
+    choice = b'{"token_ids": [1]}'
+    few, many = (b'{"choices":[' + b",".join([choice] * count) + b"]}" for count in (1000, 1001))
+    assert filtering.whole(few) == few.replace(b"[1]", b"null")
+    assert filtering.whole(many) == many
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -110,3 +110,29 @@ def test_a_head_that_never_ends_is_given_up(rig: Any, monkeypatch: pytest.Monkey
         assert tap.copies.outcomes == [("error", "timeout", None)]
 
     rig.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "reads", [[b"HTTP/1.1 100 Continue\r\n\r\n"], [b"HTTP/1.1 103 E\r\n", b"X: y\r\n\r\n"], [b"\r\n"]]
+)
+def test_after_an_informational_head_the_engine_may_work_for_as_long_as_it_likes(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, reads: list[bytes]
+) -> None:
+    monkeypatch.setattr("wire.connection.HEAD_WAIT_S", 0.05)
+
+    async def upstream(peer: Any) -> None:
+        await peer.read_until(b"{}")
+        for read in reads:
+            await peer.write(read)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await peer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            await client.write(ASKING)
+            await client.read_until(b"\r\n\r\nok")
+        assert tap.copies.outcomes == [("ok", None, 200)]
+
+    rig.run(scenario())
