@@ -1,25 +1,39 @@
 """HTTP calls to an engine off the data plane, each bounded in bytes and in its whole time.
 
 An engine may respond without end, or a byte a second. A limit on each read bounds neither, so the time is one deadline
-from connecting to the last byte, and a body is read no further than its limit.
+from connecting to the last byte, and a body is read no further than its limit. Connections, TLS and proxies are the
+data plane's own (``wire.pool``).
 """
 
 import asyncio
 
-import httpx
-
+from engines.access import OPEN, Access
 from engines.dialect import Response
+from wire.connection import ResponseHead, ServerConnection
+from wire.dialing import speaks_tls
+from wire.errors import LossKind
+from wire.head import header_values, serialise_head
+from wire.pool import ConnectError, ConnectionPool
+from wire.url import Origin, parse_url
 
 MAX_BYTES = 1 << 20
 MAX_METRICS_BYTES = 4 << 20
 """Bound for ``/metrics``: of vLLM some 100 KB an engine."""
 MAX_IDS_BYTES = 16 << 20
 """Bound for token ids: two million, with their commas."""
-READ_BYTES = 1 << 16
+PROBE_S = 2.0
+BAD_REQUEST = 400
+"""Status of nginx and others for plain HTTP on a port of TLS."""
+OTHER_SCHEME = "plain HTTP on a port that speaks TLS; expected https:// instead of http://"
+LOST = {
+    "upstream_closed": "the server closed the connection; expected a response",
+    "bad_response": "no HTTP response; expected a server of HTTP/1.1",
+    "tls_failed": "TLS: the server refused after the handshake; expected --cert and --key that it takes",
+}
 
 
 class CallError(Exception):
-    """The call has no response that can be used; the text is the kind of failure, without content."""
+    """The call has no response that can be used; the text is the kind of failure and what was expected."""
 
 
 class LateError(CallError):
@@ -31,42 +45,102 @@ def most_bytes(path: str) -> int:
     return MAX_METRICS_BYTES if path == "/metrics" else MAX_BYTES
 
 
-async def call(
-    client: httpx.AsyncClient, path: str, *, body: bytes | None = None, timeout_s: float, max_bytes: int
-) -> Response:
-    """Return the response to a GET, or with ``body`` to a POST of JSON; raises CallError."""
-    # A compressed body could be large again: identity is asked for, and another coding refused.
-    headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
-    method = "GET" if body is None else "POST"
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            client.stream(method, path, content=body, headers=headers) as response,
-        ):
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise CallError("encoded response")
-            return Response(response.status_code, await _bounded(response, max_bytes))
-    except (TimeoutError, httpx.TimeoutException):
-        raise LateError(f"no whole response within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CallError(type(error).__name__) from None
+class _Reply:
+    """Sink of one response."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.whole: asyncio.Future[Response | LossKind] = asyncio.get_running_loop().create_future()
+        self._max_bytes = max_bytes
+        self._status = 0
+        self._body = bytearray()
+
+    def response_head(self, head: ResponseHead) -> None:
+        self._status = head.status
+        codings = header_values(head.headers, b"content-encoding")
+        if not head.informational and any(coding.lower() != b"identity" for coding in codings):
+            self._fail("encoded response; expected identity")
+
+    def response_body(self, at_ns: int, raw: bytes, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > self._max_bytes:
+            self._fail(f"response beyond {self._max_bytes} bytes; expected a shorter one")
+
+    def response_end(self) -> None:
+        if not self.whole.done():
+            self.whole.set_result(Response(self._status, bytes(self._body)))
+
+    def response_lost(self, kind: LossKind) -> None:
+        if not self.whole.done():
+            self.whole.set_result(kind)
+
+    def pause_request(self) -> None: ...
+
+    def resume_request(self) -> None: ...
+
+    def _fail(self, text: str) -> None:
+        self._body.clear()
+        if not self.whole.done():
+            self.whole.set_exception(CallError(text))
 
 
-async def _bounded(response: httpx.Response, max_bytes: int) -> bytes:
-    body = bytearray()
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > max_bytes:
-            raise CallError(f"response beyond {max_bytes} bytes")
-    return bytes(body)
+class Calls:
+    """Calls to one engine over kept connections."""
+
+    def __init__(self, origin: Origin, access: Access = OPEN) -> None:
+        self._origin, self._access = origin, access
+        self._pool = ConnectionPool(origin, tls=access.tls)
+
+    async def call(self, path: str, *, body: bytes | None = None, timeout_s: float, max_bytes: int) -> Response:
+        """Return the response to a GET, or with ``body`` to a POST of JSON; raises CallError."""
+        request = self._request(path, body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._exchange(self._pool.take_idle(), request, max_bytes)
+        except TimeoutError:
+            raise LateError(f"no whole response within {timeout_s:g} s; expected one in time") from None
+        except ConnectError as error:
+            kind = LateError if error.kind == "connect_timeout" else CallError
+            raise kind(error.reason) from None
+        unheard = not isinstance(response, Response) or response.status == BAD_REQUEST
+        if unheard and self._origin.scheme == "http" and await speaks_tls(self._origin, PROBE_S):
+            raise CallError(OTHER_SCHEME)
+        if not isinstance(response, Response):
+            raise CallError(LOST.get(response, response.replace("_", " ")))
+        return response
+
+    def close(self) -> None:
+        """Drop every connection."""
+        self._pool.close()
+
+    def _request(self, path: str, body: bytes | None) -> bytes:
+        # A compressed body could be large again: identity is asked for, and another coding refused.
+        headers = [(b"Host", self._origin.host_header), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity")]
+        if body is not None:
+            headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
+        method = b"GET" if body is None else b"POST"
+        line = b"%b %b HTTP/1.1" % (method, self._origin.target(path))
+        return serialise_head(line, (*headers, *self._access.headers)) + (body or b"")
+
+    async def _exchange(self, kept: ServerConnection | None, request: bytes, max_bytes: int) -> Response | LossKind:
+        """Send the request; a second time on a new connection if the server had closed the kept one."""
+        connection = kept or await self._pool.connect()
+        reply = _Reply(max_bytes)
+        try:
+            connection.start(request, reply)
+            response = await reply.whole
+        except BaseException:
+            connection.abort()
+            raise
+        if connection.stale and response == "upstream_closed":
+            return await self._exchange(None, request, max_bytes)
+        return response
 
 
 class BlockingCalls:
     """Calls to one engine from a process without an event loop, over kept connections; a context manager."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        verify = not url.startswith("http://")  # for plain http, httpx would still load every authority
-        self._client = httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False, verify=verify)
+    def __init__(self, url: str, timeout_s: float, access: Access = OPEN) -> None:
+        self._calls = Calls(parse_url(url), access)
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()
 
@@ -86,7 +160,11 @@ class BlockingCalls:
 
     def close(self) -> None:
         with self._runner:
-            self._runner.run(self._client.aclose())
+            self._runner.run(self._closed())
+
+    async def _closed(self) -> None:
+        self._calls.close()
+        await asyncio.sleep(0)  # lets the transports see it
 
     def _run(self, path: str, body: bytes | None, max_bytes: int) -> Response:
-        return self._runner.run(call(self._client, path, body=body, timeout_s=self._timeout_s, max_bytes=max_bytes))
+        return self._runner.run(self._calls.call(path, body=body, timeout_s=self._timeout_s, max_bytes=max_bytes))

@@ -1,16 +1,18 @@
-"""Control calls to an engine over plain HTTP, before and after a run, the prefix cache's reset included."""
+"""Control calls to an engine, before and after a run, the prefix cache's reset included."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-import httpx
-
-from engines.calls import BlockingCalls, CallError, call, most_bytes
+from engines.access import OPEN, REFUSED, Access
+from engines.calls import BlockingCalls, CallError, Calls, most_bytes
 from engines.dialect import Control, Dialect, Response
 from engines.facts import PAGES, EngineFacts, first_model, read_facts
 from engines.recognition import DIALECTS
 from tracefile.records.errors import InputError
 from wire.answer import parse_answer
+from wire.responsehead import OK
 from wire.url import Origin
 
 CONTROL_TIMEOUT_S = 30.0
@@ -21,9 +23,9 @@ PAGE_TIMEOUT_S = 2.0
 class ControlClient:
     """Control calls to one target; a context manager. An ``engines.dialect.Control``."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self._calls = BlockingCalls(self.url, CONTROL_TIMEOUT_S)
+    def __init__(self, url: str, access: Access = OPEN) -> None:
+        self.url, self.access = url.rstrip("/"), access
+        self._calls = BlockingCalls(self.url, CONTROL_TIMEOUT_S, access)
 
     def __enter__(self) -> "ControlClient":
         return self
@@ -36,9 +38,11 @@ class ControlClient:
         try:
             response = self._calls.get("/v1/models")
         except CallError as error:
-            raise InputError(f"--url: {self.url}: {error}; expected an engine that answers") from None
+            raise InputError(f"--url: {self.url}: {error}") from None
         if model != "auto":
             return model
+        if response.status in REFUSED:
+            raise InputError(f"--url: {self.url}/v1/models: {self.access.refusal(response.status)}")
         listed = first_model(response.text) if response.is_success else None
         if listed is None:
             raise InputError(
@@ -61,28 +65,42 @@ class ControlClient:
         try:
             return self._calls.post(path, body)
         except CallError as error:
-            raise InputError(f"--url: {self.url}{path}: {error}; expected an answer") from None
+            raise InputError(f"--url: {self.url}{path}: {error}") from None
 
 
-async def learn_engine_facts(origin: Origin) -> EngineFacts:
+async def learn_engine_facts(origin: Origin, access: Access = OPEN) -> EngineFacts:
     """Return the facts of one engine, its pages read at the same time; a page that is late tells nothing."""
-    version, metrics, models = await read_pages(origin, PAGES)
-    return replace(read_facts(version, metrics, models), origin=origin)
+    pages = await read_pages(origin, PAGES, access)
+    version, metrics, models = (page.text for page in pages)
+    problem = next((page.problem for page in pages if page.problem is not None), None)
+    return replace(read_facts(version, metrics, models), origin=origin, problem=problem)
 
 
-async def read_pages(origin: Origin, paths: tuple[str, ...]) -> list[str]:
-    """Return each page's text; empty for a page that did not come in time, in full and with status 200."""
-    tls = origin.ssl_context() or False  # False: plain http, for which httpx would still load every authority
-    async with httpx.AsyncClient(base_url=str(origin), timeout=PAGE_TIMEOUT_S, trust_env=False, verify=tls) as client:
-        return await asyncio.gather(*(_page(client, path) for path in paths))
+class Page(NamedTuple):
+    """Text of a page; empty if it did not come in time, in full and with status 200."""
+
+    text: str
+    problem: str | None = None
+    """Reason why it did not come, for the user; null: it came, or is not there."""
 
 
-async def _page(client: httpx.AsyncClient, path: str) -> str:
+async def read_pages(origin: Origin, paths: Sequence[str], access: Access = OPEN) -> list[Page]:
+    """Return each page, all read at the same time."""
+    calls = Calls(origin, access)
     try:
-        response = await call(client, path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path))
-    except CallError:
-        return ""
-    return response.text if response.status == httpx.codes.OK else ""
+        return await asyncio.gather(*(_page(calls, path, access) for path in paths))
+    finally:
+        calls.close()
+
+
+async def _page(calls: Calls, path: str, access: Access) -> Page:
+    try:
+        response = await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path))
+    except CallError as error:
+        return Page("", f"{path}: {error}")
+    if response.status in REFUSED:
+        return Page("", f"{path}: {access.refusal(response.status)}")
+    return Page(response.text if response.status == OK else "")
 
 
 def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str | None:

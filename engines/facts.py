@@ -60,6 +60,8 @@ class EngineFacts:
     counters: PrefixCounters | None = None
     origin: Origin | None = None
     """Server that was asked. Null: known to the caller."""
+    problem: str | None = None
+    """Reason why a page could not be read, for the user. Null: all came, or are not there."""
 
     @property
     def known_engine(self) -> Engine | None:

@@ -258,7 +258,7 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 
 def run_load(config: LoadConfig) -> int:
     """Send the load, write its trace, print its summary; 0, or 1 if nothing ended well, or 130 if cut short."""
-    with ControlClient(str(origin_of(config.url))) as control:
+    with ControlClient(str(origin_of(config.url)), config.run.access) as control:
         model = control.resolve_model(config.model)
         before = control.facts()
         text = prepare_load_text(config, control, model)

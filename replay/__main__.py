@@ -201,7 +201,7 @@ def run_replay(config: ReplayConfig) -> int:
             "without one are sent at their recorded times",
             file=sys.stderr,
         )
-    with ControlClient(str(origin_of(config.url))) as control:
+    with ControlClient(str(origin_of(config.url)), config.run.access) as control:
         model = control.resolve_model(config.model)
         found = find_dialect(control, config.dialect)
         require_adapters(survey, found, config)

@@ -1,12 +1,12 @@
 """Settings of a replay, checked before anything is sent."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from engines.access import HEADER_NAME
 from engines.recognition import AUTO, CHOICES
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
@@ -16,7 +16,6 @@ from replay.survey import Selection
 from tracefile import InputError
 
 ReplayApi = Literal[Api, "auto"]
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 MOST_ROUNDS = 10_000
 
 

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
 from tap.supervisor.config import (
     NAMED_TOKENIZERS,
     Route,
     TapConfig,
     at_least,
+    checked_certificate,
     checked_headers,
     checked_injection,
     checked_listen,
@@ -46,6 +48,7 @@ def parser() -> Parser:
     _add_trace(made.add_argument_group("trace"))
     _add_hashes(made.add_argument_group("block hashes"))
     _add_engine(made.add_argument_group("engine"))
+    add_access_arguments(made, "the tap's own calls to the engine; --ca, --cert and --key for relayed requests, too")
     _add_limits(made.add_argument_group("limits"))
     return made
 
@@ -77,6 +80,10 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT",
         help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port",
     )
+    group.add_argument(
+        "--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP"
+    )
+    group.add_argument("--tls-key", metavar="FILE", help="PEM key of --tls-cert, if in another file")
     group.add_argument(
         "--workers",
         type=int,
@@ -249,6 +256,8 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),
+        certificate=checked_certificate(args.tls_cert, args.tls_key),
+        access=read_access(args),
         rotate_bytes=None if args.rotate_mb is None else int(args.rotate_mb * MIB),
         rotate_s=args.rotate_age,
         sample=checked_sample(args.sample),
@@ -271,7 +280,8 @@ def read_config(argv: Sequence[str]) -> TapConfig:
 def _inputs(args: argparse.Namespace) -> list[Path]:
     tokenizer = None if args.tokenizer in NAMED_TOKENIZERS else Path(args.tokenizer)
     files = (args.key_file or key_path(), args.upstreams, tokenizer)
-    return [path for path in files if path is not None]
+    pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
+    return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -2,20 +2,21 @@
 
 import asyncio
 import math
-import ssl
 import time
 
 from wire.connection import ServerConnection
+from wire.dialing import SYSTEM_TLS, Tls, client_context, failure, open_tunnel, proxy_of
 from wire.errors import LossKind, WireError
 from wire.loop import Turns
 from wire.url import Origin
 
 
 class ConnectError(WireError):
-    """No connection: ``kind`` says how it failed."""
+    """No connection: ``kind`` says how it failed, ``reason`` which step, and what was expected."""
 
-    def __init__(self, origin: Origin, kind: LossKind) -> None:
-        super().__init__(f"cannot connect to {origin}: {kind.replace('_', ' ')}")
+    def __init__(self, origin: Origin, kind: LossKind, reason: str = "") -> None:
+        self.reason = reason or kind.replace("_", " ")
+        super().__init__(f"cannot connect to {origin}: {self.reason}")
         self.kind: LossKind = kind
 
 
@@ -26,13 +27,14 @@ class ConnectionPool:
         self,
         origin: Origin,
         *,
+        tls: Tls = SYSTEM_TLS,
         connect_timeout_s: float = 10.0,
         max_idle: int = 1024,
         max_idle_s: float = math.inf,
     ) -> None:
         """``max_idle_s``: connections that waited longer are dropped, for who cannot send again what a close loses."""
         self.origin = origin
-        self._ssl: ssl.SSLContext | None = origin.ssl_context()
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
@@ -62,26 +64,32 @@ class ConnectionPool:
 
     async def connect(self) -> ServerConnection:
         """A new connection. Raises ConnectError."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: ServerConnection(self._fell_idle, self._forget, self._turns),
-                    self.origin.host,
-                    self.origin.port,
-                    ssl=self._ssl,
-                    server_hostname=self.origin.host if self._ssl else None,
-                )
-        except TimeoutError:
-            raise ConnectError(self.origin, "connect_timeout") from None
-        except ssl.SSLError:
-            raise ConnectError(self.origin, "tls_failed") from None
-        except ConnectionRefusedError:
-            raise ConnectError(self.origin, "connect_refused") from None
-        except OSError:
-            raise ConnectError(self.origin, "connect_failed") from None
+                connection = await self._dial()
+        except WireError as error:  # a file of TLS
+            raise ConnectError(self.origin, "tls_failed", str(error)) from None
+        except OSError as error:
+            raise ConnectError(self.origin, *failure(error, self.origin, self._connect_timeout_s)) from None
         self._open.add(connection)
         return connection
+
+    async def _dial(self) -> ServerConnection:
+        origin, loop = self.origin, asyncio.get_running_loop()
+
+        def made() -> ServerConnection:
+            return ServerConnection(self._fell_idle, self._forget, self._turns)
+
+        if origin.scheme == "http":
+            return (await loop.create_connection(made, origin.host, origin.port))[1]
+        context, proxy = client_context(self._tls), proxy_of(origin)
+        if proxy is None:
+            _, connection = await loop.create_connection(
+                made, origin.host, origin.port, ssl=context, server_hostname=origin.host
+            )
+            return connection
+        sock = await open_tunnel(proxy, origin)
+        return (await loop.create_connection(made, sock=sock, ssl=context, server_hostname=origin.host))[1]
 
     async def warm(self, count: int) -> None:
         """Open connections until ``count`` wait. Raises ConnectError."""

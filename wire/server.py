@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -376,10 +377,10 @@ class Server:
         sockets = cast(Any, self._listener).sockets  # asyncio has them in a tuple, uvloop in a list
         return int(sockets[0].getsockname()[1])
 
-    async def listen_on(self, sock: socket.socket) -> None:
-        """Accept connections from a socket that is bound already."""
+    async def listen_on(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections from a socket that is bound already; with ``tls`` HTTPS."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG)
+        self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG, ssl=tls)
         self._sweep()
 
     async def drain(self, timeout_s: float) -> int:

@@ -1,6 +1,5 @@
 """Addresses: where to connect, and where to listen."""
 
-import ssl
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -30,10 +29,6 @@ class Origin:
     def target(self, path: str) -> bytes:
         return (self.base_path + path).encode("ascii")
 
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """Verifying TLS with the system's authorities; None for plain http."""
-        return ssl.create_default_context() if self.scheme == "https" else None
-
 
 @lru_cache(maxsize=256)
 def _host_header(origin: Origin) -> bytes:
@@ -43,21 +38,30 @@ def _host_header(origin: Origin) -> bytes:
 
 def parse_url(text: str) -> Origin:
     """Read ``http[s]://host[:port][/base]``. Raises WireError that says what is wrong."""
-    parts = urlsplit(text)
+    # No message repeats what stands before an @: it may be a password.
+    shown = repr(text if "@" not in text else f"…@{text.rpartition('@')[2]}")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise WireError(f"{shown} is not a URL: expected http://HOST[:PORT] or https://HOST[:PORT]") from None
     if parts.scheme not in DEFAULT_PORTS:
-        raise WireError(f"{text!r} is not a URL: expected http://HOST[:PORT] or https://HOST[:PORT]")
+        raise WireError(f"{shown} is not a URL: expected http://HOST[:PORT] or https://HOST[:PORT]")
     try:
         port = parts.port
     except ValueError:
-        raise WireError(f"{text!r}: the port is not a number from 0 to 65535") from None
+        raise WireError(f"{shown}: the port is not a number from 0 to 65535") from None
     if not parts.hostname:
-        raise WireError(f"{text!r} names no host")
-    if parts.username is not None or parts.query or parts.fragment:
-        raise WireError(f"{text!r}: expected no user, query or fragment")
+        raise WireError(f"{shown} names no host")
+    if parts.username is not None:
+        raise WireError(f"{shown}: a user in the URL; expected --header-env Authorization=VARIABLE")
+    if parts.query or parts.fragment:
+        raise WireError(f"{shown}: expected no query or fragment")
+    if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
+        raise WireError(f"{shown}: expected a path of ASCII without spaces; percent-encode the rest")
     try:
         host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else parts.hostname
     except UnicodeError:
-        raise WireError(f"{text!r}: the host name is not valid") from None
+        raise WireError(f"{shown}: the host name is not valid") from None
     return Origin(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/"))
 
 

@@ -47,17 +47,18 @@ def request_headers(
 
 
 class RequestWriter:
-    """Serialises requests to one server."""
+    """Serialises requests to one server; ``access``: headers that all have, and that no digest is made of."""
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
+    def __init__(self, origin: Origin, access: Headers = ()) -> None:
+        self._origin, self._access = origin, access
         self._starts: dict[str, bytes] = {}
 
     def write(self, request: PlannedRequest) -> bytes:
         start = self._starts.get(request.path)
         if start is None:
             line = b"POST %b HTTP/1.1" % self._origin.target(request.path)
-            start = self._starts[request.path] = b"%b\r\nHost: %b" % (line, self._origin.host_header)
+            headers = map(b": ".join, ((b"Host", self._origin.host_header), *self._access))
+            start = self._starts[request.path] = b"\r\n".join((line, *headers))
         length = b"Content-Length: %d" % len(request.body)
         return b"\r\n".join((start, length, *map(b": ".join, request.headers), b"", request.body))
 

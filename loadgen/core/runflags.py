@@ -1,4 +1,4 @@
-"""Settings of a run that do not change its requests: processes, machines, progress output."""
+"""Settings of a run that do not change its workload: access, processes, machines, progress output."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.recognition import CHOICES
 from tracefile import InputError
 from tracefile.commandline.durations import duration
@@ -24,6 +25,8 @@ class RunFlags:
     json_progress: str | None = None
     """File for a JSON line a second, ``-`` for stderr; null: none."""
     resume: bool = False
+    access: Access = OPEN
+    """Keys, headers and TLS of every request and control call."""
 
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
@@ -57,6 +60,7 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+    add_access_arguments(parser, "every request and control call")
     _add_run_arguments(parser)
 
 
@@ -76,7 +80,13 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:
-    return RunFlags(procs=parse_procs(args.procs), ray=args.ray, json_progress=args.json_progress, resume=args.resume)
+    return RunFlags(
+        procs=parse_procs(args.procs),
+        ray=args.ray,
+        json_progress=args.json_progress,
+        resume=args.resume,
+        access=read_access(args, api=args.api),
+    )
 
 
 def parse_procs(text: str) -> int | None:

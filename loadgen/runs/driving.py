@@ -180,6 +180,7 @@ class Run:
                 job=config.job,
                 shard=Shard(index, count),
                 url=config.url,
+                access=config.run.access,
                 trace=part,
                 overwrite=config.overwrite or self._in_parts,
                 parallel=None if config.parallel is None else len(range(index, config.parallel, count)),

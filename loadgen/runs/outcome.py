@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from engines.access import REFUSED
 from engines.control import ControlClient
 from loadgen.core.draws import Vocabulary
 from loadgen.core.job import add_shares
@@ -120,4 +121,6 @@ def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
             f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
             f"(HTTP {response.status}); expected ids of its own vocabulary"
         )
+    if plain.status in REFUSED:
+        return f"--url: {control.url}: {control.access.refusal(plain.status)}"
     return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"

@@ -110,9 +110,7 @@ class SenderProcess:
         if isinstance(message, Connected):
             self._connected.set_result(None)
         elif isinstance(message, Unreachable):
-            self._connected.set_exception(
-                InputError(f"--url: {self._url}: {message.kind}; expected an engine that accepts connections")
-            )
+            self._connected.set_exception(InputError(f"--url: {self._url}: {message.reason}"))
         else:
             self.hear(message)
 
@@ -194,6 +192,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             writer.write,
             tally,
             origin=origin_of(setup.url),
+            access=setup.access.headers,
             clocks=clocks,
             not_before_ns=begin_ns,
             alone=setup.shard.count == 1,
@@ -248,7 +247,7 @@ def clocks_of(go: Go) -> Clocks:
 def _sender_setup(setup: Setup) -> SenderSetup:
     warm = WARM_CONNECTIONS if setup.parallel is None else min(setup.parallel, MOST_WARM_CONNECTIONS)
     timeout_ns = None if setup.timeout_s is None else round(setup.timeout_s * 1e9)
-    return SenderSetup(str(origin_of(setup.url)), warm, setup.parallel, timeout_ns)
+    return SenderSetup(str(origin_of(setup.url)), warm, setup.parallel, timeout_ns, setup.access.tls)
 
 
 @contextlib.contextmanager

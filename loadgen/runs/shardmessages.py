@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engines.access import OPEN, Access
 from loadgen.core.job import Job, Shard
 from measure.tally import Counts, Recent, Tally
 from tracefile import Meta
@@ -20,6 +21,8 @@ class Setup:
     job: Job
     shard: Shard
     url: str
+    access: Access = OPEN
+    """Its secrets travel over the socket between the processes, never as arguments."""
     trace: Path
     """The trace itself, or this shard's part of it."""
     overwrite: bool = False

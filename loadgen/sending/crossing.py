@@ -5,7 +5,8 @@ msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for 
 
 import msgspec
 
-from wire.errors import LossKind, Outcome
+from wire.dialing import SYSTEM_TLS, Tls
+from wire.errors import Outcome
 
 
 class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -16,6 +17,7 @@ class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
     parallel: int | None
     timeout_ns: int | None
     """From a request's start to its last byte; null: no limit."""
+    tls: Tls = SYSTEM_TLS
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -47,7 +49,8 @@ class Connected(msgspec.Struct, array_like=True, frozen=True, tag=True):
 class Unreachable(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Sender → shard, first and last: no connection."""
 
-    kind: LossKind
+    reason: str
+    """The step that failed, and what was expected."""
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, gc=False):

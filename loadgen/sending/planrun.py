@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.core.plan import Plan, Response
-from loadgen.core.request import PlannedRequest, RequestWriter
+from loadgen.core.request import Headers, PlannedRequest, RequestWriter
 from loadgen.sending.crossing import Batch, Ended, Halted, Order, Pulse
 from loadgen.sending.lookahead import Clocks, Lookahead, Planned
 from measure.tally import Tally
@@ -69,6 +69,7 @@ class PlanRun:
         tally: Tally,
         *,
         origin: Origin,
+        access: Headers = (),
         clocks: Clocks,
         not_before_ns: int,
         alone: bool = True,
@@ -77,7 +78,7 @@ class PlanRun:
         """``not_before_ns``: see ``Lookahead``. ``alone``: true if no other shard sends."""
         self._alone = alone
         self._link, self._write, self._tally = link, write, tally
-        self._writer, self._clocks, self._clock = RequestWriter(origin), clocks, clock
+        self._writer, self._clocks, self._clock = RequestWriter(origin, access), clocks, clock
         self._lookahead = Lookahead(plan, clocks.t0_ns, not_before_ns)
         self._given: dict[int, Given] = {}
         self._ended: deque[Ended] = deque()

@@ -312,12 +312,12 @@ class SenderProcess:
             self._sender.halt()
 
     async def _set_up(self, setup: SenderSetup) -> None:
-        pool = ConnectionPool(parse_url(setup.url))
+        pool = ConnectionPool(parse_url(setup.url), tls=setup.tls)
         self._connections = connections = Connections(pool, setup.parallel)
         try:
             await pool.warm(setup.warm)
         except ConnectError as error:
-            self._send(Unreachable(error.kind))
+            self._send(Unreachable(error.reason))
             return
         self._sender = Sender(
             connections.start,

@@ -4,8 +4,10 @@ from typing import Literal
 
 import msgspec
 
+from engines.access import OPEN, Access
 from engines.dialect import DialectName
 from tracefile.records.schema import Engine, HashAlgorithm, Meta, Status
+from wire.dialing import SYSTEM_TLS, Tls
 from wire.process import frame
 
 Endpoint = str
@@ -84,6 +86,8 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     dialect: DialectName = "vllm"
     engine_url: str | None = None
     """Engine for ``--tokenizer engine``. Null: no upstream known."""
+    access: Access = OPEN
+    """Keys, headers and TLS of calls to it."""
     admin_socket: str | None = None
     """Path of the unix socket for counters and records. Null: no admin process."""
     carry: Progress = msgspec.field(default_factory=Progress)
@@ -146,6 +150,14 @@ def encode_frame(message: msgspec.Struct) -> bytes:
     return frame(msgspec.msgpack.encode(message))
 
 
+class Certificate(msgspec.Struct, array_like=True, frozen=True):
+    """Files of a server's certificate, read again on SIGHUP."""
+
+    cert: str
+    key: str | None
+    """Null: in the same file."""
+
+
 class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_only=True):
     """First message to a worker."""
 
@@ -154,7 +166,11 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
     workers: int
     listen_fd: int
     """The bound socket to serve on, inherited under this number."""
+    certificate: Certificate | None = None
+    """Null: plain HTTP."""
     upstreams: list[str]
+    tls: Tls = SYSTEM_TLS
+    """Of connections to upstreams."""
     by_session: bool
     """True: a session stays with its upstream. False: round robin."""
     counts_path: str
@@ -174,7 +190,7 @@ class WorkerSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_onl
 
 
 class Reload(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Send new requests to these upstreams; removed upstreams finish theirs."""
+    """Send new requests to these upstreams (removed ones finish theirs), and read the certificate again."""
 
     upstreams: list[str]
 

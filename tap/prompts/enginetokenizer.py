@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, LateError
 from engines.dialect import DialectName
 from engines.recognition import DIALECTS
@@ -36,9 +37,15 @@ class EngineTokenizer:
     """Asks one engine at a time, one prompt at a time; raises UntokenizableError."""
 
     def __init__(
-        self, url: str, dialect: DialectName, *, timeout_s: float = TIMEOUT_S, pause_s: float = PAUSE_S
+        self,
+        url: str,
+        dialect: DialectName,
+        access: Access = OPEN,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
-        self._url = url
+        self._url, self._access = url, access
         self._clients: dict[str, BlockingCalls] = {}
         self._as_content = DIALECTS[dialect].tokenizes_content
         self._timeout_s, self._pause_s = timeout_s, pause_s
@@ -102,7 +109,7 @@ class EngineTokenizer:
     def _calls(self) -> BlockingCalls:
         calls = self._clients.get(self._url)
         if calls is None:
-            calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s)
+            calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s, self._access)
         return calls
 
     def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:

@@ -330,7 +330,7 @@ def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
         # Imported here: the HTTP client is a third of the recorder's start, and no other source needs it.
         from tap.prompts.enginetokenizer import EngineTokenizer  # noqa: PLC0415
 
-        tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect)
+        tokenizer = engine = EngineTokenizer(setup.engine_url, setup.dialect, setup.access)
         turn_to = engine.turn_to
     elif setup.tokenizer not in ("ids", "bytes"):
         tokenizer = TransformersTokenizer(load_tokenizer(Path(setup.tokenizer)))

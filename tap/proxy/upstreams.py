@@ -6,6 +6,7 @@ from time import monotonic
 
 from engines.routing import by_rendezvous, engine_seed, in_turn
 from wire.connection import ServerConnection
+from wire.dialing import SYSTEM_TLS, Tls
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.url import Origin
@@ -27,13 +28,17 @@ class Upstream:
 
     __slots__ = ("_down_s", "base_path", "down_until_s", "name", "origin", "pool", "seed")
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, tls: Tls = SYSTEM_TLS) -> None:
         self.origin = origin
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
         self.seed = engine_seed(self.name)
         self.pool = ConnectionPool(
-            origin, max_idle=MAX_IDLE_CONNECTIONS, max_idle_s=MAX_IDLE_S, connect_timeout_s=CONNECT_TIMEOUT_S
+            origin,
+            tls=tls,
+            max_idle=MAX_IDLE_CONNECTIONS,
+            max_idle_s=MAX_IDLE_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
         )
         self.down_until_s = 0.0
         self._down_s = DOWN_S
@@ -63,9 +68,11 @@ class Upstream:
 class Upstreams:
     """All upstreams of a worker, and the choice among them."""
 
-    def __init__(self, origins: Sequence[Origin], *, by_session: bool = False, first: int = 0) -> None:
+    def __init__(
+        self, origins: Sequence[Origin], *, by_session: bool = False, first: int = 0, tls: Tls = SYSTEM_TLS
+    ) -> None:
         """``first``: place of the first turn, so that several workers do not all begin with one upstream."""
-        self._by_session = by_session
+        self._by_session, self._tls = by_session, tls
         self._turn = first - 1
         self._all: list[Upstream] = []
         self.reload(origins)
@@ -77,7 +84,7 @@ class Upstreams:
     def reload(self, origins: Sequence[Origin]) -> None:
         """Use these upstreams from now on; kept ones keep their connections, removed ones finish theirs."""
         known = {upstream.origin: upstream for upstream in self._all}
-        self._all = [known.pop(origin) if origin in known else Upstream(origin) for origin in origins]
+        self._all = [known.pop(origin) if origin in known else Upstream(origin, self._tls) for origin in origins]
         for removed in known.values():
             removed.pool.retire()
 

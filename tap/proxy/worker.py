@@ -29,6 +29,8 @@ from tap.proxy.recorderlink import RecorderLink
 from tap.proxy.relay import Relays
 from tap.proxy.sidecopy import CopyBudget
 from tap.proxy.upstreams import Upstreams
+from wire.dialing import reload_chain, server_context
+from wire.errors import WireError
 from wire.loop import run
 from wire.server import Server
 from wire.url import parse_url
@@ -91,7 +93,7 @@ class Worker:
         budget = CopyBudget(setup.queue_bytes)
         origins = [parse_url(url) for url in setup.upstreams]
         self._setup = setup
-        self._upstreams = Upstreams(origins, by_session=setup.by_session, first=setup.number)
+        self._upstreams = Upstreams(origins, by_session=setup.by_session, first=setup.number, tls=setup.tls)
         self._link = RecorderLink(setup.recorder_socket, budget, counts, setup.number)
         self._relays = new_relays(
             self._upstreams,
@@ -103,9 +105,11 @@ class Worker:
             dialect=setup.dialect,
         )
         self._server = Server(self._relays.new_relay)
+        own = setup.certificate
+        self._tls = None if own is None else server_context(own.cert, own.key)
 
     async def serve(self, channel: Channel) -> None:
-        await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd))
+        await self._server.listen_on(socket.socket(fileno=self._setup.listen_fd), self._tls)
         # All objects so far stay: a garbage collection over them would stall every stream for 40 ms.
         gc.collect()
         gc.freeze()
@@ -131,10 +135,17 @@ class Worker:
             message = await channel.messages.get()
             if isinstance(message, Reload):
                 self._upstreams.reload([parse_url(url) for url in message.upstreams])
+                self._reload_certificate()
             elif isinstance(message, Drain):
                 return message.drain_s
             elif message is None:
                 return self._setup.drain_s
+
+    def _reload_certificate(self) -> None:
+        own = self._setup.certificate
+        if own is not None and self._tls is not None:
+            with contextlib.suppress(WireError):  # changed once more since the supervisor checked it
+                reload_chain(self._tls, own.cert, own.key)
 
     async def _drain(self, channel: Channel, drain_s: float) -> int:
         """Let requests in flight end, for ``drain_s`` or until told to cut; return the number of cut responses."""
@@ -187,7 +198,7 @@ async def work(control: socket.socket) -> None:
 def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report a failed callback and its place, but not its arguments, which may be a prompt."""
     error = context.get("exception")
-    if error is None:
+    if error is None or isinstance(error, OSError):  # a client's handshake that failed, say
         return
     frame = next(reversed(traceback.extract_tb(error.__traceback__)), None)
     place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"

@@ -8,25 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from engines.access import HEADER_NAME, SECRET_HEADER, Access
 from engines.dialect import DialectName
 from engines.facts import EngineFacts
 from engines.recognition import DIALECTS
 from engines.tokenizer import tokenizer_folder
-from tap.ipc.exchange import Injection, RecorderSetup, WorkerSetup
+from tap.ipc.exchange import Certificate, Injection, RecorderSetup, WorkerSetup
 from tap.ipc.workercounts import WorkerCounts
 from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
+from wire.dialing import server_context
 from wire.errors import WireError
 from wire.url import Origin, parse_listen, parse_url
 
 Route = Literal["round-robin", "session"]
 
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
-
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret|password|credential|signature", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,10 @@ class TapConfig:
     upstreams_file: Path | None
     route: Route
     listen: tuple[str, int]
+    certificate: Certificate | None
+    """Certificate of the clients' port. Null: plain HTTP."""
+    access: Access
+    """Of the tap's own calls; its TLS of relayed requests, too."""
     workers: int
     trace: str
     rotate_bytes: int | None
@@ -111,6 +114,18 @@ def checked_listen(flag: str, text: str) -> tuple[str, int]:
         raise InputError(f"{flag}: {error}") from None
 
 
+def checked_certificate(cert: str | None, key: str | None) -> Certificate | None:
+    if cert is None:
+        if key is not None:
+            raise InputError(f"--tls-key {key}: without --tls-cert; expected both, or neither")
+        return None
+    try:
+        server_context(cert, key)
+    except WireError as error:
+        raise InputError(str(error)) from None
+    return Certificate(cert, key)
+
+
 def checked_tokenizer(text: str) -> str:
     if text in NAMED_TOKENIZERS:
         return text
@@ -138,9 +153,9 @@ def checked_sample(share: float) -> float:
 def checked_headers(names: Sequence[str]) -> tuple[str, ...]:
     """Names of headers that records may keep, in lower case; raises InputError for any that could hold a secret."""
     for name in names:
-        if not _TOKEN.fullmatch(name):
+        if not HEADER_NAME.fullmatch(name):
             raise InputError(f"--keep-header {name}: expected the name of one header, such as X-Tenant")
-        if _SECRET_HEADER.search(name):
+        if SECRET_HEADER.search(name):
             raise InputError(f"--keep-header {name}: may hold a secret; expected a header that is none")
     return tuple(dict.fromkeys(name.lower() for name in names))
 
@@ -262,6 +277,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         inject=sorted(config.inject),
         dialect=dialect(config, facts),
         engine_url=str(facts.origin or config.upstreams[0]),
+        access=config.access,
         admin_socket=None if config.admin is None else runtime.admin_socket,
     )
 
@@ -279,7 +295,9 @@ def worker_setup(
         number=number,
         workers=config.workers,
         listen_fd=listen_fd,
+        certificate=config.certificate,
         upstreams=list(map(str, upstreams)),
+        tls=config.access.tls,
         by_session=config.route == "session",
         counts_path=str(runtime.counts),
         recorder_socket=runtime.recorder_socket,

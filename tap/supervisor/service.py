@@ -12,11 +12,12 @@ from typing import BinaryIO
 
 import msgspec
 
+from engines.access import OPEN, Access
 from engines.control import learn_engine_facts, read_pages
 from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.supervisor.account import Account, Ledger, keep_account
-from tap.supervisor.config import Runtime, TapConfig, read_upstreams, recorder_setup
+from tap.supervisor.config import Runtime, TapConfig, checked_certificate, read_upstreams, recorder_setup
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
@@ -75,6 +76,7 @@ async def watch_engines(
     known: Engine | None,
     changed: Callable[[Engine], None],
     every_s: float = POLL_S,
+    access: Access = OPEN,
 ) -> None:
     """Ask all engines every ``every_s``, for ever; ``changed`` gets the new engine of the header.
 
@@ -84,7 +86,7 @@ async def watch_engines(
     while True:
         await asyncio.sleep(every_s)
         asked = tuple(origins())
-        answers = await asyncio.gather(*(learn_engine_facts(origin) for origin in asked))
+        answers = await asyncio.gather(*(learn_engine_facts(origin, access) for origin in asked))
         told = [
             (origin, engine) for origin, facts in zip(asked, answers, strict=True) if (engine := facts.known_engine)
         ]
@@ -151,7 +153,9 @@ class SampleFile:
         return (time.perf_counter_ns() - self.epoch_ns) / 1e6
 
 
-async def sample_engines(file: SampleFile, origins: Callable[[], Sequence[Origin]], every_s: float) -> None:
+async def sample_engines(
+    file: SampleFile, origins: Callable[[], Sequence[Origin]], every_s: float, access: Access = OPEN
+) -> None:
     """Sample all upstreams every ``every_s``, for ever; samples that cannot be written are lost, with one message."""
     try:
         out = file.open()
@@ -162,7 +166,7 @@ async def sample_engines(file: SampleFile, origins: Callable[[], Sequence[Origin
         failing = False
         due = time.monotonic()
         while True:
-            samples = await asyncio.gather(*(_sample(file, origin) for origin in origins()))
+            samples = await asyncio.gather(*(_sample(file, origin, access) for origin in origins()))
             try:
                 out.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
                 failing = False
@@ -174,12 +178,12 @@ async def sample_engines(file: SampleFile, origins: Callable[[], Sequence[Origin
             await asyncio.sleep(due - time.monotonic())
 
 
-async def _sample(file: SampleFile, origin: Origin) -> EngineSample:
-    (text,) = await read_pages(origin, ("/metrics",))
+async def _sample(file: SampleFile, origin: Origin, access: Access) -> EngineSample:
+    (page,) = await read_pages(origin, ("/metrics",), access)
     at_ms = file.now_ms()
-    if not text:
+    if not page.text:
         return EngineSample(at_ms=at_ms, upstream=str(origin), error="no_answer")
-    gauges = read_gauges(parse_metrics(text))
+    gauges = read_gauges(parse_metrics(page.text))
     return msgspec.convert({"at_ms": at_ms, "upstream": str(origin), **gauges}, EngineSample)
 
 
@@ -222,7 +226,12 @@ async def learn(config: TapConfig, reached: Sequence[Origin]) -> EngineFacts:
     for origin in config.upstreams:
         if origin not in reached:
             say(f"upstream {origin} cannot be reached; it gets requests once it can")
-    return await learn_engine_facts(reached[0]) if config.engine_facts else EngineFacts(origin=reached[0])
+    if not config.engine_facts:
+        return EngineFacts(origin=reached[0])
+    facts = await learn_engine_facts(reached[0], config.access)
+    if facts.problem is not None:
+        say(f"upstream {reached[0]}{facts.problem}; until then the trace's header lacks what this page tells")
+    return facts
 
 
 class Service:
@@ -238,9 +247,9 @@ class Service:
     async def run(self, signals: Signals, samples: SampleFile) -> None:
         going = [self._report_regularly(), self._reload_when_told(signals)]
         if self._config.engine_facts:
-            going.append(watch_engines(self._upstreams, self._engine, self._engine_changed))
+            going.append(watch_engines(self._upstreams, self._engine, self._engine_changed, access=self._config.access))
         if self._config.engine_metrics_s:
-            going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s))
+            going.append(sample_engines(samples, self._upstreams, self._config.engine_metrics_s, self._config.access))
         tasks = [asyncio.create_task(one) for one in going]
         try:
             await signals.stops.get()
@@ -272,17 +281,25 @@ class Service:
         )
 
     def reload(self) -> None:
-        file = self._config.upstreams_file
-        if file is None:
-            say("SIGHUP: the upstreams are flags; expected --upstreams FILE to have something to read again")
+        file, own = self._config.upstreams_file, self._config.certificate
+        if file is None and own is None:
+            say("SIGHUP: the upstreams are flags; expected --upstreams FILE or --tls-cert, to be read again")
             return
         try:
-            upstreams = read_upstreams(file)
+            upstreams = self._workers.upstreams if file is None else read_upstreams(file)
         except InputError as error:
             say(f"SIGHUP: {error}; THE UPSTREAMS STAY AS THEY WERE")
-            return
+            upstreams = self._workers.upstreams
+        else:
+            if file is not None:
+                say(f"SIGHUP: upstreams are now {_names(upstreams)}")
+        try:
+            if own is not None:
+                checked_certificate(own.cert, own.key)
+                say(f"SIGHUP: {own.cert} is read again")
+        except InputError as error:
+            say(f"SIGHUP: {error}; THE CERTIFICATE STAYS AS IT WAS")
         self._workers.reload(upstreams)
-        say(f"SIGHUP: upstreams are now {_names(upstreams)}")
 
     def _upstreams(self) -> Sequence[Origin]:
         return self._workers.upstreams
@@ -350,7 +367,7 @@ def _close_account(trace: str, account: Account) -> None:
 
 
 def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
-    address = Origin("http", config.listen[0], port)
+    address = Origin("http" if config.certificate is None else "https", config.listen[0], port)
     line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"

@@ -14,6 +14,7 @@ from tap.supervisor.config import TapConfig, read_upstreams
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
 from tracefile.records.errors import InputError
+from wire.dialing import Tls
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
@@ -47,14 +48,17 @@ async def reach_upstreams(
     told = None
     async with contextlib.AsyncExitStack() as room:
         while True:
-            failures = await asyncio.gather(*map(_failure_to_reach, config.upstreams))
+            failures = await asyncio.gather(
+                *(_failure_to_reach(origin, config.access.tls) for origin in config.upstreams)
+            )
             pairs = list(zip(config.upstreams, failures, strict=True))
             if reached := [origin for origin, failure in pairs if failure is None]:
                 return config, reached
-            sentence = "; ".join(f"{origin} cannot be reached ({failure})" for origin, failure in pairs)
+            sentence = "; ".join(f"{origin}: {failure.reason}" for origin, failure in pairs if failure is not None)
             waited_s = monotonic() - began_s
-            if set(failures) == {"tls_failed"} or (config.wait_s is not None and waited_s >= config.wait_s):
-                raise InputError(f"--upstream {sentence}; expected a server that listens there")
+            kinds = {failure.kind for failure in failures if failure is not None}
+            if kinds == {"tls_failed"} or (config.wait_s is not None and waited_s >= config.wait_s):
+                raise InputError(f"--upstream {sentence}")
             if told is None:
                 await room.enter_async_context(_waiting_room(listeners, pages))
             if told != sentence or monotonic() - told_s >= REPEAT_S:
@@ -110,15 +114,11 @@ class _Told(_Refused):
         return PAGES.get(head.target.partition(b"?")[0], UNAVAILABLE)
 
 
-async def _failure_to_reach(origin: Origin) -> str | None:
+async def _failure_to_reach(origin: Origin, tls: Tls) -> ConnectError | None:
     try:
-        (await ConnectionPool(origin).connect()).abort()
+        (await ConnectionPool(origin, tls=tls).connect()).abort()
     except ConnectError as error:
-        try:
-            await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port)
-        except OSError:
-            return f"the host name {origin.host} does not resolve"
-        return error.kind
+        return error
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engines.access import OPEN
 from engines.facts import EngineFacts
 from tap.proxy.injectingrelay import new_relays
 from tap.proxy.recorderlink import RecorderLink
@@ -370,6 +371,8 @@ class Lab:
             "engine_metrics_s": 0.0,
             "admin": None,
             "listen": ("127.0.0.1", 0),
+            "certificate": None,
+            "access": OPEN,
             "trace": str(self.trace),
             "tokenizer": "ids",
             "block_size": 4,

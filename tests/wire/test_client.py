@@ -5,12 +5,13 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trustme
 
 from scripts.timedclient import Client, Exchange
-from wire.url import Origin, parse_url
+from wire.url import parse_url
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Two: a\r\nX-Two: b\r\n\r\n"
@@ -258,7 +259,7 @@ def test_the_request_is_written_as_given() -> None:
     assert (length, own) == (b"Content-Length: 2", b"X-Id: 7")
 
 
-def test_tls_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = trustme.CA()
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_context)
@@ -275,9 +276,8 @@ def test_tls_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
             url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
             stranger = await Client(parse_url(url)).request("GET", "/")
             assert (stranger.outcome, stranger.error_kind) == ("error", "tls_failed")
-            trusting = ssl.create_default_context()
-            authority.configure_trust(trusting)
-            monkeypatch.setattr(Origin, "ssl_context", lambda origin: trusting)
+            authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
             client = Client(parse_url(url))
             friend = await client.request("GET", "/")
             assert (friend.outcome, body_of(friend)) == ("ok", b"ok")

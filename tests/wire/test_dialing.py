@@ -1,0 +1,261 @@
+"""Ways to a server over real sockets: TLS, proxies, and the step that failed, by name."""
+
+import asyncio
+import contextlib
+import datetime
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from wire.dialing import SYSTEM_TLS, Tls, client_context, reload_chain, server_context, speaks_tls
+from wire.errors import WireError
+from wire.pool import ConnectError, ConnectionPool
+from wire.url import Origin
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def files_of(certificate: trustme.LeafCert, folder: Path) -> tuple[str, str]:
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    certificate.private_key_pem.write_to_path(key)
+    return str(chain), str(key)
+
+
+def break_file(path: str) -> None:
+    Path(path).write_text("half a file")
+
+
+def context_of(certificate: trustme.LeafCert) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    return context
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        await reader.read()
+    writer.close()
+
+
+async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+    writer.close()
+
+
+async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def serving(accept: Accept = silent, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # handshakes that are refused
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await asyncio.sleep(0.01)
+
+
+async def reached(origin: Origin, tls: Tls = SYSTEM_TLS, timeout_s: float = 10.0) -> str:
+    """The reason against a connection, or the protocol that it speaks."""
+    try:
+        connection = await ConnectionPool(origin, tls=tls, connect_timeout_s=timeout_s).connect()
+    except ConnectError as error:
+        return f"{error.kind}: {error.reason}"
+    assert connection.transport is not None
+    secure = connection.transport.get_extra_info("ssl_object")
+    spoken = "plain" if secure is None else str(secure.selected_alpn_protocol())
+    connection.abort()
+    await asyncio.sleep(0)
+    return spoken
+
+
+def expiring(authority: trustme.CA) -> trustme.LeafCert:
+    return authority.issue_cert("localhost", not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+
+
+def test_the_check_that_a_certificate_failed_is_named(authority: trustme.CA, ca: str) -> None:
+    async def scenario() -> None:
+        good, other = context_of(authority.issue_cert("localhost")), context_of(authority.issue_cert("engine.example"))
+        good.set_alpn_protocols(["h2", "http/1.1"])
+        async with serving(tls=good) as port:
+            assert await reached(Origin("https", "localhost", port), Tls(ca)) == "http/1.1"
+            assert await reached(Origin("https", "localhost", port)) == (
+                "tls_failed: TLS: the certificate is of an unknown authority; expected --ca FILE with its certificate"
+            )
+            assert await reached(Origin("https", "127.0.0.1", port), Tls(ca)) == (
+                "tls_failed: TLS: the certificate is for another host; expected the host name that it was issued for"
+            )
+            assert await speaks_tls(Origin("http", "127.0.0.1", port), 5.0)
+        async with serving(tls=other) as port:
+            assert "is for another host" in await reached(Origin("https", "localhost", port), Tls(ca))
+        async with serving(tls=context_of(expiring(authority))) as port:
+            assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
+                "tls_failed: TLS: the certificate has expired; expected a valid one"
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_step_before_tls_is_named(ca: str) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        free = sock.getsockname()[1]
+
+    async def scenario() -> None:
+        assert await reached(Origin("http", "localhost", free)) == (
+            f"connect_refused: connection refused; expected a server on port {free}"
+        )
+        assert await reached(Origin("http", "engine.invalid", 80)) == (
+            "connect_failed: the host name engine.invalid does not resolve; expected a known one"
+        )
+        async with serving(http) as port:
+            assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
+                "tls_failed: TLS: the port does not speak it; expected http:// instead of https://, or another port"
+            )
+            assert not await speaks_tls(Origin("http", "127.0.0.1", port), 5.0)
+        async with serving(closing) as port:
+            assert "closed the connection within the handshake" in await reached(Origin("https", "localhost", port))
+        async with serving() as port:
+            assert await reached(Origin("https", "localhost", port), timeout_s=0.1) == (
+                "connect_timeout: no connection within 0.1 s; expected a port that speaks TLS"
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_changed_file_of_authorities_is_read_again(authority: trustme.CA, tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(file)
+    tls = Tls(str(file))
+    assert client_context(tls) is client_context(tls)
+
+    async def scenario() -> None:
+        async with serving(tls=context_of(authority.issue_cert("localhost"))) as port:
+            origin = Origin("https", "localhost", port)
+            assert "unknown authority" in await reached(origin, tls)
+            authority.cert_pem.write_to_path(file)
+            assert await reached(origin, tls) == "None"
+
+    asyncio.run(scenario())
+
+
+def test_files_that_are_no_certificates_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("no PEM")
+    chain, key = files_of(trustme.CA().issue_cert("localhost"), tmp_path)
+    for tls, said in {
+        Tls(ca="gone.pem"): "--ca gone.pem: No such file",
+        Tls(ca=str(nonsense)): f"--ca {nonsense}: no certificate or crl found; expected a file of PEM",
+        Tls(cert="gone.pem"): "--cert gone.pem: cannot be read",
+        Tls(cert=chain, key=str(nonsense)): f"--cert and --key {chain}, {nonsense}: ",
+        Tls(key=key): f"--key {key}: without --cert",
+    }.items():
+        with pytest.raises(WireError) as error:
+            client_context(tls)
+        assert str(error.value).startswith(said)
+        assert "; expected " in str(error.value)
+    monkeypatch.setenv("SSL_CERT_FILE", "gone.pem")
+    with pytest.raises(WireError, match=r"SSL_CERT_FILE=gone\.pem: not there; expected"):
+        client_context(SYSTEM_TLS)
+
+
+def test_a_server_keeps_its_certificate_if_the_new_one_is_wrong(authority: trustme.CA, ca: str, tmp_path: Path) -> None:
+    chain, key = files_of(authority.issue_cert("other.example"), tmp_path)
+    context = server_context(chain, key)
+
+    async def scenario() -> None:
+        async with serving(tls=context) as port:
+            origin = Origin("https", "localhost", port)
+            assert "for another host" in await reached(origin, Tls(ca))
+            files_of(authority.issue_cert("localhost"), tmp_path)
+            reload_chain(context, chain, key)
+            assert await reached(origin, Tls(ca)) == "http/1.1"
+            break_file(chain)
+            with pytest.raises(WireError, match="--tls-cert and --tls-key"):
+                reload_chain(context, chain, key)
+            assert await reached(origin, Tls(ca)) == "http/1.1"
+
+    asyncio.run(scenario())
+
+
+class FakeProxy:
+    """Opens tunnels to 127.0.0.1, whatever host they name; keeps what it was asked."""
+
+    def __init__(self, status: bytes = b"200 Connection established") -> None:
+        self.status, self.asked = status, b""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %b\r\nVia: test\r\n\r\n" % self.status)
+        if self.status.startswith(b"200"):
+            port = int(self.asked.split(b" ")[1].rpartition(b":")[2])
+            there = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+        writer.close()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    writer.close()
+
+
+def test_an_https_server_is_reached_through_the_proxy_unless_excepted(
+    authority: trustme.CA, ca: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        proxy = FakeProxy()
+        async with serving(tls=context_of(authority.issue_cert("engine.example", "localhost"))) as port:
+            async with serving(proxy) as via:
+                monkeypatch.setenv("HTTPS_PROXY", f"http://me:s%3Acret@127.0.0.1:{via}")
+                assert await reached(Origin("https", "engine.example", port), Tls(ca)) == "None"
+                target = b"engine.example:%d" % port
+                assert proxy.asked == (
+                    b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nProxy-Authorization: Basic bWU6czpjcmV0\r\n\r\n"
+                    % (target, target)
+                )
+                proxy.status = b"407 Proxy Authentication Required"
+                assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
+                    f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY opens no tunnel (HTTP 407); "
+                    f"expected one to engine.example:{port}"
+                )
+                monkeypatch.setenv("NO_PROXY", "example.org,localhost")
+                assert await reached(Origin("https", "localhost", port), Tls(ca)) == "None"
+            assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
+                f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY cannot be used (Connect call failed "
+                f"('127.0.0.1', {via})); expected an HTTP proxy"
+            )
+            monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@host:1")
+            assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
+                "connect_failed: HTTPS_PROXY: cannot be used; expected http://HOST:PORT"
+            )
+
+    asyncio.run(scenario())
