@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,14 @@ class ScriptedEngine:
     """HTTP status of the nth completion request, from 0; others are answered."""
     cuts: set[int] = field(default_factory=set)
     """Completion requests whose connection is cut after the first token."""
+    authorization: str | None = None
+    """Requests without this header get 401, with what they said instead; null: all are answered."""
+    tls: ssl.SSLContext | None = None
+    """Null: plain HTTP."""
     answer: Sequence[int] | None = None
     """The ids of every answer, repeated as long as needed; null: drawn at random."""
 
+    base_path: str = ""
     seen: list[Json] = field(default_factory=list)
     """Bodies of completion requests, in order of arrival."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -64,8 +70,9 @@ class ScriptedEngine:
 
         async def main() -> None:
             self._stop = asyncio.Event()
-            server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=self.tls)
+            scheme = "http" if self.tls is None else "https"
+            self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             started.set()
             await self._stop.wait()
             server.close()
@@ -96,6 +103,11 @@ class ScriptedEngine:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         self.paths.append(f"{method} {path}")
+        said = headers.get("authorization")
+        if self.authorization not in (None, said):
+            writer.write(_response(401, json.dumps({"error": f"wrong key: {said}"}).encode()))
+            return True
+        path = path.removeprefix(self.base_path)
         if path in {"/v1/completions", "/v1/chat/completions"}:
             self.headers.append(headers)
             return await self._watched(reader, self._complete(path, json.loads(body), writer))

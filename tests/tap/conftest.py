@@ -279,7 +279,7 @@ async def tap_command(
     )
     assert process.stdout is not None
     first_line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
-    found = re.match(r"tap: listening on http://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
+    found = re.match(r"tap: listening on https?://127\.0\.0\.1:(\d+), recording to \S+, upstream https?://", first_line)
     if found is None:
         _, errors = await process.communicate()
         raise AssertionError(f"no start: {first_line}{errors.decode()}")
