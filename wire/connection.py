@@ -1,6 +1,7 @@
 """The client half of HTTP/1.1: a connection to a server, one exchange at a time."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol, cast
@@ -166,7 +167,9 @@ class ServerConnection(asyncio.Protocol):
                 sink, self._sink = self._sink, None
                 sink.response_end()
             else:
-                self._lose("upstream_closed")
+                # TLS 1.3 refuses a client's certificate only after the client's handshake has ended.
+                refused = isinstance(exc, ssl.SSLError) and not self._answered
+                self._lose("tls_failed" if refused else "upstream_closed")
         self._on_closed(self)
 
     def pause_writing(self) -> None:

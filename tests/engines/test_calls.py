@@ -3,18 +3,23 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
+import trustme
 
-from engines.calls import BlockingCalls, CallError, LateError, most_bytes
+from engines.access import Access
+from engines.calls import BlockingCalls, CallError, Calls, LateError, most_bytes
 from engines.control import ControlClient, learn_engine_facts
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
 from tracefile import Engine, InputError
+from wire.dialing import Tls
 from wire.url import parse_url
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -154,3 +159,52 @@ def test_a_version_that_could_be_any_text_is_unknown(version: str) -> None:
     text = json.dumps({"version": version})
     digits = f'vllm:cache_config_info{{block_size="{"9" * 5000}"}} 1.0'
     assert describe_engine(text, parse_metrics(digits), "[" * 100_000) == Engine(name="vllm")
+
+
+def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("me@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.configure_trust(context)
+    heads: list[bytes] = []
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(HEAD + b"Content-Length: 2\r\n\r\nok")
+
+    async def got(port: int, access: Access) -> str:
+        calls = Calls(parse_url(f"https://localhost:{port}/base"), access)
+        try:
+            return (await calls.call("/version", timeout_s=10.0, max_bytes=10)).text
+        except CallError as error:
+            return str(error)
+        finally:
+            calls.close()
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the refused handshake
+        server = await asyncio.start_server(respond, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        ca, me = str(tmp_path / "ca.pem"), str(tmp_path / "me.pem")
+        key = (b"X-Key", b"k")
+        assert await got(port, Access((key,), Tls(ca, me))) == "ok"
+        assert heads[0].startswith(b"GET /base/version HTTP/1.1\r\nHost: localhost:%d\r\n" % port)
+        assert b"\r\nX-Key: k\r\n" in heads[0]
+        assert await got(port, Access((), Tls(ca))) == (
+            "TLS: the server refused after the handshake; expected --cert and --key that it takes"
+        )
+        server.close()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_speaks_no_http_is_named() -> None:
+    def hello(sock: socket.socket) -> Iterator[bytes]:
+        yield b"SSH-2.0-OpenSSH\r\n\r\n"
+
+    with engine(hello) as url, BlockingCalls(url, 5.0) as caller, pytest.raises(CallError, match="no HTTP response"):
+        caller.get("/version")
