@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tap.admin.state import LiveState
+from wire.dialing import proxy_of
 from wire.errors import WireError
 from wire.url import parse_url
 
@@ -43,11 +44,12 @@ def reasons_not_recording(state: LiveState, now_s: float) -> list[str]:
 
 
 async def takes_connections(origin: str) -> bool:
-    """Return whether a TCP connection to this server opens; nothing is sent on it."""
+    """Return whether a TCP connection to this server, or to its proxy, opens; nothing is sent on it."""
     try:
         address = parse_url(origin)
+        first = proxy_of(address) or address
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            _, writer = await asyncio.open_connection(first.host, first.port)
     except (OSError, TimeoutError, WireError):
         return False
     writer.close()

@@ -63,7 +63,7 @@ async def reach_upstreams(
                 await room.enter_async_context(_waiting_room(listeners, pages))
             if told != sentence or monotonic() - told_s >= REPEAT_S:
                 told, told_s = sentence, monotonic()
-                say(f"upstream {sentence}: CLIENTS GET 503 until it can")
+                say(f"upstream {sentence}; CLIENTS GET 503 until it can be reached")
             await asyncio.sleep(RETRY_S)
             config = _reloaded(config, signals)
 

@@ -447,3 +447,49 @@ def test_clients_are_served_over_https_and_a_new_certificate_is_read_on_sighup(l
 
     asyncio.run(scenario())
     assert len(lab.records) == 1
+
+
+def arguments_of(tap: TapCommand) -> bytes:
+    processes = (tap.process.pid, *tap.pids("tap.proxy.worker"), *tap.pids("tap.recorder.recorder"))
+    assert len(processes) == 3
+    return b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes)
+
+
+def written_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_taps_own_calls_have_its_key_and_relayed_requests_the_clients(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-taps-own")
+    monkeypatch.setenv("GATE", "canary-gate")
+    flags = ("--header-env", "X-Gate=GATE", "--tokenizer", "engine", "--block-size", "4")
+    seen: dict[bytes, list[bytes]] = {}
+
+    async def guarded(request: Any) -> None:
+        seen[request.target] = request.values(b"authorization") + request.values(b"x-gate")
+        if request.target == b"/v1/models":
+            request.write_json({"error": seen[request.target][0].decode()}, b"401 Unauthorized")
+        elif request.target == b"/tokenize":
+            request.write_json({"tokens": [1, 2, 3, 4, 5]})
+        else:
+            request.write_json(ANSWER)
+
+    async def scenario() -> None:
+        async with upstream_of(lab, guarded) as port, lab.command(port, *flags) as tap:
+            await tap.post(
+                "/v1/completions", {**COMPLETION, "prompt": "text"}, b"Authorization: Bearer canary-client\r\n"
+            )
+            arguments = arguments_of(tap)
+            await tap.end()
+            own = [b"Bearer canary-taps-own", b"canary-gate"]
+            assert seen == {
+                **dict.fromkeys((b"/version", b"/metrics", b"/v1/models", b"/tokenize"), own),
+                b"/v1/completions": [b"Bearer canary-client"],
+            }
+            assert "/v1/models: HTTP 401 with the key that was sent; expected a key that it takes in" in tap.errors
+            assert b"canary" not in written_in(lab.folder) + arguments + (tap.output + tap.errors).encode()
+
+    asyncio.run(scenario())
+    assert len(lab.records[0].block_hashes) == 1
