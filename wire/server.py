@@ -61,9 +61,11 @@ class ClientConnection(asyncio.Protocol):
         on_closed: Callable[["ClientConnection"], None],
         error_type: str = "proxy_error",
         turns: Turns | None = None,
+        on_opened: Callable[["ClientConnection"], None] | None = None,
     ) -> None:
         """``turns``: shared with the connections among which work is divided."""
         self._new_handler, self._on_closed, self._error_type = new_handler, on_closed, error_type
+        self._on_opened = on_opened
         self.transport: asyncio.Transport | None = None
         self._handler: RequestHandler | None = None
         self._head: RequestHead | None = None
@@ -190,6 +192,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if self._on_opened is not None:
+            self._on_opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -362,6 +366,7 @@ class Server:
         self._turns = Turns()
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
+        self._tls = False
         self._none_open = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -379,6 +384,7 @@ class Server:
 
     async def listen_on(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections from a socket that is bound already; with ``tls`` HTTPS."""
+        self._tls = tls is not None
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._accept, sock=sock, backlog=BACKLOG, ssl=tls)
         self._sweep()
@@ -413,10 +419,16 @@ class Server:
         self._sweeper = asyncio.get_running_loop().call_later(every_s, self._sweep)
 
     def _accept(self) -> ClientConnection:
-        connection = ClientConnection(self._new_handler, self._closed, self._error_type, self._turns)
+        # A TLS handshake that fails ends without a word to the protocol: behind TLS, a connection opens after it.
+        later = self._opened if self._tls else None
+        connection = ClientConnection(self._new_handler, self._closed, self._error_type, self._turns, later)
+        if later is None:
+            self._opened(connection)
+        return connection
+
+    def _opened(self, connection: ClientConnection) -> None:
         self._connections.add(connection)
         self._none_open.clear()
-        return connection
 
     def _closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

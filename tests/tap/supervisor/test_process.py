@@ -274,7 +274,7 @@ def refusals() -> Sequence[Any]:
     return [
         pytest.param(["--upstream", "ftp://x"], "--upstream", id="no URL"),
         pytest.param(
-            ["--upstream", "http://127.0.0.1:9", "--wait", "0s"], "cannot be reached", id="unreachable upstream"
+            ["--upstream", "http://127.0.0.1:9", "--wait", "0s"], "connection refused", id="unreachable upstream"
         ),
         pytest.param(["--listen", "nowhere"], "--listen", id="no address"),
         pytest.param(["--listen", "203.0.113.7:80"], "--listen", id="not our address"),
