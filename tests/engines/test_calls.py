@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from engines.access import Access
-from engines.calls import BlockingCalls, CallError, Calls, LateError, most_bytes
+from engines.calls import BlockingCalls, CallError, LateError, most_bytes
 from engines.control import ControlClient, learn_engine_facts
 from engines.facts import MAX_METRICS, describe_engine, parse_metrics
 from tracefile import Engine, InputError
@@ -165,41 +165,39 @@ def test_a_client_certificate_is_asked_for_by_name_and_taken(tmp_path: Path) -> 
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("me@example.org").private_key_and_cert_chain_pem.write_to_path(tmp_path / "me.pem")
+    ca, me = str(tmp_path / "ca.pem"), str(tmp_path / "me.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
-    authority.issue_cert("localhost").configure_cert(context)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
     authority.configure_trust(context)
     heads: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
 
-    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(HEAD + b"Content-Length: 2\r\n\r\nok")
+    def respond() -> None:
+        for _ in range(2):
+            sock, _ = listener.accept()
+            with context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False) as secure:
+                try:
+                    secure.do_handshake()
+                except ssl.SSLError:
+                    with suppress(OSError):
+                        socket.socket.recv(secure, 1 << 16)  # a reset would overtake the alert
+                    continue
+                heads.append(secure.recv(1 << 16))
+                secure.sendall(HEAD + b"Content-Length: 2\r\n\r\nok")
 
-    async def got(port: int, access: Access) -> str:
-        calls = Calls(parse_url(f"https://localhost:{port}/base"), access)
-        try:
-            return (await calls.call("/version", timeout_s=10.0, max_bytes=10)).text
-        except CallError as error:
-            return str(error)
-        finally:
-            calls.close()
-
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the refused handshake
-        server = await asyncio.start_server(respond, "127.0.0.1", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        ca, me = str(tmp_path / "ca.pem"), str(tmp_path / "me.pem")
-        key = (b"X-Key", b"k")
-        assert await got(port, Access((key,), Tls(ca, me))) == "ok"
-        assert heads[0].startswith(b"GET /base/version HTTP/1.1\r\nHost: localhost:%d\r\n" % port)
-        assert b"\r\nX-Key: k\r\n" in heads[0]
-        assert await got(port, Access((), Tls(ca))) == (
-            "TLS: the server refused after the handshake; expected --cert and --key that it takes"
-        )
-        server.close()
-        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    thread = threading.Thread(target=respond)
+    thread.start()
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}/base"
+    with BlockingCalls(url, 10.0, Access(((b"X-Key", b"k"),), Tls(ca, me))) as caller:
+        assert caller.get("/version").text == "ok"
+    assert heads[0].startswith(b"GET /base/version HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nX-Key: k\r\n" in heads[0]
+    with BlockingCalls(url, 10.0, Access((), Tls(ca))) as caller, pytest.raises(CallError) as error:
+        caller.get("/version")
+    assert str(error.value) == "TLS: the server refused after the handshake; expected --cert and --key that it takes"
+    thread.join()
+    listener.close()
 
 
 def test_a_server_that_speaks_no_http_is_named() -> None:
