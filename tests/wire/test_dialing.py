@@ -5,7 +5,7 @@ import contextlib
 import datetime
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from wire.errors import WireError
 from wire.pool import ConnectError, ConnectionPool
 from wire.url import Origin
 
-Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:
     failed = parent.run(lambda: iter(sends("a")))
     assert isinstance(failed, Failed)
     assert failed.is_input
-    assert "--url: http://127.0.0.1:1: connect_refused" in failed.text
+    assert "--url: http://127.0.0.1:1: connection refused; expected a server on port 1" in failed.text
     assert not (tmp_path / "t.jsonl").exists()
 
 
