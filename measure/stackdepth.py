@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from measure.machinecode import kept
 from tracefile.hashing.splitmix64 import mix64
 from tracefile.records.arrays import IntArray, UInt64Array
 
@@ -29,7 +30,7 @@ class Recency(NamedTuple):
     """A Fenwick tree of how many of them each word holds."""
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def count_depths(
     blocks: IntArray, starts: IntArray, limits: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
@@ -69,7 +70,7 @@ def count_depths(
     return depths, requests
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def access_depths(
     blocks: IntArray, starts: IntArray, distinct: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
@@ -99,7 +100,7 @@ def access_depths(
     return depths, before
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def resident_owners(
     blocks: IntArray, starts: IntArray, owners: IntArray, num_owners: int, size: int
 ) -> tuple[IntArray, IntArray]:  # pragma: no cover - compiled
@@ -146,20 +147,20 @@ def resident_owners(
     return inserted, held
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def _untouched(accesses: int, distinct: int) -> Recency:  # pragma: no cover - compiled
     """Return ``distinct`` blocks before the first of so many touches."""
     words = (accesses >> 6) + 1
     return Recency(np.full(distinct, -1, np.int64), np.zeros(words, np.uint64), np.zeros(words + 1, np.int32))
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def _depth(recency: Recency, live: int, at: int, expected: int, before: int) -> int:  # pragma: no cover - compiled
     """Return the depth of the block touched at ``at``: ``before`` + 1 if that is ``expected``; ``live`` blocks."""
     return before + 1 if at == expected else live - bits_up_to(recency.tree, recency.bits, at) + 1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no cover - compiled
     """Touch ``blocks`` from leaf to root from time ``now`` on; return the number of new blocks."""
     touched_at, bits, tree = recency
@@ -187,7 +188,7 @@ def _touch(recency: Recency, blocks: IntArray, now: int) -> int:  # pragma: no c
     return fresh
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pragma: no cover - compiled
     """Add ``change`` bits to the count of ``word``."""
     if change == 0:
@@ -198,7 +199,7 @@ def add_bits(tree: npt.NDArray[np.int32], word: int, change: int) -> None:  # pr
         node += node & -node
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def bits_up_to(
     tree: npt.NDArray[np.int32], bits: npt.NDArray[np.uint64], at: int
 ) -> int:  # pragma: no cover - compiled
@@ -255,14 +256,14 @@ def with_room(stack: RecencyStack, touches: int, most: int | None = None) -> Rec
     return fresh
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def for_all(stack: RecencyStack, keys: UInt64Array) -> None:  # pragma: no cover - compiled
     """Touch ``keys`` in turn."""
     for key in keys:
         touch(stack, key)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def slot_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
     """Slot of ``key`` in the table, or the free one for it."""
     mask = np.int64(len(stack.keys) - 1)
@@ -272,14 +273,14 @@ def slot_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cove
     return slot
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def depth_of(stack: RecencyStack, key: np.uint64) -> np.int64:  # pragma: no cover - compiled
     """Depth of ``key``: 1 for the key touched last; 0 for a key that is not in the order."""
     at = stack.touched_at[slot_of(stack, key)]
     return np.int64(0) if at < 0 else stack.state[2] - bits_up_to(stack.tree, stack.bits, at) + 1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def touch(stack: RecencyStack, key: np.uint64) -> None:  # pragma: no cover - compiled
     """Make ``key`` the key touched last. The caller has checked that there is room."""
     slot = slot_of(stack, key)

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from measure.machinecode import kept
 from measure.stackdepth import RecencyStack, depth_of, empty_stack, mixed, touch, with_room
 from measure.table import table_lines
 from sim.cache.pool import block_size_text, gib_cell, gib_heading, unknown_outputs
@@ -191,7 +191,7 @@ def _batches(
         yield found, np.array(starts, np.int64), limits, tokens, whole
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@kept
 def _run(
     orders: Orders, keys: UInt64Array, starts: IntArray, limits: IntArray, first: int
 ) -> int:  # pragma: no cover - compiled

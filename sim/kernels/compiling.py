@@ -19,6 +19,8 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
+from measure.machinecode import kept
+
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 SPARED = {"numba.np.arraymath": "scipy.linalg.cython_blas", "numba.core.typing.cffi_utils": "cffi"}
 """Parts of numba, and the import that each makes only for functions that kernels do not call."""
@@ -45,13 +47,15 @@ def entry(function: Kernel) -> Kernel:
     """Compile ``function`` when Python first calls it; later processes read the machine code from the cache. It runs
     without Python's lock, so that threads run on cores of their own."""
     _spare_imports()
-    compiled = numba.njit(_nrt=False, cache=True, nogil=True)(function)
+    compiled = kept(function, _nrt=False, nogil=True)
     _forget_unreadable(compiled)
-    return cast(Kernel, compiled)
+    return compiled
 
 
 def _forget_unreadable(compiled: Any) -> None:
     """Delete an index of machine code that names classes of an earlier version: numba fails on it at the first call."""
+    if compiled.stats.cache_path is None:
+        return
     cache = compiled._cache._cache_file
     try:
         cache._load_index()
@@ -72,5 +76,11 @@ def _spare_imports() -> None:
 
 def say_if_not_compiled(compiled: Any) -> None:
     """Tell on stderr that a first run compiles the entry, unless machine code of some version is on disk."""
-    if not any(Path(compiled.stats.cache_path).glob(f"*.{compiled.__name__}-*.nbi")):
-        print("sim: compiling the simulator, once for this installation (about 20 s) …", file=sys.stderr, flush=True)
+    folder = compiled.stats.cache_path
+    if folder is None:
+        often = "in each run (about 20 s); expected a folder to keep it in, as NUMBA_CACHE_DIR names one"
+    elif any(Path(folder).glob(f"*.{compiled.__name__}-*.nbi")):
+        return
+    else:
+        often = "once for this installation (about 20 s) …"
+    print(f"sim: compiling the simulator, {often}", file=sys.stderr, flush=True)

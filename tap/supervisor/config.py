@@ -141,6 +141,8 @@ def checked_trace(path: str, *, overwrite: bool, resume: bool, inputs: Sequence[
         raise InputError(f"--output {path}: is a directory; expected a file to write")
     if found.is_file() and found.stat().st_size and not overwrite and not resume:
         raise InputError(f"--output {path}: already has a trace; expected a new file, --resume or --overwrite")
+    if not os.access(found if found.exists() else found.parent, os.W_OK):
+        raise InputError(f"--output {path}: cannot be written; expected a folder that is there and writable")
     return path
 
 

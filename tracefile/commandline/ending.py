@@ -1,5 +1,6 @@
 """Exit codes of every command: 0 done, 1 a gate failed, 2 bad input in one line, 130 interrupted."""
 
+import errno
 import os
 import signal
 import sys
@@ -8,6 +9,12 @@ from typing import NoReturn
 
 from tracefile.commandline.printing import printing_safely
 from tracefile.records.errors import InputError
+
+_OF_THE_MACHINE = frozenset(
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENFILE", "ENAMETOOLONG")
+)
+"""Errors of files, disks and permissions: not the program's."""
 
 
 def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> NoReturn:
@@ -21,15 +28,29 @@ def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[
             code = 130
         except BrokenPipeError:
             # The reader of our output (head, less) went away: nothing is wrong, and nothing more can be printed.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             code = 0
-        except (InputError, RecursionError, MemoryError, ImportError) as error:
-            if isinstance(error, ImportError) and not _was_interrupted(error):
+        except (InputError, RecursionError, MemoryError, ImportError, OSError) as error:
+            if _is_ours(error):
                 raise
             code = 130 if _was_interrupted(error) else 2
             if code == 2:
                 print(f"{name}: error: {_one_line(error)}", file=sys.stderr)
+                if isinstance(error, OSError) and error.filename is None:
+                    _drop_output()
     sys.exit(code)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether an error is a mistake of the program, which is shown as it is."""
+    if isinstance(error, OSError):
+        return error.errno not in _OF_THE_MACHINE
+    return isinstance(error, ImportError) and not _was_interrupted(error)
+
+
+def _drop_output() -> None:
+    """Let what stdout did not take go nowhere, or Python would try again as it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _raise_interrupts() -> None:
@@ -50,4 +71,6 @@ def _one_line(error: Exception) -> str:
         return "the input is nested too deeply; expected a trace"
     if isinstance(error, MemoryError):
         return f"not enough memory for this input ({error or 'no allocation'}); expected a smaller one, or more memory"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror}; expected room and permission"
     return str(error).replace("\n", "\\n")

@@ -58,7 +58,8 @@ def load_key(path: Path | None = None) -> HashKey:
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot read the hash key ({error}); expected a file of 64 hex digits") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{where}: cannot read the hash key ({reason}); expected a file of 64 hex digits") from error
     try:
         _create_key(where)
         return _read_key(where)
@@ -70,9 +71,14 @@ def load_key(path: Path | None = None) -> HashKey:
 
 
 def key_path() -> Path:
-    """Return the key's default path: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key."""
+    """Return the key's default path: $KVTAPE_KEY_FILE, else ~/.config/kvtape/key. Raises InputError without a home."""
     named = os.environ.get(KEY_FILE_VARIABLE)
-    return Path(named) if named else Path.home() / ".config" / "kvtape" / "key"
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".config" / "kvtape" / "key"
+    except RuntimeError:
+        raise InputError(f"no home folder for the hash key; expected a key file named by {KEY_FILE_VARIABLE}") from None
 
 
 def _read_key(path: Path) -> HashKey:

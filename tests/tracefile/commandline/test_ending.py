@@ -1,11 +1,14 @@
 """Every end of a command has its exit code, and Ctrl-C has none of a traceback."""
 
+import errno
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +38,7 @@ def raises(error: BaseException) -> Callable[[Sequence[str]], int]:
         (raises(KeyboardInterrupt()), 130, ""),
         (interrupted_import, 130, ""),
         (raises(RecursionError()), 2, "x: error: the input is nested too deeply; expected a trace\n"),
+        (raises(PermissionError(errno.EACCES, "No", "/f")), 2, "x: error: /f: No; expected room and permission\n"),
         (raises(MemoryError("1 TiB")), 2, "x: error: not enough memory for this input (1 TiB); "),
     ],
 )
@@ -47,25 +51,54 @@ def test_an_end_is_an_exit_code_and_at_most_one_line(
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_an_error_of_the_program_stays_one() -> None:
-    with pytest.raises(ImportError, match="no module"):
-        run_command("x", raises(ImportError("no module")), [])
+@pytest.mark.parametrize("error", [ImportError("no module"), OSError(errno.EINVAL, "no module")])
+def test_an_error_of_the_program_stays_one(error: Exception) -> None:
+    with pytest.raises(type(error), match="no module"):
+        run_command("x", raises(error), [])
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"meta":{"schema":"kvtape/1"}}\n')
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tracefile", "cat", str(trace)], check=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"tracefile: error: output: No space left on device; expected room and permission\n"
 
 
 def test_other_programs_keep_their_handler_of_ctrl_c() -> None:
-    assert not interrupt.is_our_command()
+    assert interrupt.command_name() is None
     assert signal.getsignal(signal.SIGINT) is not interrupt.exit_at_once
 
 
-def test_ctrl_c_while_modules_are_imported_ends_with_130_and_no_word(tmp_path: Path) -> None:
-    # In numba's place, a module whose import is interrupted.
-    (tmp_path / "numba.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+@pytest.mark.parametrize(
+    ("argv", "name"), [(["/bin/tap", "x"], "tap"), (["kvtape", "tap"], "tap"), (["kvtape"], "kvtape"), (["x"], None)]
+)
+def test_name_of_the_command_that_runs(argv: list[str], name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("kvtape", "tap"):
+        importlib.import_module(package)
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr(sys, "argv", argv)
+    assert interrupt.command_name() == name
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "number", "code"), [("sim", "numba", signal.SIGINT, 130), ("tap", "msgspec", signal.SIGHUP, 7)]
+)
+def test_a_signal_while_modules_are_imported(
+    command: str, module: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    # In a module's place, one that gets the signal, and ends a process that goes on.
+    (tmp_path / f"{module}.py").write_text(f"import signal\nsignal.raise_signal({number:d})\nraise SystemExit(7)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "sim", "curve", "none"],
+        [sys.executable, "-m", command, *(["curve", "none"] if command == "sim" else [])],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")

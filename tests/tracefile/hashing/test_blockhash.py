@@ -9,6 +9,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -176,8 +177,15 @@ def test_a_key_that_another_user_hands_to_a_group_is_as_a_mounted_secret_is(
 
 def test_an_unwritable_place_for_the_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot read the hash key"):
+    with pytest.raises(InputError, match=r"cannot read the hash key \(Not a directory\)"):
         load_key(tmp_path / "file" / "key")
+
+
+def test_a_user_without_a_home_needs_a_named_key_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVTAPE_KEY_FILE", raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
+    with pytest.raises(InputError, match="expected a key file named by KVTAPE_KEY_FILE"):
+        load_key()
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 5), st.integers(1, 4), st.data())
