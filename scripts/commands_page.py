@@ -30,9 +30,9 @@ kvtape --version
 | 130 | Ctrl-C; finished work is saved |
 
 A trace is never overwritten without `--overwrite`. A `TRACE` may also be a trace in segments: its folder, its manifest
-(`NAME.segments.json`), or the name given to the tap. Durations take a unit: `250ms`, `30s`, `5m`, `1.5h`. Thresholds
-of gates and searches: [metrics.md](metrics.md#gates). `--json` prints one object on stdout; everything else goes to
-stderr.
+(`NAME.segments.json`), or the name given to the tap; `-` is stdin. Durations take a unit: `250ms`, `30s`, `5m`,
+`1.5h`. Thresholds of gates and searches: [metrics.md](metrics.md#gates). `--json` prints one object on stdout;
+everything else goes to stderr.
 """
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
-from tracefile.commandline.printing import printable, raw_stream
+from tracefile.commandline.printing import printable
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
@@ -125,7 +125,7 @@ def show_info(config: Config, reader: TraceReader) -> int:
     if config.as_json:
         print(json.dumps(summary_object(reader, summary)))
     else:
-        console = Console(file=raw_stream(sys.stdout))
+        console = CommandConsole(sys.stdout)
         console.print(counts_table(reader, summary))
         console.print(meta_table(reader))
     return 0

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from loadgen.runs.progress import RunProgress, ShardStatus, Status
 from measure.lateness import LATE_MS
-from tracefile.commandline.printing import raw_stream
+from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.progress import clock
 
 LIVE_INTERVAL_S = 0.25
@@ -178,7 +178,7 @@ async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncItera
 
 async def _show_live(progress: RunProgress) -> None:
 
-    with Live(console=Console(file=raw_stream(sys.stderr)), auto_refresh=False, transient=True) as live:
+    with Live(console=CommandConsole(sys.stderr), auto_refresh=False, transient=True) as live:
         while True:
             live.update(View(progress.status()), refresh=True)
             await asyncio.sleep(LIVE_INTERVAL_S)

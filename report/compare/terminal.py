@@ -24,7 +24,8 @@ from report.compare.results import (
     Quantile,
     QuantileError,
 )
-from tracefile.commandline.printing import printable, raw_stream
+from tracefile.commandline.console import CommandConsole
+from tracefile.commandline.printing import printable
 
 _DETAILED: tuple[Metric, ...] = ("tpot", "itl", "e2e")
 _WIDEST_LABEL = 20
@@ -32,7 +33,7 @@ _WIDEST_LABEL = 20
 
 def console_for(*, json: bool) -> Console:
     """Return a console on stdout, or on stderr beside JSON."""
-    return Console(file=raw_stream(sys.stderr if json else sys.stdout), highlight=False)
+    return CommandConsole(sys.stderr if json else sys.stdout, highlight=False)
 
 
 def print_comparison(result: Comparison, console: Console) -> None:

@@ -1,5 +1,6 @@
 """Settings of the tap, validated once (a check returns its value or raises InputError), and setups of its processes."""
 
+import os
 import re
 import sys
 import time

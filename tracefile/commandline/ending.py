@@ -12,7 +12,19 @@ from tracefile.records.errors import InputError
 
 _OF_THE_MACHINE = frozenset(
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENFILE", "ENAMETOOLONG")
+    for name in (
+        "EACCES",
+        "EPERM",
+        "EROFS",
+        "ENOSPC",
+        "EDQUOT",
+        "EFBIG",
+        "EIO",
+        "EMFILE",
+        "ENFILE",
+        "ENAMETOOLONG",
+        "EPIPE",
+    )
 )
 """Errors of files, disks and permissions: not the program's."""
 
@@ -26,14 +38,14 @@ def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[
             sys.stdout.flush()
         except KeyboardInterrupt:
             code = 130
-        except BrokenPipeError:
-            # The reader of our output (head, less) went away: nothing is wrong, and nothing more can be printed.
-            _drop_output()
-            code = 0
         except (InputError, RecursionError, MemoryError, ImportError, OSError) as error:
             if _is_ours(error):
                 raise
             code = 130 if _was_interrupted(error) else 2
+            if isinstance(error.__cause__ or error, BrokenPipeError):
+                # The reader of our output (head, less) went away: nothing is wrong, and nothing more can be printed.
+                _drop_output()
+                code = 0
             if code == 2:
                 print(f"{name}: error: {_one_line(error)}", file=sys.stderr)
                 if isinstance(error, OSError) and error.filename is None:
@@ -44,7 +56,7 @@ def run_command(name: str, main: Callable[[Sequence[str]], int], argv: Sequence[
 def _is_ours(error: Exception) -> bool:
     """Return whether an error is a mistake of the program, which is shown as it is."""
     if isinstance(error, OSError):
-        return error.errno not in _OF_THE_MACHINE
+        return error.errno not in _OF_THE_MACHINE and not isinstance(error, BrokenPipeError)
     return isinstance(error, ImportError) and not _was_interrupted(error)
 
 

@@ -40,10 +40,11 @@ def raw_stream(stream: TextIO) -> TextIO:
 def printing_safely() -> Iterator[None]:
     """Let everything printed be printable, in whatever encoding the locale has."""
     before = sys.stdout, sys.stderr
-    for stream in before:
+    given = [io.StringIO() if stream is None else stream for stream in before]  # closed, as by >&-
+    for stream in given:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(raw_stream(stream))) for stream in before)
+    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(raw_stream(stream))) for stream in given)
     try:
         yield
     finally:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack
 from typing import TypeVar
 
-from rich.console import Console
 from rich.status import Status
 
-from tracefile.commandline.printing import raw_stream
+from tracefile.commandline.console import CommandConsole
 
 Item = TypeVar("Item")
 
@@ -19,7 +18,7 @@ LOG_INTERVAL_S = 10.0
 
 def counted(items: Iterable[Item], what: str) -> Iterator[Item]:
     """Yield the items, with ``what``, their number and, if there is an end, the time left on stderr while they pass."""
-    console = Console(file=raw_stream(sys.stderr))
+    console = CommandConsole(sys.stderr)
     interval_s = TERMINAL_INTERVAL_S if console.is_terminal else LOG_INTERVAL_S
     begun_s = said_s = time.monotonic()
     total = len(items) if isinstance(items, Sized) and len(items) < sys.maxsize else None

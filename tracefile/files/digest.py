@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import stat
 
 from tracefile.files.columns import read_footer
 from tracefile.parquet.layout import is_parquet
 from tracefile.records.decoding import is_header, is_object, parse_object
+from tracefile.records.errors import InputError
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import open_lines, trace_files
 
@@ -15,9 +17,11 @@ def trace_digest(path: str | os.PathLike[str]) -> str:
 
     Headers are left out: a note added to one makes no new trace, nor does cutting it into segments. So are blank lines
     and a torn last one. Recompressing keeps the digest; another order, field or spacing is another trace. A trace in
-    columns says its own: that of the lines our writers write of its records.
+    columns says its own: that of the lines our writers write of its records. Raises InputError for a pipe.
     """
     path = given_path(path)
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise InputError(f"{path}: a pipe, and this command reads a trace more than once; expected a file")
     if is_parquet(path):
         return read_footer(path).digest
     digest = hashlib.sha256()

@@ -135,10 +135,11 @@ class TraceWriter:
 def new_writer(
     path: str | os.PathLike[str], meta: Meta, *, inputs: Iterable[str | os.PathLike[str]], overwrite: bool = False
 ) -> "TraceWriter | ColumnsWriter":
-    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines.
+    """A writer of a whole trace: in columns where the path ends in ``.parquet``, else of lines; ``-``: to stdout.
 
     The file gets its name once it is whole. Raises InputError if it is one of the command's ``inputs``.
     """
+    path = "/dev/stdout" if os.fspath(path) == "-" else path
     refuse_inputs(path, inputs)
     if has_parquet_suffix(path):
         return columns_writer(path)(path, meta, overwrite=overwrite)

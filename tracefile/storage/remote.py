@@ -16,11 +16,16 @@ T = TypeVar("T")
 
 
 def given_path(path: str | os.PathLike[str]) -> str:
-    """Return a local path, or a URL as it was before ``Path`` took one of its slashes; ``file://`` is a local path."""
+    """Return a local path, or a URL as it was before ``Path`` took one of its slashes.
+
+    ``file://`` is a local path, and ``-`` is stdin.
+    """
     text = os.fspath(path)
     found = _URL.fullmatch(text)
-    if found is None or os.path.exists(text):
+    if os.path.exists(text):
         return text
+    if found is None:
+        return "/dev/stdin" if text == "-" else text
     scheme, rest = found.groups()
     return "/" + unquote(rest) if scheme == "file" else f"{scheme}://{rest}"
 

@@ -57,16 +57,39 @@ def test_an_error_of_the_program_stays_one(error: Exception) -> None:
         run_command("x", raises(error), [])
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ending") / "t.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1]}\n')
+    return path
+
+
+def shell(command: str) -> tuple[int, str]:
+    """Return the exit code and stderr of ``command``, where ``tracefile`` is this interpreter's."""
+    text = f'set -o pipefail; tracefile() {{ "{sys.executable}" -m tracefile "$@"; }}; {command}'
+    done = subprocess.run(["bash", "-c", text], check=False, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
-    trace = tmp_path / "t.jsonl"
-    trace.write_text('{"meta":{"schema":"kvtape/1"}}\n')
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "tracefile", "cat", str(trace)], check=False, stdout=full, stderr=subprocess.PIPE
-        )
-    assert done.returncode == 2
-    assert done.stderr == b"tracefile: error: output: No space left on device; expected room and permission\n"
+def test_a_full_disk_behind_stdout_is_one_line(trace: Path) -> None:
+    said = "tracefile: error: output: No space left on device; expected room and permission\n"
+    assert shell(f"tracefile cat {trace} > /dev/full") == (2, said)
+
+
+@pytest.mark.parametrize("command", ["info {}", "synthesize --scale 1 {}"])
+def test_a_reader_who_goes_away_is_no_failure(command: str, trace: Path) -> None:
+    assert shell(f"tracefile {command.format(trace)} | true") == (0, "")
+
+
+def test_a_trace_passes_from_stdin_to_stdout_and_only_once(trace: Path) -> None:
+    assert shell(f"cat {trace} | tracefile convert - - | grep -q prompt_tokens") == (0, "-: 1 records\n")
+    said = "tracefile: error: /dev/stdin: a pipe, and this command reads a trace more than once; expected a file\n"
+    assert shell(f"cat {trace} | tracefile synthesize - --scale 2") == (2, said)
+
+
+def test_output_can_be_closed(trace: Path) -> None:
+    assert shell(f"tracefile cat {trace} >&-") == (0, "")
 
 
 def test_other_programs_keep_their_handler_of_ctrl_c() -> None:
@@ -86,7 +109,8 @@ def test_name_of_the_command_that_runs(argv: list[str], name: str | None, monkey
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "number", "code"), [("sim", "numba", signal.SIGINT, 130), ("tap", "msgspec", signal.SIGHUP, 7)]
+    ("command", "module", "number", "code"),
+    [("sim", "numba", signal.SIGINT, 130), ("tap", "msgspec", signal.SIGHUP, 7)],
 )
 def test_a_signal_while_modules_are_imported(
     command: str, module: str, number: signal.Signals, code: int, tmp_path: Path

@@ -64,7 +64,7 @@ def test_a_file_url_is_a_path(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert tracefile(["check", f"file://{folder}"]) == 0
     assert given_path(Path("file:///a%20b/c")) == "/a b/c"
     assert given_path(Path("s3://b/p")) == "s3://b/p"
-    assert (given_path("t.jsonl"), given_path("a:b/c")) == ("t.jsonl", "a:b/c")
+    assert (given_path("t.jsonl"), given_path("a:b/c"), given_path("-")) == ("t.jsonl", "a:b/c", "/dev/stdin")
 
 
 def test_commands_read_a_url(bucket: Any, capsys: pytest.CaptureFixture[str]) -> None:
