@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from measure.quantiles import quantile_place
+from measure.quantiles import interval_places
 from measure.survival import Waits, incidence, quantiles
 from tracefile.records.arrays import FloatArray, IntArray
 
@@ -65,6 +65,6 @@ def interval(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     if not len(kept):
         nothing = np.full(values.shape[1:], np.nan)
         return nothing, nothing
-    tail = (1.0 - CONFIDENCE) / 2
+    low, high = interval_places(CONFIDENCE, len(kept))
     kept = np.sort(kept, axis=0)
-    return kept[quantile_place(tail, len(kept))], kept[quantile_place(1.0 - tail, len(kept))]
+    return kept[low], kept[high]

@@ -4,10 +4,12 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import expm1, hypot, sqrt
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
 import numpy as np
+from scipy.special import stdtrit
 
 from measure.table import table_lines
 from measure.wording import NOTHING
@@ -21,7 +23,7 @@ from sim.fit.identification import (
     next_seed,
     require_enough,
 )
-from sim.fit.regression import bootstrap, estimate_drift, estimate_noise
+from sim.fit.regression import Drift, bootstrap, estimate_drift, estimate_noise
 from sim.fit.residuals import Requests, baseline_errors, cohort_errors, locate_misfit
 from sim.fit.schedule import Reconstruction
 from sim.fit.variants import (
@@ -175,8 +177,8 @@ def fit_traces(config: FitConfig) -> Fitted:
     draws = bootstrap(best.seen, best.solution.weights, best.free, config.bootstrap, config.seed)
     coverage = coverage_of(best.seen, best.forecast, best.variant.config.max_num_batched_tokens)
     unidentified = find_unidentified(best.seen, best.free, best.parameters, draws, coverage)
-    parameters = _parameters(best, draws, unidentified)
     drift = estimate_drift(best.seen, best.parameters)
+    parameters = _parameters(best, draws, unidentified, drift_of_mean(drift, len(captures)))
     model = Model(
         parameters=parameters,
         engine=best.variant.config,
@@ -256,17 +258,32 @@ def _hits_without_hashes(path: str, records: Sequence[Record]) -> bool:
     return True
 
 
-def _parameters(fit: Fit, draws: FloatArray, unidentified: Sequence[Unidentified]) -> dict[str, Parameter]:
+def drift_of_mean(drift: Drift, captures: int) -> float:
+    """Return how far the mean log(speed) of the captures may be from the engine's, at the ends of ``INTERVAL``.
+
+    One capture does not tell: 0.
+    """
+    return float(stdtrit(captures - 1, INTERVAL[1])) * drift.log_sd / sqrt(captures + 1) if captures > 1 else 0.0
+
+
+def _parameters(
+    fit: Fit, draws: FloatArray, unidentified: Sequence[Unidentified], drift: float
+) -> dict[str, Parameter]:
+    """Parameters with the bootstrap's intervals, widened by the drift between the captures, a speed of all costs."""
     why = {one.name: one.why for one in unidentified}
     parameters = {}
     for column in fit.free:
         term = TERMS[column]
-        low, high = np.quantile(draws[:, column], INTERVAL) if len(draws) else (None, None)
+        value, low, high = float(fit.parameters[column]), None, None
+        if len(draws):
+            ends = np.quantile(draws[:, column], INTERVAL)
+            low = max(value - hypot(value - ends[0], value * -expm1(-drift)), min(float(ends[0]), 0.0))
+            high = value + hypot(ends[1] - value, value * expm1(drift))
         parameters[term.name] = Parameter(
-            value=float(fit.parameters[column]),
+            value=value,
             unit=term.unit,
-            low=None if low is None else float(low),
-            high=None if high is None else float(high),
+            low=low,
+            high=high,
             identified=term.name not in why,
             note=why.get(term.name),
         )
@@ -336,11 +353,13 @@ def _noise_lines(model: Model) -> list[str]:
         for step_ms, row in zip(noise.step_ms, noise.step_log_ratio, strict=True)
     ]
     front = noise.frontend_log_ratio
+    least = "at least, from one capture, " if len(model.fitted_on) == 1 else ""
     return [
         f"noise, 8 steps of 10 within: {', '.join(spreads)}",
         f"autocorrelated share of a step's noise {noise.autocorrelated_share:.0%}, correlation time "
         f"{noise.correlation_time_ms / 1e3:.3g} s",
-        f"API server {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {model.drift_log_sd:.1%}",
+        f"API server {front[low]:+.0%} … {front[high]:+.0%}; another capture may differ by {least}"
+        f"{model.drift_log_sd:.1%}",
     ]
 
 

@@ -213,21 +213,19 @@ def _with_late_reads_joined(seen: Observations, predicted_ms: FloatArray) -> Obs
 
 
 def estimate_drift(seen: Observations, parameters: FloatArray) -> Drift:
-    """Estimate drift from log(speed) between captures; the spread within them weighs as three more captures."""
-    speeds, within = [], []
-    for number in range(int(seen.capture.max(initial=-1)) + 1):
-        rows = np.flatnonzero(seen.capture == number)
-        speeds.append(speed(seen, parameters, rows))
-        parts = [speed(seen, parameters, block) for block in np.array_split(rows, _BLOCKS) if len(block)]
-        within.append(float(np.var(parts, ddof=1)) if len(parts) > 1 else 0.0)
-    if not speeds:
+    """Estimate drift from log(speed) between k captures; of one capture, from its quarters: a lower bound.
+
+    The spread within captures tells nothing of the spread between them, so it is left out from two captures on.
+    """
+    captures = int(seen.capture.max(initial=-1)) + 1
+    blocks = [np.flatnonzero(seen.capture == number) for number in range(captures)]
+    if captures == 1:
+        blocks = [block for block in np.array_split(blocks[0], _BLOCKS) if len(block)]
+    if len(blocks) < 2:
         return Drift(0.0, 0)
-    between = float(np.var(speeds, ddof=1)) * (len(speeds) - 1) if len(speeds) > 1 else 0.0
-    prior = _BLOCKS - 1
-    freedom = len(speeds) - 1 + prior
-    variance = (between + prior * float(np.mean(within))) / freedom
+    variance = float(np.var([speed(seen, parameters, block) for block in blocks], ddof=1))
     # The captures' own mean is off by a share of it, and so is the fit that goes through them.
-    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / len(speeds)))), 6), freedom)
+    return Drift(round(float(np.sqrt(variance * (1.0 + 1.0 / captures))), 6), len(blocks) - 1)
 
 
 def speed(seen: Observations, parameters: FloatArray, rows: IntArray | None = None) -> float:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
+from measure.quantiles import interval_places, quantile
+from measure.resampling import CONFIDENCE
 from sim.engine.simstate import FIRST_STEPS, build_state, with_model
 from sim.kernels import layout
 from sim.kernels.layout import SimState
@@ -25,8 +27,6 @@ from sim.workload.arrivals import Arrivals
 from sim.workload.chain import chain_places
 from tracefile.records.arrays import FloatArray, IntArray
 
-CONFIDENCE = 0.90
-"""Share of members inside an interval, equal tails."""
 MOST_GAPS = 1 << 17
 """Gaps kept of a member; of more, every n-th."""
 FEWEST_STEPS = 1 << 10
@@ -78,12 +78,12 @@ class Interval:
 def members(model: Model, count: int, seed: int) -> list[Model]:
     """Return ``count`` models that the captures allow: draws in random order, each once before any comes again.
 
-    Speeds are quantiles of Student's t (normal where drift is known) at the middles of ``count`` equal shares.
+    Speeds are quantiles of Student's t (normal where drift is known) at the ranks 1 to ``count`` of ``count`` + 1.
     """
     random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
     rows: Sequence[Sequence[float]] = model.draws or [[one.value for one in model.parameters.values()]]
     order = np.resize(random.permutation(len(rows)), count)
-    shares = (random.permutation(count) + 0.5) / count
+    shares = (random.permutation(count) + 1.0) / (count + 1)
     scores = stdtrit(model.drift_freedom, shares) if model.drift_freedom else ndtri(shares)
     speeds = np.exp(model.drift_log_sd * scores).tolist()
     return [_member(model, rows[row], speed) for row, speed in zip(order.tolist(), speeds, strict=True)]
@@ -127,12 +127,11 @@ def forecast(
 
 def interval(values: FloatArray) -> Interval:
     """Return the median and ``CONFIDENCE`` of the members' values, which may be infinite; NaN values are left out."""
-    kept = values[~np.isnan(values)]
+    kept = np.sort(values[~np.isnan(values)])
     if not len(kept):
         return Interval(np.nan, np.nan, np.nan)
-    tail = (1.0 - CONFIDENCE) / 2
-    low, middle, high = np.quantile(kept, [tail, 0.5, 1.0 - tail], method="inverted_cdf").tolist()
-    return Interval(middle, low, high)
+    low, high = interval_places(CONFIDENCE, len(kept))
+    return Interval(quantile(kept, 0.5), float(kept[low]), float(kept[high]))
 
 
 def _seen(state: SimState) -> dict[str, npt.NDArray[Any]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from measure.cohorts import ALL
+from measure.resampling import CONFIDENCE
 from report.output import print_json, write_page
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
-from sim.forecast.ensemble import CONFIDENCE, forecast, interval, members
+from sim.forecast.ensemble import forecast, interval, members
 from sim.forecast.measured import error_sentence, errors_of, measured_row
 from sim.forecast.saturation import Demand, extrapolations, open_parameters
 from sim.forecast.scenarios import (

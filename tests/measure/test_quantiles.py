@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from measure.quantiles import quantile, quantile_bucket, quantile_place
+from measure.quantiles import interval_places, quantile, quantile_bucket, quantile_place
 
 
 def test_the_quantile_is_the_order_statistic_number_qn_rounded_up() -> None:
@@ -21,6 +21,15 @@ def test_it_is_the_inverted_distribution(n: int) -> None:
     for level in (0.01, 0.3, 0.5, 0.9, 0.95, 0.99):
         expected = np.quantile(values, level, method="inverted_cdf")
         assert quantile(values, level) == quantile(values.tolist(), level) == expected
+
+
+def test_an_interval_of_draws_holds_one_more_with_its_confidence() -> None:
+    assert [interval_places(0.90, n) for n in (1, 3, 19, 20, 64, 500)] == [
+        (0, 0), (0, 2), (0, 18), (0, 19), (2, 61), (24, 475)
+    ]  # fmt: skip
+    for n in (64, 128, 256):
+        low, high = interval_places(0.90, n)
+        assert 0.90 <= (high - low) / (n + 1) < 0.91
 
 
 def test_buckets_hold_the_same_quantile() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sim.fit import fit as fit_command
-from sim.fit.fit import FitConfig, Fitted, fit_traces
+from sim.fit.fit import FitConfig, Fitted, drift_of_mean, fit_traces
 from sim.fit.observations import Observations
 from sim.fit.regression import Drift, bootstrap, estimate_drift, estimate_noise, solve
 from sim.fit.residuals import Requests, baseline_errors, locate_misfit
@@ -397,11 +397,14 @@ def test_drift_is_how_captures_differ() -> None:
         seen = (10.0 * speed * np.exp(0.05 * rng.standard_normal(400))).tolist()
         parts.append(observations([[1.0]] * 400, seen, [False] * 400))
     speeds = [np.median(np.log(part.seen_ms / 10.0)) for part in parts]
-    # Shrunk as three steady captures more would; a seventh differs from the six by that and by what their mean is off.
-    expected = float(np.sqrt(np.var(speeds, ddof=1) * 5 / 8 * (1 + 1 / 6)))
+    # Steady captures tell nothing of the next: a seventh differs from the six by s and by what their mean is off.
+    expected = float(np.sqrt(np.var(speeds, ddof=1) * (1 + 1 / 6)))
     drift = estimate_drift(Observations.join(parts), vector(10.0))
-    assert drift.log_sd == pytest.approx(expected, rel=0.05)
-    assert drift.freedom == 8
+    assert drift.log_sd == pytest.approx(expected, rel=1e-4)
+    assert drift.freedom == 5
+    # The mean of six is known to s / √6, at 97.5 % of Student's t with 5 degrees of freedom; of one, not at all.
+    assert drift_of_mean(drift, 6) == pytest.approx(2.5706 * np.std(speeds, ddof=1) / np.sqrt(6), rel=1e-4)
+    assert drift_of_mean(drift, 1) == 0.0
     alone = estimate_drift(parts[0], vector(10.0))
     assert alone.log_sd < 0.01
     assert alone.freedom == 3

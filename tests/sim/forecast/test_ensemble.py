@@ -99,8 +99,8 @@ def test_drift_is_one_speed_for_all_of_a_member() -> None:
     model = msgspec.structs.replace(default_model(), drift_log_sd=0.1)
     drawn = members(model, 101, seed=0)
     speeds = np.array([member.costs[STEPS] / model.costs[STEPS] for member in drawn])
-    assert np.median(speeds) == pytest.approx(1.0)  # the quantiles at the shares' middles are symmetric
-    assert np.log(speeds).std() == pytest.approx(0.1, rel=0.03)
+    assert np.median(speeds) == pytest.approx(1.0)  # the quantiles at i of 102 are symmetric
+    assert np.log(speeds).std() == pytest.approx(0.1, rel=0.05)
     for member, speed in zip(drawn, speeds, strict=True):
         assert member.costs[RECEIVED] == pytest.approx(model.costs[RECEIVED] * speed)
         assert member.costs[DECODES] == pytest.approx(model.costs[DECODES] * speed)
@@ -111,7 +111,7 @@ def test_drift_that_few_captures_told_has_heavier_tails() -> None:
     drawn = members(model, 201, seed=0)
     logs = np.sort(np.log([member.costs[STEPS] / model.costs[STEPS] for member in drawn]))
     # Student's t of 5 degrees of freedom is beyond 2.015 in a twentieth of cases, the normal beyond 1.645.
-    assert logs[190] == pytest.approx(0.2015, rel=0.02)
+    assert logs[191] == pytest.approx(0.2015, rel=0.02)
     assert np.median(logs) == pytest.approx(0.0)
 
 
@@ -144,6 +144,6 @@ def test_gaps_beyond_the_most_are_thinned(arrivals: Arrivals, monkeypatch: pytes
 
 def test_intervals_are_order_statistics_and_may_be_open() -> None:
     found = interval(np.array([*range(1, 20), np.inf]))
-    assert (found.middle, found.low, found.high) == (10.0, 1.0, 19.0)
+    assert (found.middle, found.low, found.high) == (10.0, 1.0, math.inf)
     assert interval(np.array([1.0, np.inf, np.inf, np.inf])).middle == np.inf
     assert math.isnan(interval(np.array([np.nan])).middle)
