@@ -56,8 +56,8 @@ def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequ
         )
     if aa is None:
         yield (
-            "a noisy machine shows the same: capture this load again and pass it as --repeat; within the difference of "
-            "two captures an error counts as none"
+            "a noisy machine shows the same: capture this load again and pass it as --repeat; errors are then against "
+            "the mean of both captures"
         )
     else:
         apart = [_largest(aa, level) for level in missed]

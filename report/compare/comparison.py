@@ -20,6 +20,7 @@ from report.compare.cells import (
     Cell,
     Cells,
     cached_agreement,
+    counted_cohorts,
     coverage,
     joined_rows,
     judge,
@@ -27,6 +28,7 @@ from report.compare.cells import (
     measure_ensemble,
     middle_run,
     provenance,
+    with_members,
 )
 from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
@@ -234,13 +236,17 @@ def _judge_pair(material: _Material, truth_label: str, label: str, beside: Pair 
             for metric in METRICS
         }
         judged[name] = PairCohort(cached=cached_agreement(truth, other, truth_rows, other_rows, MIN_CELL), **errors)
+    counted = [
+        (cohort, cells[truth_label, name, "ttft"], cells[label, name, "ttft"])
+        for name, cohort in counted_cohorts(judged).items()
+    ]
     return Pair(
         truth=truth_label,
         kind="error" if same_conditions(truth.meta, other.meta) else "contrast",
         joined=len(join),
         unmatched_truth=join.unmatched_truth,
         unmatched_other=join.unmatched_other,
-        coverage=coverage(judged) if label in material.members else None,
+        coverage=with_members(coverage(judged), counted) if label in material.members else None,
         cohorts=judged,
     )
 

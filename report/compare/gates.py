@@ -12,7 +12,7 @@ from measure.cohorts import ALL, cohort_order
 from measure.quantiles import quantile
 from measure.thresholds import Threshold, parse_threshold
 from measure.wording import share
-from report.compare.cells import MIN_CELL, counted_cohorts
+from report.compare.cells import MIN_CELL, counted_cohorts, gated_error
 from report.compare.results import (
     LEVELS,
     METRICS,
@@ -98,8 +98,8 @@ IN_SATURATION: Final[Mapping[str, float]] = {"p50": 0.15}
 """In saturation a small error of the rate is a large error of the queue: only the median is gated."""
 MIN_EXACT_SHARE: Final = 0.99
 """Share of requests whose cached tokens must be exact, where no request is preempted."""
-MIN_COVERAGE: Final = 0.85
-"""Share of captured quantiles inside the bands, which are made to hold 90 %."""
+MIN_P: Final = 0.05
+"""Smallest ``p_value`` of the capture among the forecast's members: 95 of 100 captures of a right model have more."""
 BASELINE_CELL: Final = 100
 """Requests of the smallest cohort that must beat every baseline."""
 
@@ -111,7 +111,7 @@ def standard_gates(result: Comparison) -> Iterator[GateResult]:
         pair = result.pairs[label]
         yield from _cached(label, pair, forecast, result.min_cell)
         yield from _quantiles(label, pair, forecast)
-        yield _coverage(label, pair)
+        yield _coverage(label, pair, forecast)
         if result.baselines and pair.truth == first:
             yield _beaten(label, pair, result.baselines)
 
@@ -138,30 +138,38 @@ def _named(label: str, name: str) -> str:
 
 def _quantiles(label: str, pair: Pair, forecast: Forecast) -> Iterator[GateResult]:
     for level, limit in (IN_SATURATION if forecast.saturated else BELOW_SATURATION).items():
-        expression = f"{label}: TTFT {level} within {share(limit)} or A/A, middle cohort"
-        errors = [
-            0.0 if error.inside_aa else inf if error.error is None else error.error
-            for cohort in counted_cohorts(pair.cohorts).values()
+        expression = f"{label}: TTFT {level} within {share(limit)} or the forecast's noise, middle cohort"
+        errors = {
+            cohort_name: gated_error(error)
+            for cohort_name, cohort in counted_cohorts(pair.cohorts).items()
             if (error := getattr(cohort.ttft, level)) is not None and error.reached in ("both", "one")
-        ]
+        }
         name = _named(label, f"TTFT {level}")
         if not errors:
             yield _refused(name, expression, "not judged: no cohort has enough requests")
             continue
-        middle = quantile(sorted(errors), 0.5)
+        middle = quantile(sorted(errors.values()), 0.5)
         if middle == inf:
             yield _refused(name, expression, "one side alone reaches it, in most cohorts")
             continue
-        where = "in saturation" if forecast.saturated else "below saturation"
-        yield _held(name, expression, middle, middle <= limit, f"{len(errors)} cohorts, {where}")
+        noise = pair.coverage.noise.get(level, 0.0) if pair.coverage is not None else 0.0
+        worst = max(errors, key=errors.__getitem__)
+        said = f"{len(errors)} cohorts, worst {worst} {share(errors[worst])}" if len(errors) > 1 else worst
+        said += f", noise {share(noise)}" if noise > limit else ""
+        said += ", in saturation" if forecast.saturated else ""
+        yield _held(name, expression, middle, middle <= max(limit, noise), said)
 
 
-def _coverage(label: str, pair: Pair) -> GateResult:
-    expression = f"{label}: bands hold >= {share(MIN_COVERAGE)} of quantiles"
+def _coverage(label: str, pair: Pair, forecast: Forecast) -> GateResult:
+    expression = f"{label}: bands hold the capture, p >= {share(MIN_P)}"
     name, found = _named(label, "bands"), pair.coverage
-    if found is None or found.share is None:
+    if found is None or found.p_value is None:
         return _refused(name, expression, "not judged: no cohort has enough requests")
-    return _held(name, expression, found.share, found.share >= MIN_COVERAGE, f"{found.inside} of {found.quantiles}")
+    if (forecast.members + 1) * MIN_P < 1.0:
+        reason = f"not asked: {forecast.members} members cannot tell; {round(1.0 / MIN_P) - 1} are needed"
+        return GateResult(name=name, expression=expression, value=None, passed=True, reason=reason)
+    said = f"{found.inside} of {found.quantiles} quantiles inside"
+    return _held(name, expression, found.p_value, found.p_value >= MIN_P, said)
 
 
 def _beaten(label: str, pair: Pair, baselines: Mapping[str, Mapping[str, DurationError]]) -> GateResult:

@@ -55,8 +55,8 @@ class QuantileError(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     """Session-bootstrap interval of ``signed_error``, both sides drawn together."""
-    inside_aa: bool | None = None
-    """``error`` is no larger than that of the A/A run. Null: no A/A run for this truth."""
+    repeat_error: float | None = None
+    """Signed error against the mean of the truth and its A/A run. Null: no A/A run for this truth."""
     inside_band: bool | None = None
     """The truth's quantile lies inside the forecast's band. Null: the other is no ensemble, or undecided."""
 
@@ -69,7 +69,7 @@ class DurationError(msgspec.Struct, frozen=True, kw_only=True):
     judged: bool
     """False: a side has fewer waits than ``min_cell``."""
     verdict: str | None = None
-    """On an ensemble, judged: within band, within A/A, or how far off."""
+    """On an ensemble, judged: within band, or how far off."""
     p50: QuantileError | None = None
     p90: QuantileError | None = None
     p95: QuantileError | None = None
@@ -132,6 +132,10 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles left out of these: the truth is only known to be larger than a value in the band."""
     share: float | None
     """inside / quantiles. Null: none is judged."""
+    p_value: float | None = None
+    """Share of the capture and the members, together, that lie as far from their middle as the capture."""
+    noise: dict[str, float] = {}
+    """By level: |error| of the middle cohort that 98 % of the members keep to, each taken for the capture."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

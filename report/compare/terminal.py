@@ -93,8 +93,6 @@ def _row(label: str, own: Duration, errors: DurationError | None) -> list[str]:
 
 def _legend(result: Comparison) -> str:
     said = ["Errors are (label − truth) / truth."]
-    if result.yardstick is not None:
-        said.append(f"≈: no further off than the A/A run ({result.yardstick}).")
     said.append("*: the largest value alone. > x: past the last event.")
     said.append(f"Cells under {result.min_cell} are not judged. Intervals: --json, --html.")
     return " ".join(said)
@@ -192,10 +190,8 @@ def interval_text(found: Quantile) -> str:
 
 
 def error_text(found: QuantileError | None) -> str:
-    """Return the signed error, marked ``≈`` where the A/A run is no closer."""
-    if found is None:
-        return NOTHING
-    return reached_text(found) + (" ≈" if found.inside_aa else "")
+    """Return the signed error, or which sides reach the quantile."""
+    return NOTHING if found is None else reached_text(found)
 
 
 def error_interval_text(found: QuantileError | None) -> str:

@@ -171,15 +171,16 @@ def quantile(
     """Quantile of a cell."""
     error: QuantileError | None = getattr(judged, level)
     aa: QuantileError | None = getattr(again, level) if again else None
+    signed, aa_signed = error.signed_error if error else None, aa.signed_error if aa else None
     return Quantile(
         captured_ms=getattr(captured.ttft, level).value_ms,
         forecast_ms=getattr(forecast.ttft, level).value_ms,
-        error=error.signed_error if error else None,
+        error=signed,
         low=error.low if error else None,
         high=error.high if error else None,
         inside_band=error.inside_band if error else None,
-        aa_error=aa.signed_error if aa else None,
-        inside_aa=error.inside_aa if error else None,
+        aa_error=aa_signed,
+        inside_aa=None if signed is None or aa_signed is None else abs(signed) <= abs(aa_signed),
     )
 
 

@@ -122,8 +122,8 @@ def test_truths_contrasts_and_the_yardstick(tmp_path: Path, make_trace: MakeTrac
         "cold-predicted": ("cold", "error"),
     }
     assert result["yardstick"] == "again"
-    assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is True
-    assert result["pairs"]["cold-predicted"]["cohorts"]["all"]["ttft"]["p50"]["inside_aa"] is None
+    assert result["pairs"]["replayed"]["cohorts"]["all"]["ttft"]["p50"]["repeat_error"] == pytest.approx(0.0, abs=0.02)
+    assert result["pairs"]["cold-predicted"]["cohorts"]["all"]["ttft"]["p50"]["repeat_error"] is None
 
 
 @pytest.mark.parametrize(
