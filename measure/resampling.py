@@ -1,8 +1,8 @@
-"""Session bootstrap: intervals from draws of whole sessions with replacement.
+"""Bootstrap of busy periods: intervals from draws, with replacement, of whole sessions that met in the engine's queue.
 
-Requests of a session share its prefix, its length and its time, so they are no independent samples. The same draw
-serves all runs, cohorts and metrics: a session that two runs share is drawn for both or for neither, so the interval of
-an error is that of the pair.
+Requests of a session share its prefix, its length and its time, and requests in one queue share their waits, so they
+are no independent samples. The same draw serves all runs, cohorts and metrics: a unit that two runs share is drawn for
+both or for neither, so the interval of an error is that of the pair.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from tracefile.records.arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.90
 """Share of replicates inside an interval or band, with equal tails."""
-MIN_SESSIONS = 2
-"""With fewer sessions there is no interval."""
+FEWEST_UNITS = 8
+"""With fewer effective units there is no interval; with fewer above a quantile, its interval is open above."""
 _CHUNK = 100_000
 """Weights in floats at once, for the processor's cache."""
 
@@ -28,6 +28,28 @@ class Replicates:
 
     quantiles_ms: FloatArray
     survival: FloatArray
+
+
+def busy_units(arrival_ms: FloatArray, wait_ms: FloatArray, session: IntArray) -> IntArray:
+    """Return each row's unit: its session, and all sessions that began in the same period without an idle moment.
+
+    ``wait_ms``: how long a request kept others waiting; NaN: not at all. ``session``: dense numbers from 0.
+    """
+    if not len(session):
+        return session
+    order = np.lexsort((np.arange(len(session)), arrival_ms))
+    came = arrival_ms[order]
+    free_at = np.maximum.accumulate(np.where(np.isnan(wait_ms[order]), came, came + wait_ms[order]))
+    period = np.concatenate([[0], np.cumsum(came[1:] >= free_at[:-1])])
+    first = np.full(int(session.max()) + 1, len(session))
+    np.minimum.at(first, session[order], np.arange(len(session)))
+    return np.asarray(period[first[session]])
+
+
+def effective_units(unit_of_row: IntArray) -> float:
+    """Return the number of equal units that tell as much as these: (Σ n)² / Σ n² over the rows of each."""
+    counts = np.bincount(unit_of_row).astype(np.float64)
+    return float(counts.sum() ** 2 / max((counts**2).sum(), 1.0))
 
 
 def draw_weights(sessions: int, replicates: int, seed: int) -> npt.NDArray[np.uint16]:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import ALL
-from measure.quantiles import quantile, quantile_place
-from measure.resampling import MIN_SESSIONS, interval, resample
+from measure.quantiles import ROUNDING, quantile, quantile_place
+from measure.resampling import FEWEST_UNITS, effective_units, interval, resample
 from measure.runs import STATUSES, UNKNOWN, Run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
 from measure.waits import distance, logrank_p
@@ -61,6 +61,8 @@ class Cell:
 
     waits: Waits
     sessions: int
+    effective_n: float
+    """Independent units, of sessions that met in no queue, that tell as much."""
     values_ms: FloatArray
     """Quantiles at LEVELS; infinite past the curve's end."""
     low_ms: FloatArray
@@ -87,25 +89,30 @@ def measure(waits: Waits, session_of_row: IntArray, weights: npt.NDArray[np.uint
     """Curve, quantiles and bootstrap draws of one sample; ``weights`` None: no intervals."""
     if not len(waits):
         return empty_cell(waits)
-    sessions = len(np.unique(session_of_row[waits.row]))
+    units = session_of_row[waits.row]
+    sessions, effective_n = len(np.unique(units)), effective_units(units)
     share = incidence(waits)
+    values_ms = quantiles(waits, share, LEVEL_SHARES)
     points = drawn_points(waits)
     drawn_ms = None
     low = high = np.full(len(points), np.nan)
     low_ms = high_ms = np.full(len(LEVEL_SHARES), np.nan)
-    if weights is not None and sessions >= MIN_SESSIONS and len(weights):
+    if weights is not None and effective_n >= FEWEST_UNITS and len(weights):
         replicates = resample(waits, session_of_row, weights, LEVEL_SHARES, points)
         drawn_ms = replicates.quantiles_ms
         low, high = interval(replicates.survival)
         low_ms, high_ms = interval(drawn_ms)
+        places = np.searchsorted(share, LEVEL_SHARES - ROUNDING)
+        above = [effective_units(units[place + 1 :]) for place in places]
+        high_ms = np.where(np.array(above) < FEWEST_UNITS, np.inf, high_ms)
     curve = Curve(waits.time_ms[points], 1.0 - share[points], low, high)
-    return Cell(waits, sessions, quantiles(waits, share, LEVEL_SHARES), low_ms, high_ms, drawn_ms, curve)
+    return Cell(waits, sessions, effective_n, values_ms, low_ms, high_ms, drawn_ms, curve)
 
 
 def empty_cell(waits: Waits, members: int = 0) -> Cell:
     nothing, unknown = np.empty(0), np.full(len(LEVEL_SHARES), np.nan)
     curve = Curve(nothing, nothing, nothing, nothing)
-    return Cell(waits, 0, unknown, unknown, unknown, None, curve, members)
+    return Cell(waits, 0, 0.0, unknown, unknown, unknown, None, curve, members)
 
 
 def describe(cell: Cell) -> Duration:
@@ -128,6 +135,7 @@ def describe(cell: Cell) -> Duration:
         censored_share=censored / n if n else 0.0,
         unobserved=round(cell.waits.unobserved / max(1, cell.members)),
         sessions=cell.sessions,
+        effective_n=round(cell.effective_n, 1),
         **found,
     )
 
@@ -171,7 +179,8 @@ def _quantile_error(truth: Cell, other: Cell, at: int) -> QuantileError | None:
     if not (np.isfinite(t) and np.isfinite(o)):
         return QuantileError(reached=_reached(t, o, truth, other), inside_band=inside)
     low = high = np.full(1, np.nan)
-    if truth.drawn_ms is not None and other.drawn_ms is not None:
+    known = all(cell.members or np.isfinite(cell.high_ms[at]) for cell in (truth, other))
+    if known and truth.drawn_ms is not None and other.drawn_ms is not None:
         drawn_t, drawn_o = truth.drawn_ms[:, at], other.drawn_ms[:, at]
         kept = np.isfinite(drawn_t) & ~np.isnan(drawn_o) & (drawn_t > 0)
         low, high = interval(((drawn_o[kept] - drawn_t[kept]) / drawn_t[kept])[:, None])
@@ -373,12 +382,15 @@ def measure_ensemble(
     members_ms[[len(member) > 0 for member in members]] = of_members
     low, high = interval(survival)
     low_ms, high_ms = interval(of_members)
-    sessions = len(np.unique(session_of_row[pooled.row]))
+    units = session_of_row[pooled.row]
+    sessions, effective_n = len(np.unique(units)), effective_units(units)
     drawn_ms = None
-    if weights is not None and sessions >= MIN_SESSIONS and len(weights):
+    if weights is not None and effective_n >= FEWEST_UNITS and len(weights):
         drawn_ms = _draws(members, session_of_row, weights)
     curve = Curve(times_ms, _middle(survival), low, high)
-    return Cell(pooled, sessions, _middle(of_members), low_ms, high_ms, drawn_ms, curve, len(members), members_ms)
+    return Cell(
+        pooled, sessions, effective_n, _middle(of_members), low_ms, high_ms, drawn_ms, curve, len(members), members_ms
+    )
 
 
 def _pooled(members: Sequence[Waits]) -> Waits:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
-from measure.resampling import CONFIDENCE, draw_weights
+from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from measure.survival import Waits
 from measure.waits import completion_waits, first_token_waits, token_gaps, token_paces
@@ -86,7 +86,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A run cut into cohorts, with each record's session as a number shared by every run."""
+    """A run cut into cohorts, with each record's unit of resampling as a number shared by every run."""
 
     rows: Mapping[str, IntArray]
     session_of_row: IntArray
@@ -150,7 +150,7 @@ def find_yardstick(named: str | None, truths: Mapping[str, str]) -> str | None:
 def _cut(
     runs: Mapping[str, Run], members: Members, truths: Mapping[str, str], joins: Mapping[str, Join]
 ) -> tuple[dict[str, _Cut], int]:
-    """Cut every run into cohorts and number its sessions, as its truth has them where a request is joined."""
+    """Cut every run into cohorts and number its units, as its truth has them where a request is joined."""
     traits: dict[str, Traits] = {}
     sessions: dict[str, npt.NDArray[np.str_]] = {}
     alone = [label for label in runs if label not in truths]
@@ -166,9 +166,16 @@ def _cut(
             truth, join = truths[label], joins[label]
             traits[label] = borrowed_traits(traits[label], traits[truth], join.other_rows, join.truth_rows)
             sessions[label][join.other_rows] = sessions[truth][join.truth_rows]
+    units: dict[str, npt.NDArray[np.str_]] = {}
     number: dict[str, int] = {}
+    for label in [*alone, *truths]:
+        run, own = runs[label], np.unique(sessions[label].astype(str), return_inverse=True)[1]
+        wait_ms = np.where(np.isnan(run.ttft_ms), run.e2e_ms, run.ttft_ms)
+        units[label] = np.array([f"{label} {unit}" for unit in busy_units(run.arrival_ms, wait_ms, own)], dtype=object)
+        if label in truths:
+            units[label][joins[label].other_rows] = units[truths[label]][joins[label].truth_rows]
     numbered = {
-        label: np.array([number.setdefault(name, len(number)) for name in sessions[label]], dtype=np.int64)
+        label: np.array([number.setdefault(name, len(number)) for name in units[label]], dtype=np.int64)
         for label in runs
     }
     cuts = {

@@ -108,7 +108,7 @@ def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: M
     few = {label: sessions for label, trace in traces.items() if (sessions := _sessions(trace)) < _FEW_SESSIONS}
     if few:
         named = ", ".join(f"{label} {sessions}" for label, sessions in few.items())
-        notes.append(f"Few sessions to resample ({named}): intervals are likely too narrow.")
+        notes.append(f"Few sessions or busy periods to resample ({named}): intervals are likely too narrow.")
     return notes
 
 

@@ -15,7 +15,7 @@ METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2e")
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile of a label's curve, with its session-bootstrap interval."""
+    """A quantile of a label's curve, with its bootstrap interval."""
 
     value_ms: float | None = None
     """Null: the curve never gets there; see ``beyond_ms``."""
@@ -38,6 +38,9 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     censored_share: float
     unobserved: int
     sessions: int
+    """Units that are resampled: sessions, together where they met in a queue."""
+    effective_n: float = 0.0
+    """Units of equal size that tell as much."""
     p50: Quantile
     p90: Quantile
     p95: Quantile

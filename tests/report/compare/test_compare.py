@@ -54,9 +54,11 @@ def test_a_uniform_slowdown_is_found_exactly(tmp_path: Path, make_trace: MakeTra
     assert (pair["truth"], pair["kind"], pair["joined"]) == ("captured", "error", 120)
     ttft = pair["cohorts"]["turns2+"]["ttft"]
     for level in ("p50", "p90", "p95", "p99"):
-        # Both sides are drawn together, so a constant factor has an interval of no width.
+        # Both sides are drawn together, so a constant factor has an interval of no width; above p50 too few waits are.
         found = ttft[level]
-        assert [found["error"], found["low"], found["high"]] == pytest.approx([0.25, 0.25, 0.25])
+        assert found["error"] == pytest.approx(0.25)
+        ends = [found["low"], found["high"]]
+        assert ends == (pytest.approx([0.25, 0.25]) if level == "p50" else [None, None])
     assert ttft["median_abs_error"] == pytest.approx(0.25)
     assert ttft["bias"] == pytest.approx(0.25)
     assert pair["cohorts"]["all"]["cached"]["exact_share"] == 1.0
