@@ -13,6 +13,8 @@ CAPTIONS = {
     "uncached": "Cold, measured with `--no-enable-prefix-caching`, forecast from the warm capture",
     "cold-replayed": "Cold, measured by `replay --cold-prompts`, forecast from the warm capture",
 }
+THIN = 100
+"""Requests under which p99 is the slowest of them, marked *."""
 DECODES = "Steps of decodes alone, by the answers in them: captured over model, with prefixes shared and not"
 
 
@@ -71,13 +73,13 @@ def _cell_row(cell: Cell) -> list[str]:
         exact,
         f"{cell.offered:.0%}" + (" saturated" if cell.saturated else ""),
         _times(cell.pace.steps),
-        *(_quantile(cell.quantiles[level]) for level in LEVELS),
+        *(_quantile(cell.quantiles[level], thin=level == "p99" and cell.n < THIN) for level in LEVELS),
         f"{cell.w1_ms:,.0f}" if cell.w1_ms is not None else "–",
         _yardstick(cell),
     ]
 
 
-def _quantile(one: Quantile) -> str:
+def _quantile(one: Quantile, *, thin: bool) -> str:
     """``145 → 136, **−6.2 %** (−12 … 1) ✓``: captured, forecast, its error with its interval, inside the band."""
     if one.captured_ms is None or one.forecast_ms is None or one.error is None:
         return "–"
@@ -85,7 +87,7 @@ def _quantile(one: Quantile) -> str:
         f" ({one.low * 100:+.0f} … {one.high * 100:+.0f})" if one.low is not None and one.high is not None else ""
     )
     held = "" if one.inside_band is None else " ✓" if one.inside_band else " ✗"
-    return f"{one.captured_ms:,.0f} → {one.forecast_ms:,.0f}, **{one.error:+.1%}**{interval}{held}"
+    return f"{one.captured_ms:,.0f}{'*' if thin else ''} → {one.forecast_ms:,.0f}, **{one.error:+.1%}**{interval}{held}"
 
 
 def _yardstick(cell: Cell) -> str:
