@@ -34,8 +34,8 @@ PERIOD_S = 0.005
 QUIET_S = 0.5
 MAX_ADDED_MS = 20.0
 QUEUE_MB = 64
-SLACK = 1.25
-SIZES_MB = {"tap": 40, "worker": 30 + QUEUE_MB, "recorder": 40 + QUEUE_MB, "admin": 60}
+SLACK = 1.1
+SIZES_MB = {"tap": 70, "worker": 50 + QUEUE_MB, "recorder": 40 + 150 + QUEUE_MB, "admin": 100}
 """docs/tap-operations.md, Sizing."""
 FULL_MB, QUICK_MB = 20.0, 2.0
 """Size of a payload; trailers, trailer lines and the gzip bomb are three times that."""

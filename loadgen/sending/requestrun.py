@@ -38,6 +38,7 @@ class RequestRun:
         "sent_ns",
         "started_ns",
         "status",
+        "told_bytes",
         "told_reads",
     )
 
@@ -53,7 +54,7 @@ class RequestRun:
         self.outcome: Outcome = "ok"
         self.error_kind: LossKind | None = None
         self.reads: list[tuple[int, bytes]] = []
-        self.told_reads = 0
+        self.told_reads = self.told_bytes = 0
         self._request = order.data
         self._owner = owner
         self._connection: ServerConnection | None = None

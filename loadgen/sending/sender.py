@@ -39,6 +39,8 @@ from wire.pool import ConnectError, ConnectionPool
 from wire.process import FrameSocket
 from wire.url import parse_url
 
+MAX_RESPONSE_BYTES = 64 << 20
+"""Bound for one response, which is kept until its end: 128,000 output tokens in events of 500 bytes."""
 SPARE = 4
 """Idle connections kept open beyond those in use."""
 
@@ -263,7 +265,7 @@ class Sender:
     def _pulse(self) -> Pulse:
         first_reads_ns: list[int] = []
         gaps_ns: list[int] = []
-        for request in self._in_flight.values():
+        for request in list(self._in_flight.values()):
             reads, told = request.reads, request.told_reads
             if len(reads) == told:
                 continue
@@ -272,6 +274,9 @@ class Sender:
             new = reads[max(0, told - 1) :]
             gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
             request.told_reads = len(reads)
+            request.told_bytes += sum(len(data) for _, data in reads[told:])
+            if request.told_bytes > MAX_RESPONSE_BYTES:
+                request.give_up("error", "bad_response")
         delays_ns, self._delays_ns = self._delays_ns, []
         cpu_ns = time.process_time_ns() - self._cpu_before_ns
         return Pulse(self._started, len(self._in_flight), cpu_ns, delays_ns, first_reads_ns, gaps_ns)

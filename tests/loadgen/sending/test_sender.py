@@ -271,6 +271,32 @@ def test_a_request_that_takes_too_long_is_given_up_within_a_beat(bench: Runner) 
     assert done.records[0].e2e_ms == pytest.approx(200, abs=51)
 
 
+def test_a_response_without_end_is_given_up_at_its_bound(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.sending.sender.MAX_RESPONSE_BYTES", 100_000)
+
+    async def test(at: Bench) -> None:
+        def start(request: RequestRun) -> None:
+            Bench.start(at, request)
+            if at.names[request.number] == "endless":
+                drip(request)
+
+        def drip(request: RequestRun) -> None:
+            if not request.end_ns:
+                request.reads.append((at.loop.now_ns(), b"x" * 1000))
+                at.loop.call_later(0.001, drip, request)
+
+        at.service_ms["endless"] = 60_000
+        at.start = start  # type: ignore[method-assign]
+        await at.run([at.send("endless", 0), at.send("quick", 100)])
+
+    done = bench(test)
+    assert [(record.request_id, record.status, record.error) for record in done.records] == [
+        ("quick", "ok", None),
+        ("endless", "error", "bad_response"),
+    ]
+    assert 100 < (done.records[1].e2e_ms or 0) < 1000
+
+
 def test_a_plan_without_end_is_asked_for_one_root_at_a_time(bench: Runner) -> None:
     asked: list[int] = []
 
