@@ -43,11 +43,13 @@ class ControlClient:
             return model
         if response.status in REFUSED:
             raise InputError(f"--url: {self.url}/v1/models: {self.access.refusal(response.status)}")
-        listed = first_model(response.text) if response.is_success else None
-        if listed is None:
+        if not response.is_success:
             raise InputError(
-                f"--model: {self.url}/v1/models (HTTP {response.status}) names none; expected --model NAME"
+                f"--url: {self.url}/v1/models: HTTP {response.status}; expected an engine's base URL, or --model NAME"
             )
+        listed = first_model(response.text)
+        if listed is None:
+            raise InputError(f"--model: {self.url}/v1/models names none; expected --model NAME")
         return listed
 
     def facts(self) -> EngineFacts:

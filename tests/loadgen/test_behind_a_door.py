@@ -91,7 +91,9 @@ def test_one_wrong_thing_at_a_time_is_named(
     assert refused(url.replace("https", "http"), "--ca", "ca.pem").endswith(
         "plain HTTP on a port that speaks TLS; expected https:// instead of http://"
     )
-    assert "(HTTP 404) names none" in refused(f"{door.url}/team-b", "--ca", "ca.pem")
+    assert refused(f"{door.url}/team-b", "--ca", "ca.pem").endswith(
+        "/team-b/v1/models: HTTP 404; expected an engine's base URL, or --model NAME"
+    )
     monkeypatch.setenv("OPENAI_API_KEY", f"{CANARY}-old")
     assert refused(url, "--ca", "ca.pem").endswith(
         "HTTP 401 with the key that was sent; expected a key that it takes in $OPENAI_API_KEY"
