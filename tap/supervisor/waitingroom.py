@@ -6,6 +6,7 @@ The tap's own processes are not up yet: they start with the facts of an engine, 
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -14,7 +15,7 @@ from tap.supervisor.config import TapConfig, read_upstreams
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
 from tracefile.records.errors import InputError
-from wire.dialing import Tls
+from wire.dialing import Tls, server_context
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
@@ -60,7 +61,7 @@ async def reach_upstreams(
             if kinds == {"tls_failed"} or (config.wait_s is not None and waited_s >= config.wait_s):
                 raise InputError(f"--upstream {sentence}")
             if told is None:
-                await room.enter_async_context(_waiting_room(listeners, pages))
+                await room.enter_async_context(_waiting_room(listeners, pages, _context(config)))
             if told != sentence or monotonic() - told_s >= REPEAT_S:
                 told, told_s = sentence, monotonic()
                 say(f"upstream {sentence}; CLIENTS GET 503 until it can be reached")
@@ -69,16 +70,23 @@ async def reach_upstreams(
 
 
 @contextlib.asynccontextmanager
-async def _waiting_room(listeners: Sequence[socket.socket], pages: Sequence[socket.socket]) -> AsyncIterator[None]:
+async def _waiting_room(
+    listeners: Sequence[socket.socket], pages: Sequence[socket.socket], tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
     servers = []
-    for sockets, handler in ((listeners, _Refused), (pages, _Told)):
+    for sockets, handler, context in ((listeners, _Refused, tls), (pages, _Told, None)):
         for listener in sockets:
             servers.append(Server(handler))
-            await servers[-1].listen_on(listener.dup())
+            await servers[-1].listen_on(listener.dup(), context)
     try:
         yield
     finally:
         await asyncio.gather(*(server.drain(LEAVE_S) for server in servers))
+
+
+def _context(config: TapConfig) -> ssl.SSLContext | None:
+    own = config.certificate
+    return None if own is None else server_context(own.cert, own.key)
 
 
 class _Refused:

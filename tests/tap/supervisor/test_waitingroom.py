@@ -5,12 +5,15 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from tap.ipc.exchange import Certificate
 from tap.supervisor import waitingroom
 from tap.supervisor.service import bind_listeners
 from tap.supervisor.signals import Signals
@@ -109,6 +112,23 @@ def test_a_reload_reads_the_upstreams_while_none_is_there(lab: Any, capsys: pyte
             config, reached = await asyncio.wait_for(task, 10)
             assert (config.upstreams, reached) == ((there,), [there])
         server.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_is_told_over_tls_where_the_tap_serves_it(lab: Any) -> None:
+    authority = trustme.CA()
+    own = lab.folder / "own.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(own)
+    trusting = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+
+    async def scenario() -> None:
+        async with waiting(lab, free_port(), certificate=Certificate(str(own), None)) as (_, clients, pages):
+            reader, writer = await asyncio.open_connection("127.0.0.1", clients, ssl=trusting)
+            writer.write(POST)
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            writer.close()
+            assert b"200 OK" in await told(pages, get("/healthz")), "the admin pages stay plain"
 
     asyncio.run(scenario())
 
