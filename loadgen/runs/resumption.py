@@ -5,6 +5,7 @@ memory. The trace keeps its zero, so the pause between the runs is in it. The pl
 recorded event; earlier requests without a record are due at once.
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ def resume_trace(trace: Path, parts: Sequence[Path], job: Job, meta: Meta) -> Re
     if parts:
         merge_parts(trace, list(headers), earlier)
     found = Found.of(trace)
+    _check_clock(trace, earlier, found.until_ms)
     over = set(opened.resume(found.ended))
     if found.lines > len(over):
         _keep(trace, over, earlier)
@@ -128,6 +130,15 @@ def _check_same(path: Path, header: Meta, digest: str) -> None:
         raise InputError(
             f"--resume: {path}: is of workload {(found or 'unknown')[:12]}; expected {digest[:12]}, "
             "the same flags, seed and data as the run that is to go on"
+        )
+
+
+def _check_clock(trace: Path, earlier: Meta, until_ms: float) -> None:
+    """Raise InputError if the wall clock is behind the trace's end: further times would be before its zero."""
+    ahead_s = ((earlier.epoch_unix_ns or 0) + until_ms * 1e6 - time.time_ns()) / 1e9
+    if ahead_s > 0:
+        raise InputError(
+            f"--resume: {trace}: its last record is {ahead_s:,.0f} s ahead of the clock; expected a clock not set back"
         )
 
 

@@ -191,7 +191,7 @@ def gzip_bomb(port: int, mb: float) -> None:
 
 def odd_json(port: int, mb: float) -> None:
     """Send fields of types and sizes that no client means, as plain and as cut JSON."""
-    odd = [None, -1, 1 << 63, 1e308, "", "\ud800", "x" * 20_000, [], {}, [[]], [None], {"": {}}]
+    odd: list[object] = [None, -1, 1 << 63, 1e308, "", "\ud800", "x" * 20_000, [], {}, [[]], [None], {"": {}}]
     for field, value in itertools.product(ODD_FIELDS, odd):
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "q"}], field: value}).encode()
         for sent in (body, body[:-2], b"[" * 2000 + body):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +109,16 @@ def test_what_is_there_must_be_of_the_same_load(engine: Any, tmp_path: Path) -> 
     assert main(flags(engine, trace, "--duration", "0.1s")) == 0
     with pytest.raises(InputError, match=r"--resume: .*t\.jsonl: is of workload .*; expected .* the same flags"):
         main([*flags(engine, trace, "--duration", "0.2s"), "--resume"])
+
+
+def test_a_clock_set_back_between_the_runs_is_refused(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = flags(engine, tmp_path / "t.jsonl", "--duration", "0.1s")
+    assert main(argv) == 0
+    monkeypatch.setattr("loadgen.runs.resumption.time", SimpleNamespace(time_ns=lambda: 0))
+    with pytest.raises(InputError, match=r"--resume: .*t\.jsonl: its last record is [\d,]+ s ahead of the clock"):
+        main([*argv, "--resume"])
 
 
 def test_nothing_there_is_a_run_from_the_beginning(engine: Any, tmp_path: Path) -> None:
