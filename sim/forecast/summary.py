@@ -1,16 +1,20 @@
-"""Summary of a load's forecast, by member: TTFT quantiles by cohort, the engine's numbers, survival curves."""
+"""Summary of a load, forecast by member or measured: TTFT quantiles by cohort, engine numbers, survival curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from measure import waits as recorded
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS
+from measure.runs import STATUSES, UNKNOWN, Run, make_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, incidence, make_waits, quantiles, survival_at
-from report.pages.whatif import LEVELS, Curve, Span, ttft
+from measure.wording import listed, signed_percent
+from report.compare.gates import BELOW_SATURATION, IN_SATURATION
+from report.pages.whatif import LEVELS, MEASURED, Curve, Measure, Row, Span, ttft
 from sim.forecast.ensemble import Forecast, interval
 from sim.forecast.saturation import Demand, PointRun, demand_of, run_point
-from sim.forecast.scenarios import Load
+from sim.forecast.scenarios import Captured, Load
 from sim.kernels import layout
 from sim.latency.modelfile import Model
 from tracefile import Record
@@ -102,12 +106,12 @@ def summarize(
             name = ttft(cohort, level)
             values[name] = np.array([one.values_ms[number] for one in by_member])
             beyond[name] = float(np.median([one.so_far_ms[number] for one in by_member]))
-        curves[cohort] = _curve(by_member, stops=bool(np.isfinite(horizon_ms)))
+        last_ms = float(np.median([one.until_ms for one in by_member]))
+        curves[cohort] = _curve([one.waits for one in by_member], last_ms, stops=bool(np.isfinite(horizon_ms)))
     return ForecastSummary(load, demand, point, values, beyond, curves)
 
 
-def _curve(by_member: Sequence[TtftQuantiles], *, stops: bool) -> Curve:
-    waits, last_ms = [one.waits for one in by_member], float(np.median([one.until_ms for one in by_member]))
+def _curve(waits: Sequence[Waits], last_ms: float, *, stops: bool = False) -> Curve:
     first_ms = max(min(float(one.time_ms[0]) if len(one) else 1.0 for one in waits), 1e-3)
     grid_ms = np.geomspace(first_ms, max(last_ms, first_ms), POINTS)
     waiting = np.array([survival_at(one, incidence(one), grid_ms) for one in waits])
@@ -139,16 +143,16 @@ def _engine_values(found: Forecast) -> dict[str, FloatArray]:
         "preemptions": found.preemptions.sum(axis=1).astype(np.float64),
         "unserved": np.isin(found.outcome, (layout.UNSERVABLE, layout.PARENT_FAILED)).sum(axis=1).astype(np.float64),
     }
-    levels = list(LEVELS.values())
     for name, rows in (("queue", list(found.queue_ms)), ("itl", found.gaps_ms), ("e2e", list(found.e2e_ms))):
-        at_levels = np.array([order_statistics(row, levels) for row in rows])
+        at_levels = np.array([_order_statistics(row) for row in rows])
         values |= {f"{name}.{level}": column for level, column in zip(LEVELS, at_levels.T, strict=True)}
     return values
 
 
-def order_statistics(values: FloatArray, levels: Sequence[float]) -> FloatArray:
-    """Return the values at ``levels``, NaN values left out; NaN of none."""
+def _order_statistics(values: FloatArray) -> FloatArray:
+    """Return the values at ``LEVELS``, NaN values left out; NaN of none."""
     known = values[~np.isnan(values)]
+    levels = list(LEVELS.values())
     return np.quantile(known, levels, method="inverted_cdf") if len(known) else np.full(len(levels), np.nan)
 
 
@@ -165,3 +169,69 @@ def span_of(values: FloatArray, beyond: float | None) -> Span:
 
 def finite(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
+
+
+def measured_row(captured: Captured, cohorts: Mapping[str, IntArray]) -> Row | None:
+    """Return the captured load as its trace tells it; None: the trace has no times, or was simulated."""
+    run = make_run(MEASURED, captured.path.name, captured.meta, captured.records)
+    waits = {name: recorded.first_token_waits(run, places) for name, places in cohorts.items()}
+    waits = {name: one for name, one in waits.items() if one.count(EVENT)}
+    if captured.meta.source == "sim" or not (waits or np.isfinite(run.e2e_ms).any()):
+        return None
+    values = dict(_measured_values(captured, run))
+    levels = np.array(list(LEVELS.values()))
+    for cohort, one in waits.items():
+        at_levels = quantiles(one, incidence(one), levels).tolist()
+        values |= {ttft(cohort, level): value for level, value in zip(LEVELS, at_levels, strict=True)}
+    spans = {name: span_of(np.array([value]), None) for name, value in values.items()}
+    return Row(
+        name=MEASURED,
+        kind=MEASURED,
+        settings={},
+        rate=1.0,
+        cold_prompts=captured.cold,
+        num_gpu_blocks=captured.engine.num_gpu_blocks,
+        measures={name: Measure(value=span) for name, span in spans.items() if span.middle is not None},
+        curves={name: _curve([one], float(one.time_ms[one.end == EVENT][-1])) for name, one in waits.items()},
+    )
+
+
+def _measured_values(captured: Captured, run: Run) -> Iterator[tuple[str, float]]:
+    reported = (run.prompt_tokens != UNKNOWN) & (run.cached_tokens != UNKNOWN)
+    if reported.any():
+        yield "hit_rate", run.cached_tokens[reported].sum() / max(run.prompt_tokens[reported].sum(), 1)
+    for name, values in (("itl", run.itl_ms), ("e2e", run.e2e_ms)):
+        at_levels = _order_statistics(values).tolist()
+        yield from ((f"{name}.{level}", value) for level, value in zip(LEVELS, at_levels, strict=True))
+    ends_ms = run.arrival_ms + run.e2e_ms
+    if np.isfinite(ends_ms).any():
+        seconds = (np.nanmax(ends_ms) - np.nanmin(run.arrival_ms)) / 1e3
+        yield "requests_per_s", (run.status == STATUSES.index("ok")).sum() / seconds
+        yield "output_tokens_per_s", sum(record.output_tokens or 0 for record in captured.records) / seconds
+
+
+def errors_of(forecast: Mapping[str, Measure], measured: Row) -> dict[str, float]:
+    """Return forecast / measured − 1 by measure, of the middle member."""
+    found = {}
+    for name, measure in measured.measures.items():
+        truth, made = measure.value.middle, forecast[name].value.middle
+        if truth and made is not None:
+            found[name] = round(made / truth - 1.0, 6)
+    return found
+
+
+def error_sentence(capture: Row, cohort: str) -> str | None:
+    """Say if the capture's forecast keeps the limits of ``sim validate``; None: nothing was measured."""
+    errors = {level: capture.errors.get(ttft(cohort, level)) for level in LEVELS}
+    known = {level: error for level, error in errors.items() if error is not None}
+    if not known:
+        return None
+    said = listed([f"{signed_percent(error)} at {level}" for level, error in known.items()])
+    limits = IN_SATURATION if capture.demand is not None and capture.demand.saturated else BELOW_SATURATION
+    beyond = [level for level, error in known.items() if abs(error) > limits.get(level, np.inf)]
+    if not beyond:
+        return f"the forecast of this capture: TTFT {said}, within the limits of sim validate"
+    return (
+        f"this model misses this capture: TTFT {said}; {listed(beyond)} beyond the limit of sim validate "
+        f"({listed([signed_percent(limits[level]).strip('+') for level in beyond])}). Trust no effect of that size"
+    )

@@ -13,7 +13,6 @@ from measure.resampling import CONFIDENCE
 from report.output import print_json, write_page
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
 from sim.forecast.ensemble import forecast, interval, members
-from sim.forecast.measured import error_sentence, errors_of, measured_row
 from sim.forecast.saturation import Demand, extrapolations, open_parameters
 from sim.forecast.scenarios import (
     AS_CAPTURED,
@@ -28,7 +27,16 @@ from sim.forecast.scenarios import (
     read_captured,
     scenarios_of,
 )
-from sim.forecast.summary import ForecastSummary, cohorts_of, finite, span_of, summarize
+from sim.forecast.summary import (
+    ForecastSummary,
+    cohorts_of,
+    error_sentence,
+    errors_of,
+    finite,
+    measured_row,
+    span_of,
+    summarize,
+)
 from sim.kernels import loop
 from sim.kernels.compiling import say_if_not_compiled
 from sim.latency.modelfile import Model, load_model, model_digest
