@@ -13,11 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from tracefile import InputError, Meta
+from tracefile import Meta
 from tracefile.records.decoding import is_header, is_object
 from tracefile.records.encoding import encode_meta
-from tracefile.storage.appending import TraceFile, new_trace_file
-from tracefile.storage.durable import rename_durably
+from tracefile.storage.appending import TraceFile, new_whole_file
 from tracefile.storage.lines import LineReader
 from tracefile.storage.output import refuse_inputs
 
@@ -55,20 +54,12 @@ def refuse_lost_inputs(trace: Path, inputs: Iterable[Path | None]) -> None:
 def merge_parts(trace: Path, parts: Sequence[Path], meta: Meta) -> int:
     """Merge the parts into ``trace`` (maybe a part), remove them. Raises InputError; then every part still exists."""
     in_flight = InFlight.of(parts)
-    aside = trace.with_name(f".{trace.name}.merging")
-    file = new_trace_file(aside, overwrite=True, name=trace.name)
+    file = new_whole_file(trace, overwrite=True)
     try:
         count = _write_all(file, parts, meta, in_flight)
         file.finish()
-        file.make_durable()
-        rename_durably(aside, trace)
-    except OSError as error:
-        raise InputError(
-            f"{trace}: {error.strerror or error}; expected a folder to write the merged trace in"
-        ) from error
     finally:
         file.abandon()
-        aside.unlink(missing_ok=True)
     for part in parts:
         if part != trace:
             part.unlink(missing_ok=True)

@@ -20,8 +20,7 @@ from tracefile import Workload as WorkloadMeta
 from tracefile.records.decoding import decode_meta, is_header, parse_object
 from tracefile.records.encoding import encode_meta
 from tracefile.records.schema import Status
-from tracefile.storage.appending import new_trace_file
-from tracefile.storage.durable import rename_durably
+from tracefile.storage.appending import new_whole_file
 from tracefile.storage.lines import LineReader
 from tracefile.storage.mending import mend
 
@@ -143,8 +142,7 @@ def _check_clock(trace: Path, earlier: Meta, until_ms: float) -> None:
 
 
 def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
-    aside = trace.with_name(f".{trace.name}.resuming")
-    file = new_trace_file(aside, overwrite=True, name=trace.name)
+    file = new_whole_file(trace, overwrite=True)
     try:
         file.take(encode_meta(meta))
         for line in _lines_of(trace, over):
@@ -152,13 +150,8 @@ def _keep(trace: Path, over: Collection[RequestId], meta: Meta) -> None:
             if file.failing:
                 file.drain()
         file.finish()
-        file.make_durable()
-        rename_durably(aside, trace)
-    except OSError as error:
-        raise InputError(f"{trace}: {error.strerror or error}; expected a folder to write the trace in") from error
     finally:
         file.abandon()
-        aside.unlink(missing_ok=True)
 
 
 def _lines_of(trace: Path, over: Collection[RequestId]) -> Iterator[bytes]:

@@ -1,7 +1,6 @@
 """Reading traces of any known format, larger than memory or cut short, in one file or in segments."""
 
 import os
-import re
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
@@ -23,6 +22,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import SCHEMA, Meta, Record, TraceFormat
 from tracefile.storage.lines import LineReader
+from tracefile.storage.output import MANIFEST, MODEL, PAGE
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
@@ -138,18 +138,11 @@ class LineTraceReader(TraceReader):
             return error
 
 
-_KINDS = (
-    (rb'"schema"\s*:\s*"kvtape-model/', "a model.json"),
-    (rb'"schema"\s*:\s*"kvtape-segments/', "a manifest of segments"),
-    (rb"(?i)^\s*(?:<!doctype\s+html|<html)", "an HTML page"),
-)
-
-
 def _other_kind(first: bytes, lines: LineReader) -> str | None:
     """Return the name of another kind of file of ours, told by its first line or, of indented JSON, by its second."""
     if first == b"{":
         first += next(lines, b"")
-    return next((name for pattern, name in _KINDS if re.search(pattern, first[:256])), None)
+    return next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(first)), None)
 
 
 def _absence(path: str) -> list[str]:

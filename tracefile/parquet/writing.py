@@ -5,7 +5,6 @@ import hashlib
 import math
 import os
 from array import array
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ from tracefile.parquet.layout import FOOTER_KEY, Footer
 from tracefile.records.encoding import encode_record, meta_object
 from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
-from tracefile.storage.durable import aside_of, keep_mode, rename_durably
+from tracefile.storage.appending import begin_replacement
 
 GROUP_ROWS = 1 << 14
 GROUP_VALUES = 1 << 21
@@ -33,26 +32,22 @@ class ColumnsWriter:
     def __init__(self, path: str | os.PathLike[str], meta: Meta, *, overwrite: bool = False) -> None:
         self.path = os.fspath(path)
         self.count = 0
-        if os.path.exists(path) and os.path.getsize(path) and not overwrite:
-            raise InputError(f"{self.path}: already there; expected a new file, or --overwrite")
-        self._target = Path(os.path.realpath(path))
-        self._aside = aside_of(self._target)
+        self._new = begin_replacement(path, overwrite=overwrite)
         self._metas = [(0, meta)]
         self._digest = hashlib.sha256()
         self._records: list[Record] = []
         self._values = 0
         try:
             self._file = pq.ParquetWriter(
-                self._aside,
+                self._new.aside,
                 arrow_schema(),
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=[name for name, kind in field_types().items() if _repeats(name, kind)],
             )
         except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot write ({error.strerror or error}); expected a writable folder"
-            ) from error
+            self._new.abandon()
+            raise self._no_room(error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -89,25 +84,26 @@ class ColumnsWriter:
         try:
             self._file.add_key_value_metadata({FOOTER_KEY: msgspec.json.encode(footer)})
             self._file.close()
-            keep_mode(self._target, self._aside)
-            rename_durably(self._aside, self._target)
+            self._new.take_name()
         except OSError as error:
             self.abandon()
-            raise InputError(f"{self.path}: cannot write ({error.strerror or error}); expected room") from error
+            raise self._no_room(error) from error
 
     def abandon(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
-        with contextlib.suppress(FileNotFoundError):
-            self._aside.unlink()
+        self._new.abandon()
 
     def _write_group(self) -> None:
         table = pa.Table.from_arrays(group_columns(self._records), schema=arrow_schema())
         try:
             self._file.write_table(table, row_group_size=len(self._records))
         except OSError as error:
-            raise InputError(f"{self.path}: cannot write ({error.strerror or error}); expected room") from error
+            raise self._no_room(error) from error
         self._records, self._values = [], 0
+
+    def _no_room(self, error: OSError) -> InputError:
+        return InputError(f"{self.path}: cannot write ({error.strerror or error}); expected room")
 
 
 def group_columns(records: list[Record]) -> list[pa.Array]:

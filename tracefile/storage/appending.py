@@ -12,7 +12,7 @@ from typing import Literal
 
 from tracefile.records.errors import InputError
 from tracefile.storage.compression import Compressor, compressor_for, compressor_like
-from tracefile.storage.durable import aside_of, keep_mode, rename_durably
+from tracefile.storage.durable import Replacement
 
 DRAIN_BYTES = 1 << 18
 
@@ -24,9 +24,9 @@ class TraceFile:
     """An open file at the end of which lines are added."""
 
     def __init__(
-        self, path: str, fd: int, compressor: Compressor | None, size: int, replaces: tuple[Path, Path] | None = None
+        self, path: str, fd: int, compressor: Compressor | None, size: int, new: Replacement | None = None
     ) -> None:
-        """``replaces``: the file's path until it is whole, and the path that it then gets."""
+        """``new``: the file, where it gets the name ``path`` once it is whole."""
         self.path = path
         self.failing = False
         """The disk refused the last bytes."""
@@ -36,7 +36,7 @@ class TraceFile:
         self._written = size
         self._compressor = compressor
         self._pending = bytearray()
-        self._replaces = replaces
+        self._new = new
 
     def take(self, lines: bytes) -> None:
         """Take whole lines; once many are waiting they are written. Never raises: see ``failing``."""
@@ -63,8 +63,8 @@ class TraceFile:
             compressor, self._compressor = self._compressor, None
             self._add(compressor.finish())
         self.drain()
-        if self._replaces is not None:
-            self._take_its_name(*self._replaces)
+        if self._new is not None:
+            self._take_name(self._new)
 
     def make_durable(self) -> None:
         """Wait until the disk has what the file has; raises InputError."""
@@ -99,16 +99,16 @@ class TraceFile:
     def abandon(self) -> None:
         """Close the file; what was not written is lost, and all of it where it was to replace another when whole."""
         os.close(self._fd)
-        if self._replaces is not None:
-            self._replaces[0].unlink(missing_ok=True)
+        if self._new is not None:
+            self._new.abandon()
 
-    def _take_its_name(self, aside: Path, target: Path) -> None:
+    def _take_name(self, new: Replacement) -> None:
         self.make_durable()
         try:
-            rename_durably(aside, target)
+            new.take_name()
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror or error}; expected a writable folder") from error
-        self._replaces = None
+        self._new = None
 
     def _add(self, data: bytes) -> None:
         self._pending += data
@@ -144,6 +144,12 @@ def new_trace_file(path: str | os.PathLike[str], *, overwrite: bool = False, nam
 
 def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> TraceFile:
     """Open a file that gets its name once it is finished; until then the old one stays. Raises InputError."""
+    where, new = os.fspath(path), begin_replacement(path, overwrite=overwrite)
+    return TraceFile(where, _open(os.fspath(new.aside), os.O_WRONLY), compressor_for(where), 0, new)
+
+
+def begin_replacement(path: str | os.PathLike[str], *, overwrite: bool) -> Replacement:
+    """Begin a whole file; raises InputError where it may not replace the old one, or cannot be written."""
     where, target = os.fspath(path), Path(os.path.realpath(path))
     if target.exists():
         fd = _open(where, os.O_WRONLY)
@@ -152,10 +158,10 @@ def new_whole_file(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
             claim(fd, where)
         finally:
             os.close(fd)
-    aside = aside_of(target)
-    fd = _open(str(aside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, where)
-    keep_mode(target, fd)
-    return TraceFile(where, fd, compressor_for(where), 0, (aside, target))
+    try:
+        return Replacement(target)
+    except OSError as error:
+        raise _unwritable(where, error) from error
 
 
 def append_to(path: str | os.PathLike[str]) -> TraceFile:
@@ -192,10 +198,12 @@ def _refuse_content(fd: int, where: str, *, overwrite: bool) -> int:
     return size
 
 
-def _open(path: str, flags: int, where: str | None = None) -> int:
+def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, os.O_CLOEXEC | flags, 0o666)
     except OSError as error:
-        raise InputError(
-            f"{where or path}: cannot write ({error.strerror or error}); expected a writable folder"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(where: str, error: OSError) -> InputError:
+    return InputError(f"{where}: cannot write ({error.strerror or error}); expected a writable folder")

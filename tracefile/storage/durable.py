@@ -6,31 +6,35 @@ import stat
 from pathlib import Path
 
 
-def aside_of(path: Path) -> Path:
-    """Return where a file is written until it is whole: ``.NAME.PID.partial`` beside it."""
-    return path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
+class Replacement:
+    """A file beside ``path``, with its permissions, that takes its name once it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
+        with open(self.aside, "wb") as file, contextlib.suppress(OSError):
+            os.chmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+
+    def take_name(self) -> None:
+        rename_durably(self.aside, self.path)
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self.aside.unlink()
 
 
 def replace_durably(path: Path, content: bytes) -> None:
     """Put ``content`` in place of the file: readers see the old one or the new one, whatever happens meanwhile."""
-    aside = aside_of(path)
+    new = Replacement(path)
     try:
-        with open(aside, "wb") as file:
-            keep_mode(path, file.fileno())
+        with open(new.aside, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        rename_durably(aside, path)
+        new.take_name()
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
+        new.abandon()
         raise
-
-
-def keep_mode(path: Path, replacement: int | Path) -> None:
-    """Give a file, by path or descriptor, the permissions of the file that it is to replace, if there is one."""
-    with contextlib.suppress(OSError):
-        os.chmod(replacement, stat.S_IMODE(os.stat(path).st_mode))
 
 
 def rename_durably(source: Path, target: Path) -> None:

@@ -159,7 +159,7 @@ def test_info_check_and_join_take_columns(tmp_path: Path, capsys: pytest.Capture
 
 def test_nothing_is_overwritten_unasked_and_no_half_file_is_left(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", chained(2))
-    with pytest.raises(InputError, match="already there"):
+    with pytest.raises(InputError, match="already has"):
         columnswriting.ColumnsWriter(path, META)
     with pytest.raises(InputError, match="known field's name"):
         write(tmp_path / "b.parquet", [Record(request_id=RequestId("a"), extra={"n": 1})])
