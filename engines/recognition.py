@@ -40,7 +40,8 @@ def find_dialect(control: Control, asked: str) -> Recognised:
             if asked == name:
                 return Recognised(dialect, "")
         raise InputError(f"--dialect: {asked!r}; expected one of {AUTO}, {', '.join(DIALECTS)}")
-    return _by_models(control) or _by_metrics(control) or _by_pages(control) or _plain()
+    plain = Recognised(OPENAI, "no evidence of another engine", certain=False)
+    return _by_models(control) or _by_metrics(control) or _by_pages(control) or plain
 
 
 def dialect_of_metrics(names: Iterable[str]) -> Dialect | None:
@@ -81,10 +82,6 @@ def _by_pages(control: Control) -> Recognised | None:
             if key in _object(control.text(path)):
                 return Recognised(dialect, f"it has {path} with {key}")
     return None
-
-
-def _plain() -> Recognised:
-    return Recognised(OPENAI, "no evidence of another engine", certain=False)
 
 
 def _object(text: str) -> dict[str, object]:

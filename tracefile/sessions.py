@@ -211,7 +211,7 @@ class SessionIndex:
         last = chain.blocks[-1]
         ending = self._blocks.get(last)
         if ending is None:
-            # Whoever is known to have gone on past here finished earlier, so arrived before this end: rule 3 (a).
+            # A request known to have gone on past here finished earlier, so arrived before this end: rule 3 (a).
             ending = Ending(shared=last in self._blocks)
         self._blocks[last] = ending
         ending.first_end_ms = min(ending.first_end_ms, end_ms)

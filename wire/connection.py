@@ -120,7 +120,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def pause_reading(self) -> None:
-        """Stop reading the response until ``resume_reading``: whoever takes it is slower than the server."""
+        """Stop reading the response until ``resume_reading``: its receiver is slower than the server."""
         self._read_paused = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
@@ -274,7 +274,7 @@ class ServerConnection(asyncio.Protocol):
             self._head_timer = None
 
     def _finish(self, behind: bytes) -> None:
-        """End the exchange. ``behind``: bytes behind the response; they are nobody's, and what follows them neither."""
+        """End the exchange. ``behind``: bytes behind the response, after which the connection is closed."""
         sink, self._sink = self._sink, None
         head = self._head
         assert head is not None

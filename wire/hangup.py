@@ -1,4 +1,4 @@
-"""A peer that leaves while nobody reads from it: an event loop notices only what it reads."""
+"""A peer that leaves while its connection is not read: an event loop notices only what it reads."""
 
 import asyncio
 import select

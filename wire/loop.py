@@ -1,4 +1,4 @@
-"""The event loop: uvloop where there is one; and a fair share of it for everybody."""
+"""The event loop: uvloop where there is one, and a fair share of it for each connection."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Turns:
-    """Work that was put off, one piece in each turn of the loop: however many have some, all others wait for one."""
+    """Work put off, one piece in each turn of the loop: other work waits for one piece, however many there are."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -22,7 +22,7 @@ MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
 """How long a connection may wait for a request, or for the rest of its head."""
 BODY_STALL_S = 300.0
-"""How long a request's body may pause: whoever waits for the rest, an upstream's connection say, is held until then."""
+"""Longest pause of a request's body; an upstream's connection, say, is held as long."""
 SWEEP_S = 5.0
 LINGER_S = 2.0
 """How long a client that we close on while it still sends may take to read the answer."""
@@ -167,7 +167,7 @@ class ClientConnection(asyncio.Protocol):
         self._close(still_sending=still_sending)
 
     def pause_reading(self) -> None:
-        """Stop reading the request until ``resume_reading``: whoever takes its body is slower than the client."""
+        """Stop reading the request until ``resume_reading``: the receiver of its body is slower than the client."""
         if self.transport is not None and not self.transport.is_closing() and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()

@@ -23,9 +23,6 @@ PATHS: dict[TextApi, str] = {
     "messages": "/v1/messages",
 }
 
-EXACT_LENGTHS: frozenset[TextApi] = frozenset({"chat", "responses"})
-"""APIs in which the output length can be fixed; Anthropic's has no such field."""
-
 TOOL = "lookup"
 OPENING_WORD = "find"
 """First word of every call's argument: the words behind it follow a space."""

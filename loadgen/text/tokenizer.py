@@ -32,9 +32,9 @@ class Tokenizer(Protocol):
 class LocalTokenizer:
     """The model's own files: a transformers tokenizer and its chat template. Raises InputError if there is none."""
 
-    def __init__(self, path: Path, model: Any = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.name = path.name or str(path)
-        self._model = model if model is not None else load_tokenizer(tokenizer_folder(path, others=" or `engine`"))
+        self._model = load_tokenizer(tokenizer_folder(path, others=" or `engine`"))
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._model.encode(text, add_special_tokens=False)

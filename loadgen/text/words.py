@@ -74,10 +74,10 @@ def find_words(tokenizer: Tokenizer) -> Words:
     return Words(texts, tuple(found[text][0] for text in texts), tuple(found[text][1] for text in texts))
 
 
-def prove(tokenizer: Tokenizer, words: Words, seed: int, *, rows: int = PROOF_ROWS, length: int = PROOF_LENGTH) -> None:
+def prove(tokenizer: Tokenizer, words: Words, seed: int) -> None:
     """Encode random rows of words; raises TokenizerError unless each word is its one token."""
-    for row in range(rows):
-        numbers = words.numbers(mix64(seed + row), length)
+    for row in range(PROOF_ROWS):
+        numbers = words.numbers(mix64(seed + row), PROOF_LENGTH)
         token_ids = tokenizer.encode(words.text(numbers))
         plain = np.array_equal(token_ids, words.ids(numbers))
         # Vocabularies that write a space before every text have but one form of a word.

@@ -60,9 +60,10 @@ def _of_latency(result: Comparison, label: str, forecast: Forecast, missed: Sequ
             "the mean of both captures"
         )
     else:
-        apart = [_largest(aa, level) for level in missed]
-        if max(apart, default=0.0) > min(limits[level] for level in missed):
-            yield f"two captures of this load differ by up to {share(max(apart))}: capture on an idle machine"
+        errors = (error.error for level in missed for error in _errors(aa, level) if error.error is not None)
+        apart = max(errors, default=0.0)
+        if apart > min(limits[level] for level in missed):
+            yield f"two captures of this load differ by up to {share(apart)}: capture on an idle machine"
 
 
 def _shift(pair: Pair, level: str) -> float | None:
@@ -72,10 +73,6 @@ def _shift(pair: Pair, level: str) -> float | None:
     if len(errors) < _FEWEST_COHORTS or max(slower, len(errors) - slower) < _SAME_WAY * len(errors):
         return None
     return errors[(len(errors) - 1) // 2]
-
-
-def _largest(pair: Pair, level: str) -> float:
-    return max((error.error for error in _errors(pair, level) if error.error is not None), default=0.0)
 
 
 def _errors(pair: Pair, level: str) -> list[QuantileError]:

@@ -98,12 +98,9 @@ def answer_sentence(found: Search) -> str:
 def _stopped_by_load(found: Search) -> Evaluated | None:
     """Return the next harder value if it fails by its load alone."""
     harder = [one for one in found.evaluated if (one.value < (found.answer or 0.0)) == (found.quantity != "rate")]
-    beside = min((one for one in harder if one.value != found.answer), key=lambda one: _apart(found, one), default=None)
+    others = (one for one in harder if one.value != found.answer)
+    beside = min(others, key=lambda one: abs(one.value - (found.answer or 0.0)), default=None)
     return beside if beside is not None and beside.saturated and beside.share >= found.confidence else None
-
-
-def _apart(found: Search, one: Evaluated) -> float:
-    return abs(one.value - (found.answer or 0.0))
 
 
 def _overload(saturated: Sequence[Evaluated]) -> str:

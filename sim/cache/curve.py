@@ -10,7 +10,7 @@ earlier arrivals. So it never hits more than the unlimited cache. At a finite si
 request's blocks are freed at its end, and may outlive those of a request that arrived later and was short.
 
 LRU keeps, at every size S, the S blocks touched last (Mattson et al., 1970). So a block's depth in that order at its
-request's arrival says at once from which size on it hits, and one histogram of depths is the whole curve. A leading
+request's arrival says from which size on it hits. One histogram of depths is the whole curve. A leading
 block hits only if those before it do: what counts is the running maximum of the depths.
 """
 

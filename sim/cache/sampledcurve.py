@@ -1,6 +1,6 @@
 """Hits at every size of a trace too large to hold: exact for small caches, estimated from a sample beyond them.
 
-Chained hashes make this simple: whoever touches a block touches all before it, and these after it, so along a prompt
+Chained hashes make this simple: a touch of a block touches all before it, and these after it, so along a prompt
 depths only grow. A leading block hits in a cache of S blocks if and only if its own depth is at most S, and blocks can
 be sampled one by one, by hash (SHARDS: Waldspurger et al., 2015): a sampled block that lies s deep among sampled blocks
 lies about (s − 1) / R + 1 deep among all.

@@ -64,7 +64,7 @@ class StreamingRun:
         """Steps so far in which the engine itself computed."""
         if self._state is None:
             return 0
-        return self._earlier_steps + _engine_steps(self._state, 0, int(self._state.clock["num_steps"][0]))
+        return self._earlier_steps + _engine_steps(self._state, int(self._state.clock["num_steps"][0]))
 
     @property
     def in_flight_ms(self) -> FloatArray:
@@ -141,7 +141,7 @@ class StreamingRun:
         )
         speaking = np.flatnonzero(_has_tokens(old))
         first_step = _first_step_in_use(old, speaking)
-        self._earlier_steps += _engine_steps(old, 0, first_step)
+        self._earlier_steps += _engine_steps(old, first_step)
         new.runs["outcome"][len(kept) :][failed] = layout.PARENT_FAILED
         _move_scheduler(old, new, kept)
         _move_runs(old, new, kept)
@@ -155,7 +155,7 @@ class StreamingRun:
         """Drop what only ended requests needed; lengthen the arrays if that is not enough."""
         places = np.flatnonzero(_has_tokens(state))
         first_step, num_tokens = _first_step_in_use(state, places), int(state.clock["num_tokens"][0])
-        self._earlier_steps += _engine_steps(state, 0, first_step)
+        self._earlier_steps += _engine_steps(state, first_step)
         is_long = int(state.clock["num_steps"][0]) + 1 >= len(state.timeline.ends_ms)
         steps = len(state.timeline.ends_ms)
         steps *= 2 if is_long and int(state.clock["num_steps"][0]) - first_step >= steps // 2 else 1
@@ -218,8 +218,8 @@ def _first_step_in_use(state: SimState, places: IntArray) -> int:
     return int(state.token_steps[first_tokens].min(initial=int(state.clock["num_steps"][0])))
 
 
-def _engine_steps(state: SimState, first: int, end: int) -> int:
-    return int(np.count_nonzero(state.timeline.rows[first:end, 0]))
+def _engine_steps(state: SimState, end: int) -> int:
+    return int(np.count_nonzero(state.timeline.rows[:end, 0]))
 
 
 def _token_room(state: SimState, places: IntArray) -> IntArray:

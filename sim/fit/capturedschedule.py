@@ -211,8 +211,7 @@ class CapturedSchedule:
         later = self._left.get(place, 0)
         ends_ms = self._seen.ends_ms(ahead.sampling, more - later) if first_ms < UNSEEN_MS else []
         if not ends_ms:
-            # Nobody decodes for so long: steps without a token lie between, as many as it takes, and when they end is
-            # only nearly known.
+            # No request decodes for so long: steps without a token lie between, and their ends are only nearly known.
             return self._came(place, later)
         end_ms = median(ends_ms)
         nexts_ms = [next_ms for next_ms in self._seen.ends_ms(ahead.sampling, more - later + 1) if next_ms > end_ms]

@@ -52,7 +52,7 @@ class RadixTree:
         self.block_size = block_size
         self.root = RadixNode(None, [], 0, 0, 0)
         self.evictable_tokens = 0
-        """Tokens of nodes that nobody locks, inner ones included: they can go once what is below them went."""
+        """Tokens of nodes without a lock, inner ones included: they can go once the nodes below them went."""
         self.protected_tokens = 0
         """Tokens of locked nodes."""
         self.evicted_nodes = 0

@@ -77,7 +77,7 @@ class Groups:
     session_of: IntArray
     """By request: number of its session; −1: it names none."""
     rule: str = ""
-    """Words on how the groups were made, where nobody asked for it so."""
+    """Words on how the groups were made; empty: as the flags ask."""
 
     def largest(self, weights: IntArray, most: int) -> tuple[list[int], IntArray]:
         """Numbers of the ``most`` groups with the most of the requests' ``weights``, and each request's place among

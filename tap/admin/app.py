@@ -1,8 +1,9 @@
 """Pages of the admin port, made at most once a second and shared by all readers: health, metrics, a live page."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,7 +15,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from measure.histogram import GAP_S, OVERHEAD_S, WAIT_S, HistogramCounts, add_counts, cumulative, empty_counts
 from tap.admin.health import reasons_against, reasons_not_recording
-from tap.admin.hosts import refusal
 from tap.admin.state import LiveState
 from tap.admin.survival import MIN_JUDGED
 from tap.admin.view import Snapshot, snapshot
@@ -229,6 +229,40 @@ def _only_for(names: frozenset[str]) -> Callable[[Request, Next], Awaitable[Resp
         return await respond(request) if reason is None else _answer(f"{reason}\n".encode(), "text/plain", 403)
 
     return check
+
+
+PRIVATE_DOMAINS: Final = ("localhost", "svc", "cluster.local", "internal")
+
+
+def refusal(request: Request, names: Collection[str]) -> str | None:
+    """Return the reason against a request, by its Host and Origin; null: none. ``names``: hosts that are ours.
+
+    A page of a stranger can point its own name at this address (DNS rebinding) and then read what it finds. It cannot
+    own an address, nor a name that public DNS does not have.
+    """
+    host = request.headers.get("host", "")
+    if host and not _is_ours(_host_name(host), names):
+        return "Host: unknown name; expected an IP address, localhost, or a name given by --admin-name"
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        return "Origin: another site; expected requests of these pages themselves"
+    return None
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header's name or address, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _is_ours(name: str, names: Collection[str]) -> bool:
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        pass
+    domains = tuple(f".{domain}" for domain in PRIVATE_DOMAINS)
+    return "." not in name or name in names or name.endswith(domains)
 
 
 def shared(make: Callable[[], T], clock: Clock) -> Callable[[], T]:

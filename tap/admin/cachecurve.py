@@ -2,7 +2,7 @@
 
 The policy is that of ``sim curve``: LRU over full blocks; a prompt's hits count, short of its last token, then its
 blocks and its output's are touched leaf to root. Requests come as they end, when their output is known. So the depth of
-a block is the smallest size at which it hits (Mattson et al., 1970), depths only grow along a chain, each block can be
+a block is the smallest size at which it hits (Mattson et al., 1970). Depths only grow along a chain: each block can be
 judged by itself, and a sample of blocks is enough.
 
 The ``exact_blocks`` touched last are all held, and hits there are exact. Of deeper blocks a sample is held, chosen by

@@ -87,7 +87,7 @@ class SharedPrefixes:
         if seen_blocks and hashes[seen_blocks - 1] not in points:
             self._discover(BranchPoint(hashes[seen_blocks - 1], seen_blocks), opening, now_s)
 
-    def top(self, now_s: float, count: int = TOP) -> list[SharedPrefix]:
+    def top(self, now_s: float) -> list[SharedPrefix]:
         """The prefixes that hold most tokens of recent requests, the most first; none twice in two lengths."""
         requests = {block: point.requests(now_s) for block, point in self._points.items()}
         goes_on = {
@@ -100,7 +100,7 @@ class SharedPrefixes:
             for block, point in self._points.items()
             if requests[block] >= 2 and block not in goes_on
         ]
-        return sorted(told, key=lambda prefix: (-prefix.blocks * prefix.requests, prefix.hash))[:count]
+        return sorted(told, key=lambda prefix: (-prefix.blocks * prefix.requests, prefix.hash))[:TOP]
 
     def _discover(self, point: BranchPoint, opening: bool, now_s: float) -> None:
         point.passed(2, opening, now_s)

@@ -66,7 +66,7 @@ class OpenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftFile:
-    """A file that others deleted, moved or changed while it was written, and the fate of its records."""
+    """A file that others deleted, moved or changed while it was written, and where its records are."""
 
     was: Displacement
     path: str

@@ -403,6 +403,40 @@ async def _never(request: RawRequest) -> None:
     raise AssertionError("nothing listens here")
 
 
+COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}
+ANSWER = {
+    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
+}
+
+
+async def answer(request: RawRequest) -> None:
+    request.write_json(ANSWER)
+
+
+@contextlib.asynccontextmanager
+async def upstream_of(lab: Lab, script: Script = answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """A scripted upstream alone; gives its port."""
+    upstream = lab.upstream(script)
+    async with upstream.serving(tls):
+        yield upstream.port
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that is about to be, in a process that has no event for it."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended and closed all it had open, collected by its parent or not."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path, load_key(tmp_path / "key"))

@@ -1,7 +1,6 @@
 """Durations of flags and messages, such as ``250ms`` or ``1.5h``; a number needs its unit, unless it is ``0``."""
 
 import argparse
-import math
 import re
 from decimal import Decimal
 from typing import Final
@@ -21,18 +20,3 @@ def duration(text: str) -> float:
             return 0.0
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}s, {text}ms, {text}m or {text}h")
     raise argparse.ArgumentTypeError(f"{text!r}; expected a number and its unit, such as 250ms, 30s, 5m or 1.5h")
-
-
-def duration_text(seconds: float) -> str:
-    """The duration in the largest unit in which it is a short number; ``duration`` reads it back exactly."""
-    if not math.isfinite(seconds) or seconds < 0.0:
-        raise ValueError(f"{seconds}: no duration")
-    if seconds == 0.0:
-        return "0s"
-    exact = Decimal(repr(seconds))
-    for unit, unit_seconds in UNIT_SECONDS.items():
-        number = exact / unit_seconds
-        if number >= 1 and number == round(number, 2):
-            return f"{number.normalize():f}{unit}"
-    number, unit = (exact, "s") if seconds >= 1.0 else (exact * 1000, "ms")
-    return f"{number.normalize():f}{unit}"

@@ -3,7 +3,7 @@
 import msgspec
 
 from tracefile.records.errors import InputError
-from tracefile.records.schema import Meta, Record
+from tracefile.records.schema import Record
 
 
 def downsample(record: Record, meta_block_size: int, factor: int) -> Record:
@@ -28,10 +28,3 @@ def downsample(record: Record, meta_block_size: int, factor: int) -> Record:
         output_block_hashes=chain[coarse:] if output is not None and whole else None,
         hashable_blocks=None if record.hashable_blocks is None else record.hashable_blocks // factor,
     )
-
-
-def downsample_meta(meta: Meta, factor: int) -> Meta:
-    """The header that goes with records downsampled by ``factor``; raises InputError if there is no block size."""
-    if meta.block_size is None:
-        raise InputError("meta.block_size: absent; expected a trace with block hashes")
-    return msgspec.structs.replace(meta, block_size=meta.block_size * factor)

@@ -18,8 +18,7 @@ from tracefile.parquet.chaincoding import ChainDecoder
 from tracefile.parquet.layout import FOOTER_KEY, REST, Footer
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.batches import NO_LIST, Batch, Hashes, RecordBatch
-from tracefile.records.bounds import record_bounds
-from tracefile.records.decoding import NOT_JSON, convert_record, decode_meta
+from tracefile.records.decoding import NOT_JSON, convert_record, decode_meta, record_bounds
 from tracefile.records.encoding import known_fields, merge_unknown
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader

@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     epoch_unix_ns: int | None = None
     """Wall clock at every segment's t = 0."""
     segments: list[Segment] = []
-    """In order; whoever ships segments away may remove files, their lines stay."""
+    """In order; a shipper may remove files, their lines stay."""
 
 
 def manifest_path(trace: str | os.PathLike[str]) -> Path:

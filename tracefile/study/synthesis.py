@@ -159,7 +159,7 @@ class Source:
 
 
 def synthetic_meta(meta: Meta, digest: str, scale: Scale) -> Meta:
-    """The header of a scaled trace: nobody served it, and this is what it was made of."""
+    """The header of a scaled trace: no engine served it, and its source is named."""
     key_id = hashlib.blake2b(f"{digest} {scale}".encode(), digest_size=4).hexdigest()
     return msgspec.structs.replace(
         meta,

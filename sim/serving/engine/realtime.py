@@ -238,7 +238,7 @@ class RealTimeEngine:
             self._sleeper.wake()
 
     async def _tell(self, step: Step) -> None:
-        """The step is over: whoever it sampled a token for is told."""
+        """Tell the requests for which the step sampled a token that it is over."""
         if self._ns_per_ms is not None:
             self.counters.count_lateness(max(0, perf_counter_ns() - self.moment_ns(self.now_ms)) / 1e9)
         if self.on_step is not None:
@@ -270,7 +270,7 @@ class RealTimeEngine:
                 generation.on_progress(generation)
 
     def settle(self) -> None:
-        """Do the books of a step that has been told; whoever reads them in the meantime calls this first."""
+        """Do the books of a step that has been told; readers of them in the meantime call this first."""
         step, self._unsettled = self._unsettled, None
         if step is None:
             return

@@ -13,11 +13,12 @@ import pytest
 from report.pages.forecastpages import render_search
 from report.pages.search import Quantity, answer_sentence, describe
 from sim.__main__ import main
-from sim.forecast.ensemble import Forecast, forecast, members
+from sim.forecast.ensemble import forecast, members
 from sim.forecast.scenarios import Scenario, plan, read_captured
 from sim.forecast.search import SearchConfig, Target, parse_target, search
 from sim.latency.modelfile import default_model, load_model, save_model
 from tests.report.browser import CHROMIUM, figures_drawn
+from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
 
 MEMBERS = 8
@@ -138,16 +139,7 @@ def test_a_load_that_every_value_saturates_is_said(folder: Path) -> None:
 def test_what_was_tried_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = 0
-
-    def interrupted(*arguments: Any, **options: Any) -> Forecast:
-        nonlocal runs
-        runs += 1
-        if runs == 3:
-            raise KeyboardInterrupt
-        return forecast(*arguments, **options)
-
-    monkeypatch.setattr("sim.forecast.search.forecast", interrupted)
+    monkeypatch.setattr("sim.forecast.search.forecast", interrupted_at(3, forecast))
     argv = ["search", str(folder / "shared.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--maximize", "rate", "--target", "ttft.p90<=80ms"]) == 130
     printed = capsys.readouterr()

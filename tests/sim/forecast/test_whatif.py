@@ -32,6 +32,7 @@ from sim.forecast.whatif import WhatIfConfig, forecast_scenarios
 from sim.latency.modelfile import Model, Parameter, default_model, save_model
 from sim.workload.arrivals import plan_arrivals
 from tests.report.browser import CHROMIUM, figures_drawn
+from tests.sim.forecast.conftest import interrupted_at
 from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 MEMBERS = 9
@@ -375,16 +376,7 @@ def test_what_no_capture_showed_is_said(folder: Path) -> None:
 def test_what_was_done_is_kept_on_interrupt(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = 0
-
-    def interrupted(*arguments: object, **options: object) -> Forecast:
-        nonlocal runs
-        runs += 1
-        if runs == 3:
-            raise KeyboardInterrupt
-        return forecast(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("sim.forecast.whatif.forecast", interrupted)
+    monkeypatch.setattr("sim.forecast.whatif.forecast", interrupted_at(3, forecast))
     argv = ["what-if", str(folder / "sessions.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"]
     assert main([*argv, "--rate", "2,3,4", "--json"]) == 130
     printed = capsys.readouterr()

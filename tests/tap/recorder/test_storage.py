@@ -12,24 +12,17 @@ from typing import Any
 
 import pytest
 
+from tests.tap.conftest import until, upstream_of
 from tracefile import load_trace, open_trace, trace_digest
 from tracefile.__main__ import main as tracefile
 from tracefile.storage.segments import manifest_path, read_manifest
 
-ANSWER = {
-    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
-    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
-}
 SMALL_SEGMENTS = ("--rotate-mb", "0.0005")
 
 
 @contextlib.asynccontextmanager
 async def tap_on(lab: Any, *flags: str) -> AsyncIterator[Any]:
-    async def answer(request: Any) -> None:
-        request.write_json(ANSWER)
-
-    upstream = lab.upstream(answer)
-    async with upstream.serving(), lab.command(upstream.port, "--no-engine-facts", *flags) as tap:
+    async with upstream_of(lab) as port, lab.command(port, "--no-engine-facts", *flags) as tap:
         yield tap
 
 
@@ -37,12 +30,6 @@ async def converse(tap: Any, session: str, turns: int) -> None:
     for _ in range(turns):
         body = {"model": "m", "prompt": list(range(12)), "max_tokens": 1, "session_id": session}
         assert b"200 OK" in await tap.post("/v1/completions", body)
-
-
-async def until(condition: Any) -> None:
-    """Wait for something that is about to be; the test's own time limit ends a wait in vain."""
-    while not condition():  # noqa: ASYNC110  what is awaited is in another process
-        await asyncio.sleep(0.02)
 
 
 async def until_closed(lab: Any, segments: int) -> None:

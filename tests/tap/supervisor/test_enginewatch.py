@@ -10,6 +10,7 @@ import pytest
 
 from engines.facts import parse_metrics, read_gauges
 from tap.supervisor.service import changed_engine, watch_engines
+from tests.tap.conftest import until
 from tracefile.records.schema import Engine
 from tracefile.storage.segments import segments_there
 from wire.url import Origin
@@ -205,12 +206,6 @@ def test_records_after_a_change_are_of_the_other_engine(lab: Any) -> None:
 
     asyncio.run(scenario())
     assert list(versions_of_segments(lab)) == [(None, 1), ("2.0", 1)]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  what is awaited is told by another process
-            await asyncio.sleep(0.02)
 
 
 def versions_of_segments(lab: Any) -> Iterator[tuple[str | None, int]]:

@@ -1,7 +1,6 @@
 """The tap as a command: how it starts, refuses, survives its recorder, ends; and that it keeps no content."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -10,24 +9,13 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import trustme
 
-from tests.tap.conftest import TapCommand
-
-COMPLETION = {"model": "m", "prompt": list(range(12)), "max_tokens": 4}
-ANSWER = {
-    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
-    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
-}
-
-
-async def answer(request: Any) -> None:
-    request.write_json(ANSWER)
+from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, ended, until, upstream_of
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,20 +30,6 @@ def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.Complet
         timeout=60,
         check=False,
     )
-
-
-async def until(condition: Any) -> None:
-    """Wait for something that is about to be; the test's own time limit ends a wait in vain."""
-    while not condition():  # noqa: ASYNC110  what is awaited is in another process
-        await asyncio.sleep(0.02)
-
-
-def ended(pid: int) -> bool:
-    """Whether a process has ended and closed all it had open, collected by its parent or not."""
-    try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -117,7 +91,7 @@ def test_what_does_not_end_in_time_is_cut_and_recorded_as_such(lab: Any) -> None
 
 def test_a_killed_tap_loses_nothing_that_its_recorder_was_given(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port, lab.command(port) as tap:
+        async with upstream_of(lab) as port, lab.command(port) as tap:
             for _ in range(5):
                 await tap.post("/v1/completions", COMPLETION)
             await asyncio.sleep(0.1)
@@ -155,7 +129,7 @@ def test_an_upstream_behind_tls_is_reached_and_verified(lab: Any, monkeypatch: p
 
 def test_serving_goes_on_when_the_disk_is_full_and_every_loss_is_counted(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port, lab.command(port, limit=4096) as tap:
+        async with upstream_of(lab) as port, lab.command(port, limit=4096) as tap:
             for _ in range(40):
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
             await tap.end()
@@ -262,14 +236,6 @@ def test_engine_facts_are_in_the_header(lab: Any) -> None:
     assert len(record.block_hashes) == 1
 
 
-@contextlib.asynccontextmanager
-async def upstream_of(lab: Any, script: Any, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A scripted upstream alone; gives its port."""
-    upstream = lab.upstream(script)
-    async with upstream.serving(tls):
-        yield upstream.port
-
-
 def refusals() -> Sequence[Any]:
     return [
         pytest.param(["--upstream", "ftp://x"], "--upstream", id="no URL"),
@@ -291,7 +257,7 @@ def refusals() -> Sequence[Any]:
 @pytest.mark.parametrize(("changed", "said"), refusals())
 def test_bad_input_is_one_line_and_exit_code_2(lab: Any, changed: list[str], said: str) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port:
+        async with upstream_of(lab) as port:
             flags = {
                 "--upstream": f"http://127.0.0.1:{port}",
                 "--listen": "127.0.0.1:0",
@@ -311,7 +277,7 @@ def test_bad_input_is_one_line_and_exit_code_2(lab: Any, changed: list[str], sai
 
 def test_a_busy_port_and_an_existing_trace_are_refused_and_nothing_is_overwritten(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab, answer) as port:
+        async with upstream_of(lab) as port:
             common = ("--upstream", f"http://127.0.0.1:{port}", "--tokenizer", "ids")
             busy = await asyncio.to_thread(run_tap, lab, *common, "--listen", f"127.0.0.1:{port}", "-o", "new.jsonl")
             assert (busy.returncode, (lab.folder / "new.jsonl").exists()) == (2, False)
@@ -336,7 +302,7 @@ def test_a_process_that_does_not_start_is_said_and_all_others_end_with_it(lab: A
     )
 
     async def scenario() -> subprocess.CompletedProcess[str]:
-        async with upstream_of(lab, answer) as port:
+        async with upstream_of(lab) as port:
             flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "--workers", "2")
             more = ("--admin", "127.0.0.1:0", "-o", "t.jsonl", "--tokenizer", "ids")
             path = f"{lab.environment()['PYTHONPATH']}:{lab.folder}"
@@ -353,7 +319,7 @@ def test_a_folder_too_deep_for_sockets_is_refused(lab: Any) -> None:
     deep.mkdir()
 
     async def scenario() -> subprocess.CompletedProcess[str]:
-        async with upstream_of(lab, answer) as port:
+        async with upstream_of(lab) as port:
             flags = ("--upstream", f"http://127.0.0.1:{port}", "--listen", "127.0.0.1:0", "-o", "t.jsonl")
             return await asyncio.to_thread(run_tap, lab, *flags, "--tokenizer", "ids", TMPDIR=str(deep))
 

@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from tap.ipc.exchange import Drained, EngineChanged, Ready, Refused
 from tap.supervisor.restarting import BACKOFF_S, MAX_BACKOFF_S, ChildProcess, RestartingChild, backoff_s
+from tests.tap.conftest import until
 from tracefile.records.errors import InputError
 
 SETUP = EngineChanged(None)
@@ -74,12 +74,6 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nursery:
     monkeypatch.setattr("tap.supervisor.restarting.BACKOFF_S", 0.01)
     monkeypatch.setattr("tap.supervisor.restarting.REAP_S", 0.2)
     return Nursery(tmp_path)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  what is awaited is in another process
-            await asyncio.sleep(0.01)
 
 
 def test_it_waits_longer_from_death_to_death_up_to_a_bound() -> None:

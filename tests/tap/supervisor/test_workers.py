@@ -10,43 +10,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-PROMPT = list(range(12))
-COMPLETION = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
-ANSWER = {
-    "choices": [{"index": 0, "text": "t", "finish_reason": "length"}],
-    "usage": {"prompt_tokens": 12, "completion_tokens": 1},
-}
+from tests.tap.conftest import ANSWER, COMPLETION, ended, until, upstream_of
+
 ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
 PATIENCE_S = 30.0
-
-
-async def answer(request: Any) -> None:
-    request.write_json(ANSWER)
-
-
-@contextlib.asynccontextmanager
-async def upstream_of(lab: Any, script: Any = answer) -> AsyncIterator[Any]:
-    upstream = lab.upstream(script)
-    async with upstream.serving():
-        yield upstream
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  what is awaited is in another process
-            await asyncio.sleep(0.02)
-
-
-def ended(pid: int) -> bool:
-    """Whether a process has ended and closed all it had open, collected by its parent or not."""
-    try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def dropped(lab: Any) -> dict[str, int]:
@@ -60,7 +30,7 @@ def dropped(lab: Any) -> dict[str, int]:
 
 def test_workers_share_a_port_and_write_one_trace(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "3") as tap:
+        async with upstream_of(lab) as port, lab.command(port, "--workers", "3") as tap:
             assert len(tap.pids("tap.proxy.worker")) == 3
             answers = await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(60)))
             assert all(b"200 OK" in answer for answer in answers)
@@ -84,7 +54,7 @@ def test_a_worker_holds_nothing_that_only_others_need(lab: Any) -> None:
 
 def test_a_worker_is_small(lab: Any) -> None:
     async def scenario() -> int:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port) as tap:
+        async with upstream_of(lab) as port, lab.command(port) as tap:
             await asyncio.gather(*(tap.post("/v1/completions", COMPLETION) for _ in range(50)))
             held = resident_bytes(*tap.pids("tap.proxy.worker"))
             await tap.end()
@@ -113,7 +83,7 @@ def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) 
             request.write_json(ANSWER)
 
     async def scenario() -> None:
-        async with upstream_of(lab, script) as upstream, lab.command(upstream.port) as tap:
+        async with upstream_of(lab, script) as port, lab.command(port) as tap:
             for _ in range(5):
                 await tap.post("/v1/completions", COMPLETION)
             staying = asyncio.create_task(tap.post("/v1/completions?stay", COMPLETION))
@@ -137,7 +107,7 @@ def test_a_killed_worker_is_replaced_and_what_it_had_begun_is_counted(lab: Any) 
 
 def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "2") as tap:
+        async with upstream_of(lab) as port, lab.command(port, "--workers", "2") as tap:
 
             async def send(count: int) -> None:
                 for _ in range(count):
@@ -163,7 +133,7 @@ def test_a_killed_recorder_goes_on_with_the_same_trace(lab: Any) -> None:
 
 def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--workers", "2") as tap:
+        async with upstream_of(lab) as port, lab.command(port, "--workers", "2") as tap:
             load = [asyncio.create_task(tap.post("/v1/completions", COMPLETION)) for _ in range(40)]
             await asyncio.wait(load, return_when=asyncio.FIRST_COMPLETED)
             for pid in (tap.recorder_pid(), tap.pids("tap.proxy.worker")[0]):
@@ -178,15 +148,15 @@ def test_recorder_and_worker_killed_together_still_add_up(lab: Any) -> None:
 
 def test_a_killed_admin_process_comes_back_on_its_port_and_no_client_notices(lab: Any) -> None:
     async def scenario() -> None:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port, "--admin", "127.0.0.1:0") as tap:
-            [port] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
-            await until(lambda: healthy(port))
+        async with upstream_of(lab) as port, lab.command(port, "--admin", "127.0.0.1:0") as tap:
+            [pages] = map(int, re.findall(r"admin pages on http://127\.0\.0\.1:(\d+)", tap.output))
+            await until(lambda: healthy(pages))
             [first] = tap.pids("tap.admin")
             os.kill(first, signal.SIGKILL)
             for _ in range(5):
                 assert b"200 OK" in await tap.post("/v1/completions", COMPLETION)
             await until(lambda: tap.pids("tap.admin") not in ([], [first]))
-            assert await asyncio.to_thread(healthy, port), "it waited for the next one"
+            assert await asyncio.to_thread(healthy, pages), "it waited for the next one"
             await tap.end()
             assert tap.code == 0, tap.errors
             assert "the admin process died" in tap.errors
@@ -213,8 +183,8 @@ def test_a_second_signal_cuts_what_the_first_let_go_on(lab: Any) -> None:
 
     async def scenario() -> None:
         async with (
-            upstream_of(lab, stuck) as upstream,
-            lab.command(upstream.port, "--no-engine-facts", "--drain", "600s", "--workers", "2") as tap,
+            upstream_of(lab, stuck) as port,
+            lab.command(port, "--no-engine-facts", "--drain", "600s", "--workers", "2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", {**COMPLETION, "stream": True}))
             await begun.wait()
@@ -236,7 +206,7 @@ def test_what_had_come_before_the_signal_is_served(lab: Any) -> None:
     """A worker that was busy for a while finds requests and the word to drain at once: requests go first."""
 
     async def scenario() -> None:
-        async with upstream_of(lab) as upstream, lab.command(upstream.port) as tap:
+        async with upstream_of(lab) as port, lab.command(port) as tap:
             kept = await asyncio.open_connection("127.0.0.1", tap.port)
             await request_on(*kept)
             [worker] = tap.pids("tap.proxy.worker")
@@ -285,8 +255,8 @@ def test_what_a_killed_supervisor_leaves_ends_by_itself_with_everything_written(
 
     async def scenario() -> None:
         async with (
-            upstream_of(lab, slow) as upstream,
-            lab.command(upstream.port, "--no-engine-facts", "--workers", "2") as tap,
+            upstream_of(lab, slow) as port,
+            lab.command(port, "--no-engine-facts", "--workers", "2") as tap,
         ):
             in_flight = asyncio.create_task(tap.post("/v1/completions", COMPLETION))
             await begun.wait()

@@ -22,14 +22,12 @@ from tracefile import (
     BlockHasher,
     HashKey,
     InputError,
-    Meta,
     Record,
     RequestId,
     downsample,
     keyed_id,
     load_key,
 )
-from tracefile.hashing.downsampling import downsample_meta
 
 KEY = HashKey(bytes(range(32)))
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -249,6 +247,3 @@ def test_thinning_refuses_nonsense_and_leaves_hashless_records_alone() -> None:
     assert downsample(record, 16, 2) == record
     with pytest.raises(InputError, match="factor: 0"):
         downsample(record, 16, 0)
-    assert downsample_meta(Meta(block_size=16), 2).block_size == 32
-    with pytest.raises(InputError, match="block_size"):
-        downsample_meta(Meta(), 2)

@@ -12,7 +12,7 @@ from tracefile import BlockHash, Engine, HashInfo, InputError, Meta, Record, Req
 from tracefile.__main__ import main
 from tracefile.files.reading import load_trace, open_trace
 from tracefile.parquet.chaincoding import ChainDecoder, ChainEncoder
-from tracefile.records.bounds import record_bounds
+from tracefile.records.decoding import record_bounds
 from tracefile.records.encoding import known_fields
 
 pa = pytest.importorskip("pyarrow")
