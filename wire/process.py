@@ -6,6 +6,7 @@ socket. It has a session of its own, so that Ctrl-C reaches the parent alone. A 
 
 import asyncio
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -43,6 +44,13 @@ def start_child(module: str, pass_fds: Sequence[int] = ()) -> "tuple[subprocess.
             start_new_session=True,
         )
     return process, ours
+
+
+def parent_socket(argv: Sequence[str]) -> socket.socket:
+    """Return the child's end of its socket, from its command line; only the parent ends it, not a signal."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return socket.socket(fileno=int(argv[0]))
 
 
 async def child_left(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import signal
 import socket
 import subprocess
 import sys
@@ -46,7 +45,7 @@ from loadgen.sending.planrun import FromSender, PlanRun
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
 from wire.loop import run
-from wire.process import FrameSocket, reap_child, start_child
+from wire.process import FrameSocket, parent_socket, reap_child, start_child
 
 WARM_CONNECTIONS = 16
 """Connections opened before the first request without a limit; more are opened as needed."""
@@ -263,7 +262,7 @@ def collector_off() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _serve_socket(fd: int) -> None:
+async def _serve_socket(sock: socket.socket) -> None:
     inbox: asyncio.Queue[FromParent | None] = asyncio.Queue()
     ended = asyncio.Event()
 
@@ -276,7 +275,7 @@ async def _serve_socket(fd: int) -> None:
         inbox.put_nowait(None)
         ended.set()
 
-    link = await FrameSocket(take, end).attach(socket.socket(fileno=fd))
+    link = await FrameSocket(take, end).attach(sock)
     await serve(inbox.get, lambda message: link.send(encode(message)))
     link.close()
     await ended.wait()  # what was said has left by then
@@ -284,9 +283,7 @@ async def _serve_socket(fd: int) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """``python -m loadgen.runs.shard FD``: started by the run's parent, with its end of a socket pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run(_serve_socket(int(argv[0])))
+    run(_serve_socket(parent_socket(argv)))
     return 0
 
 

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import heapq
 import itertools
-import signal
 import socket
 import sys
 import time
@@ -36,7 +35,7 @@ from wire.alarm import Alarm, Clock
 from wire.connection import ServerConnection
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
-from wire.process import FrameSocket
+from wire.process import FrameSocket, parent_socket
 from wire.url import parse_url
 
 MAX_RESPONSE_BYTES = 64 << 20
@@ -352,15 +351,13 @@ class SenderProcess:
             self._over.set_exception(error)
 
 
-async def _serve(fd: int) -> None:
-    await SenderProcess().serve(socket.socket(fileno=fd))
+async def _serve(sock: socket.socket) -> None:
+    await SenderProcess().serve(sock)
 
 
 def main(argv: Sequence[str]) -> int:
     """``python -m loadgen.sending.sender FD``: started by a shard, with its end of a socket pair."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run(_serve(int(argv[0])))
+    run(_serve(parent_socket(argv)))
     return 0
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 import time
@@ -20,7 +19,7 @@ from tap.ipc.channel import Channel
 from tap.ipc.exchange import AdminSetup, Ready, Refused, ServiceStats
 from tap.ipc.feed import RecorderStats, RecordFeed, WorkerStats
 from wire.loop import run
-from wire.process import split_frames
+from wire.process import parent_socket, split_frames
 
 NICENESS: Final = 15
 """Priority below the relay and the recorder."""
@@ -136,12 +135,11 @@ async def _tick(state: LiveState) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    sock = parent_socket(argv)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     try:
-        run(serve_pages(socket.socket(fileno=int(argv[0]))))
+        run(serve_pages(sock))
     except Exception as error:  # one line instead of a traceback; the supervisor restarts the process
         print(f"tap: the admin process failed ({type(error).__name__}: {error})", file=sys.stderr)
         return 1

@@ -4,7 +4,6 @@ A worker imports no code for prompts or pages: its memory is its connections, an
 """
 
 import asyncio
-import contextlib
 import gc
 import os
 import select
@@ -32,6 +31,7 @@ from tap.proxy.upstreams import Upstreams
 from wire.dialing import reload_chain, server_context
 from wire.errors import WireError
 from wire.loop import run
+from wire.process import parent_socket
 from wire.server import Server
 from wire.url import parse_url
 
@@ -206,12 +206,10 @@ def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(AttributeError):  # Windows has no SIGHUP
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sock = parent_socket(argv)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        run(work(socket.socket(fileno=int(argv[0]))))
+        run(work(sock))
     except Exception as error:  # a traceback could quote a request; the supervisor notices the end
         print(f"tap: a worker process failed ({type(error).__name__})", file=sys.stderr)
         return 1

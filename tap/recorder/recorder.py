@@ -9,7 +9,6 @@ import copy
 import gc
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -29,7 +28,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
-from wire.process import split_frames
+from wire.process import parent_socket, split_frames
 
 READ_BYTES = 1 << 20
 """Most bytes read from a worker before the others have their turn."""
@@ -391,14 +390,13 @@ def _tell(sock: socket.socket, progress: Progress | None) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock = parent_socket(argv)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
         if hasattr(os, "SCHED_BATCH"):  # on Linux: a frame that wakes the recorder does not preempt a worker
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        with socket.socket(fileno=int(argv[0])) as sock:
+        with sock:
             record_exchanges(sock)
     except Exception as error:  # a traceback could quote a request; the supervisor notices the end
         print(f"tap: the recorder process failed ({type(error).__name__})", file=sys.stderr)
