@@ -9,34 +9,12 @@ import msgspec
 import numpy as np
 
 from measure import wording
+from measure.cacheuse import CacheUse, CauseShare, Distribution, Window
 from report.pages.figures import DASHED, Figure, Trace, axis, band, figure, line, plain
 from report.pages.page import render
 from tracefile.records.errors import InputError
 
 File = TypeVar("File")
-
-
-class GroupUse(msgspec.Struct, frozen=True):
-    """Use of a cache by one group of requests, or by the rest of them, which have no ``example``."""
-
-    name: str
-    requests: int
-    sessions: int | None
-    shared_tokens: int | None
-    example: str | None
-    hit_tokens: int
-    hit_rate: float
-    hit_share: float
-    inserted_share: float
-    held_share: float
-
-
-class CacheUse(msgspec.Struct, frozen=True):
-    """Groups in a cache of one size, those that save most first."""
-
-    blocks: int
-    tokens: int
-    groups: list[GroupUse]
 
 
 class OneCurve(msgspec.Struct, frozen=True):
@@ -66,15 +44,6 @@ class CurveFile(msgspec.Struct, frozen=True, tag_field="kind", tag="curve"):
     curves: list[OneCurve]
 
 
-class CauseShare(msgspec.Struct, frozen=True):
-    """Prompt tokens of some requests, by cause."""
-
-    name: str
-    requests: int
-    input_tokens: int
-    tokens: dict[str, int]
-
-
 class MissesFile(msgspec.Struct, frozen=True, tag_field="kind", tag="misses"):
     """Result of ``sim misses``."""
 
@@ -95,31 +64,16 @@ class MissesFile(msgspec.Struct, frozen=True, tag_field="kind", tag="misses"):
         return [share for share in rows if share.input_tokens]
 
 
-class Quantiles(msgspec.Struct, frozen=True):
-    """A distribution, at the file's levels."""
-
-    count: int
-    quantiles: list[float]
-
-
-class WorkingSet(msgspec.Struct, frozen=True):
-    """Blocks touched in an interval of time."""
-
-    start_ms: float
-    distinct_blocks: int
-    seen_blocks: int
-
-
 class ReuseFile(msgspec.Struct, frozen=True, tag_field="kind", tag="reuse"):
     """Result of ``sim reuse``."""
 
     trace: str
     block_size: int
     levels: list[float]
-    time_ms: Quantiles
-    distance_blocks: Quantiles
+    time_ms: Distribution
+    distance_blocks: Distribution
     window_ms: float
-    windows: list[WorkingSet]
+    windows: list[Window]
 
 
 @dataclass(slots=True)

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from engines.modelconfig import kv_bytes_per_token
+from measure.cacheuse import CacheUse
 from measure.stackdepth import count_depths
 from measure.table import table_lines
-from sim.cache.groupuse import CacheUse, cache_use, describe_groups
+from sim.cache.groupuse import cache_use, describe_groups
 from sim.cache.pool import add_trace_flags, block_size_text, gib_cell, gib_heading, parse_block_size, unknown_outputs
 from sim.cache.sampledcurve import Sampling, describe_sampled, sample_curve, sampled_as_json
 from sim.workload.accesses import Accesses, read_block_sizes

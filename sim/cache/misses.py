@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from measure.cacheuse import CauseShare
 from measure.table import table_lines
 from sim.cache.onebyone import NO_KEYS, REQUEST, OneByOnePool, Requests, note_evictions, run_requests
 from sim.cache.onebyone import lay_out as pool_requests
@@ -54,17 +55,6 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The prompt tokens of some requests by cause; they add up to ``input_tokens``."""
-
-    name: str
-    requests: int
-    input_tokens: int
-    tokens: dict[str, int]
-    """By cause, in the order of ``CAUSES``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
     """Prompt tokens of a trace by cause."""
 
@@ -73,13 +63,13 @@ class Attribution:
     """Null: unlimited."""
     rejected: int
     """Requests that alone do not fit the pool: they touch nothing and are in no sum."""
-    total: Share
-    cohorts: list[Share]
+    total: CauseShare
+    cohorts: list[CauseShare]
     """By turn; cohorts without requests are left out."""
     by: str | None
     rule: str
     """Words on how the groups were made; empty: as asked."""
-    groups: list[Share]
+    groups: list[CauseShare]
     evictions: list[list[int]]
     """Blocks by evicting group (row) and by the group that requests them again (column)."""
 
@@ -193,12 +183,12 @@ def _ask_pool(
     return np.stack([causes.get(cause, nothing) for cause in CAUSES], axis=1), evictions.counts
 
 
-def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[Share]:
+def _shares(names: tuple[str, ...], place: IntArray, causes: IntArray) -> list[CauseShare]:
     tokens = np.zeros((len(names), len(CAUSES)), np.int64)
     np.add.at(tokens, place, causes)
     requests = np.bincount(place, minlength=len(names))
     return [
-        Share(
+        CauseShare(
             name=name,
             requests=int(requests[row]),
             input_tokens=int(tokens[row].sum()),
@@ -222,7 +212,7 @@ def describe(found: Attribution) -> str:
     return "\n".join(lines)
 
 
-def _row(share: Share) -> list[str]:
+def _row(share: CauseShare) -> list[str]:
     whole = share.input_tokens or 1
     shares = (f"{tokens / whole:.2%}" for tokens in share.tokens.values())
     return [short_name(share.name), f"{share.input_tokens:,}", *shares]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from measure.cacheuse import Distribution, Window
 from measure.quantiles import quantile_place
 from measure.stackdepth import access_depths
 from sim.cache.pool import add_trace_flags, parse_block_size
@@ -22,35 +23,6 @@ LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
 SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
 WINDOWS_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """Distances between two accesses of one block, over all accesses but first ones."""
-
-    unit: str
-    count: int
-    mean: float | None
-    """Null: there are none."""
-    quantiles: list[float]
-    """At ``LEVELS``: the smallest value with at least that share of all at or below it. Empty: there are none."""
-
-    def at(self, level: float) -> float:
-        return self.quantiles[round(level * len(LEVELS)) - 1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Blocks touched in one interval of time."""
-
-    start_ms: float
-    requests: int
-    accesses: int
-    distinct_blocks: int
-    """The working set: different blocks touched."""
-    new_blocks: int
-    seen_blocks: int
-    """Different blocks touched from the trace's beginning to the window's end: the content of an unlimited cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
