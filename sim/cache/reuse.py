@@ -13,6 +13,7 @@ import numpy as np
 from measure.cacheuse import Distribution, Window
 from measure.quantiles import quantile_place
 from measure.stackdepth import access_depths
+from measure.table import table_lines
 from sim.cache.pool import add_trace_flags, parse_block_size
 from sim.workload.accesses import Accesses, read_accesses
 from tracefile.commandline.durations import duration
@@ -23,6 +24,8 @@ LEVELS = tuple(step / 200 for step in range(1, 201))
 """Of a distribution's quantiles: every half percent."""
 SHOWN = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.00)
 WINDOWS_SHOWN = 20
+_COUNTS = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks")
+"""Columns of a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +111,8 @@ def working_set(accesses: Accesses, first: BoolArray, window_ms: float) -> list[
         np.cumsum(new).tolist(),
         strict=True,
     )
-    names = ("requests", "accesses", "distinct_blocks", "new_blocks", "seen_blocks")
     return [
-        Window(start_ms=start_ms + number * window_ms, **dict(zip(names, row, strict=True)))
+        Window(start_ms=start_ms + number * window_ms, **dict(zip(_COUNTS, row, strict=True)))
         for number, row in enumerate(columns)
     ]
 
@@ -119,18 +121,18 @@ def describe(found: Reuse) -> str:
     again = found.accesses - found.first_accesses
     lines = [
         f"{found.accesses:,} accesses of full prompt blocks of {found.block_size} tokens: "
-        f"{found.first_accesses:,} first ones, {again:,} again",
-        f"{'reuse after':>22} {'mean':>11} " + " ".join(f"{f'p{level * 100:.0f}':>11}" for level in SHOWN),
+        f"{found.first_accesses:,} first ones, {again:,} again"
     ]
-    for one in (found.time_ms, found.distance_requests, found.distance_blocks):
-        if one.mean is not None:
-            cells = " ".join(f"{one.at(level):>11,.0f}" for level in SHOWN)
-            lines.append(f"{one.unit:>22} {one.mean:>11,.0f} {cells}")
+    rows = [
+        [one.unit, f"{one.mean:,.0f}", *(f"{one.at(level):,.0f}" for level in SHOWN)]
+        for one in (found.time_ms, found.distance_requests, found.distance_blocks)
+        if one.mean is not None
+    ]
+    lines += table_lines(["reuse after", "mean", *(f"p{level * 100:.0f}" for level in SHOWN)], rows)
     lines += ["", f"windows of {found.window_ms / 1e3:g} s, in blocks"]
-    lines.append(f"{'from (s)':>10} {'requests':>9} {'accesses':>10} {'distinct':>10} {'new':>10} {'seen so far':>12}")
-    for window in found.windows[:: -(-len(found.windows) // WINDOWS_SHOWN) or 1]:
-        lines.append(
-            f"{window.start_ms / 1e3:>10,.0f} {window.requests:>9,} {window.accesses:>10,} "
-            f"{window.distinct_blocks:>10,} {window.new_blocks:>10,} {window.seen_blocks:>12,}"
-        )
-    return "\n".join(lines)
+    rows = [
+        [f"{window.start_ms / 1e3:,.0f}", *(f"{getattr(window, name):,}" for name in _COUNTS)]
+        for window in found.windows[:: -(-len(found.windows) // WINDOWS_SHOWN) or 1]
+    ]
+    headings = ["from (s)", "requests", "accesses", "distinct", "new", "seen so far"]
+    return "\n".join(lines + table_lines(headings, rows))
