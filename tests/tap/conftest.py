@@ -422,7 +422,7 @@ async def upstream_of(lab: Lab, script: Script = answer, tls: ssl.SSLContext | N
         yield upstream.port
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Any) -> None:
     """Wait for something that is about to be, in a process that has no event for it."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
