@@ -137,6 +137,7 @@ def test_groups_are_shown_by_tokens_saved_and_sizes_in_memory(tmp_path: Path) ->
         "hit_tokens": 80,
         "hit_blocks": 5,
         "inserted_blocks": 3,
+        "input_tokens": 160,
     }
     group |= {"hit_rate": 0.5, "hit_share": 1.0, "inserted_share": 0.25, "held_share": 0.125, "lookup_blocks": 9}
     rest = {**group, "name": "4 others", "sessions": None, "shared_tokens": None, "example": None}
