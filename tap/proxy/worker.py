@@ -4,6 +4,7 @@ A worker imports no code for prompts or pages: its memory is its connections, an
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import select
