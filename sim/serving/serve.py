@@ -203,7 +203,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         # A busy address has a number that says so in three words; an unknown host has only words.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-        raise InputError(f"--listen {host}:{port}: {reason}") from None
+        raise InputError(f"--listen {host}:{port}: {reason}; expected a free address of this machine") from None
 
 
 async def _serve(config: ServeConfig, vocabulary: Vocabulary, listener: socket.socket) -> None:

@@ -359,7 +359,8 @@ def test_a_busy_port_is_one_line_and_exit_2() -> None:
         command = [sys.executable, "-m", "sim", "serve", "--listen", address]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert result.stderr == f"sim: error: --listen {address}: Address already in use\n"
+    expected = "expected a free address of this machine"
+    assert result.stderr == f"sim: error: --listen {address}: Address already in use; {expected}\n"
     assert result.stdout == ""
 
 
