@@ -35,7 +35,7 @@ QUIET_S = 0.5
 MAX_ADDED_MS = 20.0
 QUEUE_MB = 64
 SLACK = 1.1
-SIZES_MB = {"tap": 70, "worker": 50 + QUEUE_MB, "recorder": 40 + 150 + QUEUE_MB, "admin": 100}
+SIZES_MB = {"tap": 60, "worker": 50 + QUEUE_MB, "recorder": 40 + 150 + QUEUE_MB, "admin": 110}
 """docs/tap-operations.md, Sizing."""
 FULL_MB, QUICK_MB = 20.0, 2.0
 """Size of a payload; trailers, trailer lines and the gzip bomb are three times that."""

@@ -85,8 +85,10 @@ def engine(response: Callable[[socket.socket], Iterator[bytes]]) -> Iterator[str
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
 def test_a_body_without_end_is_read_to_its_bound_only(path: str) -> None:
     with engine(endless_body) as url, BlockingCalls(url, 30.0) as caller:
-        with pytest.raises(CallError, match=f"beyond {most_bytes(path)} bytes"):
+        with pytest.raises(CallError, match=f"beyond {most_bytes(path)} bytes") as caught:
             caller.get(path)
+        [reply] = [entry.locals["reply"] for entry in caught.traceback if "reply" in entry.locals]
+        assert not reply._body, "what was read is let go at once, whoever holds the error"
         with pytest.raises(CallError, match="beyond"):
             caller.post("/tokenize", b"{}")
 
