@@ -25,8 +25,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers a core: most tests wait on sockets, processes and clocks."""
-    return 2 * (os.cpu_count() or 1)
+    """Three workers a core: most tests wait on sockets, processes and clocks."""
+    return 3 * (os.cpu_count() or 1)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

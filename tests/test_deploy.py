@@ -207,7 +207,10 @@ def test_flags_that_refuse_each_other_are_not_combined_in_deploy(tmp_path: Path)
         "kvtape-tap.service": unit_arguments(),
     }
     for name, arguments in given.items():
-        config = read_config([here.get(argument, argument) for argument in arguments])
+        local = [
+            re.sub("/var/lib/kvtape|%S/kvtape", str(tmp_path), here.get(argument, argument)) for argument in arguments
+        ]
+        config = read_config(local)
         assert config.resume, f"{name}: a service that is started again goes on with its trace"
         assert config.rotate_s, f"{name}: a trace that never ends a file cannot be shipped or thinned"
 

@@ -123,14 +123,16 @@ def run(arguments: argparse.Namespace) -> int:
 def keep_gates(path: Path, model: Model, trace: str, compared: Compared) -> None:
     """Keep the outcome beside the model in ``path``, for forecasts of it to tell; ``trace``: its name in them."""
     gates, run = compared.result.gates, compared.runs[CAPTURED]
+    untested = [gate.name for gate in gates if gate.state == "not tested"]
     if gates:
         verdict = Verdict(
             model_digest=model_digest(model),
             trace=trace,
             trace_digest=run.digest,
             engine=engine_named(run.meta),
-            gates=len(gates),
+            gates=len(gates) - len(untested),
             failed=failures(gates),
+            untested=untested,
         )
         keep_verdict(path, verdict)
 

@@ -22,10 +22,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     engine: dict[str, str]
     """Engine and served model of the trace, as far as its header tells them."""
     gates: int
+    """Gates that were tested."""
     failed: list[str]
+    untested: list[str] = []
 
     def __str__(self) -> str:
-        return f"failed {listed(self.failed)}" if self.failed else f"passed all {self.gates} gates"
+        outcome = f"failed {listed(self.failed)}" if self.failed else f"passed all {self.gates} gates"
+        return f"{outcome} (not tested: {listed(self.untested)})" if self.untested else outcome
 
 
 def verdicts_path(model: Path) -> Path:

@@ -35,6 +35,8 @@ def test_machine_code_of_an_earlier_version_is_forgotten(tmp_path: Path) -> None
         def _load_index(self) -> None:
             raise AttributeError("Can't get attribute 'Gone'")
 
-    compiled = SimpleNamespace(_cache=SimpleNamespace(_cache_file=CacheFile()))
+    compiled = SimpleNamespace(
+        _cache=SimpleNamespace(_cache_file=CacheFile()), stats=SimpleNamespace(cache_path=str(tmp_path))
+    )
     compiling._forget_unreadable(compiled)
     assert not index.exists()

@@ -158,6 +158,8 @@ def test_a_capture_without_cached_tokens_leaves_their_gate_untested(
     assert "tap --inject usage" in gate["reason"]
     assert code == int(not all(one["passed"] for one in result["gates"]))
     assert "gate not tested: predicted: cached tokens exact" in capsys.readouterr().err
+    main(["what-if", str(folder / "unreported.jsonl"), "--latency-model", str(folder / "model.json"), "--members", "2"])
+    assert "(not tested: cached tokens)" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"tap --inject usage, or have clients send stream_options\.include_usage"):
         main(["audit", str(folder / "unreported.jsonl"), "--max-num-seqs", "32", "--max-num-batched-tokens", "2048"])
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -187,6 +188,13 @@ def test_sigterm_lets_answers_end_and_takes_no_more() -> None:
             httpx.get(f"{url}/health")
 
 
+def wait_until_refused(url: str) -> None:
+    """Return once the server takes no new connection: it has begun to drain."""
+    with contextlib.suppress(httpx.TransportError):
+        while httpx.get(f"{url}/health").is_success:
+            time.sleep(0.01)
+
+
 def cut_off(first: signal.Signals, second: signal.Signals | None, *flags: str) -> Any:
     """End a server with a stream open by a signal or two; how it ended for the client, and for itself."""
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", *flags]
@@ -200,7 +208,7 @@ def cut_off(first: signal.Signals, second: signal.Signals | None, *flags: str) -
             next(events)
             server.send_signal(first)
             if second is not None:
-                next(events)
+                wait_until_refused(url)  # equal signals that both wait to be handled are one
                 server.send_signal(second)
             try:
                 for _ in events:
