@@ -16,6 +16,7 @@ from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
 from tracefile.records.errors import InputError
 from wire.dialing import Tls, server_context
+from wire.head import serialise_head
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.server import ClientConnection, Server
@@ -94,9 +95,10 @@ class _Refused:
 
     def __init__(self, head: RequestHead, client: ClientConnection) -> None:
         status, kind, body = self.response(head)
-        lines = (b"HTTP/1.1 %b" % status, b"Content-Type: %b" % kind, b"Content-Length: %d" % len(body))
-        retry = b"Retry-After: %d\r\n" % RETRY_AFTER_S if status.startswith(b"503") else b""
-        client.write(b"\r\n".join(lines) + b"\r\n%bConnection: close\r\n\r\n" % retry)
+        headers = [(b"Content-Type", kind), (b"Content-Length", b"%d" % len(body))]
+        if status.startswith(b"503"):
+            headers.append((b"Retry-After", b"%d" % RETRY_AFTER_S))
+        client.write(serialise_head(b"HTTP/1.1 %b" % status, [*headers, (b"Connection", b"close")]))
         if head.method != b"HEAD":
             client.write(body)
         client.finish(keep_alive=False)
