@@ -429,14 +429,6 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-def ended(pid: int) -> bool:
-    """Whether a process has ended and closed all it had open, collected by its parent or not."""
-    try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path, load_key(tmp_path / "key"))

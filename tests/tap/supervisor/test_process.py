@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import trustme
 
-from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, ended, until, upstream_of
+from scripts.proxybench.processes import ended
+from tests.tap.conftest import ANSWER, COMPLETION, TapCommand, answer, until, upstream_of
 
 
 def run_tap(lab: Any, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

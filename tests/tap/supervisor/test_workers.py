@@ -13,7 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.tap.conftest import ANSWER, COMPLETION, ended, until, upstream_of
+from scripts.proxybench.processes import ended
+from tests.tap.conftest import ANSWER, COMPLETION, until, upstream_of
 
 ONLY_OTHERS_NEED = {"numpy", "transformers", "fastapi", "uvicorn", "httpx", "jinja2", "prometheus_client", "fsspec"}
 PATIENCE_S = 30.0

@@ -223,22 +223,3 @@ def test_a_body_that_comes_slowly_but_comes_is_waited_for(rig: Any) -> None:
             assert (await client.until_closed()).endswith(b"ok")
 
     rig.run(scenario())
-
-
-def test_a_client_that_drips_its_head_is_cut_in_the_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many of its bytes come: the clock runs from the connection's beginning."""
-    monkeypatch.setattr("wire.server.KEEP_ALIVE_S", 0.1)
-    monkeypatch.setattr("wire.server.SWEEP_S", 0.05)
-
-    async def upstream(peer: Any) -> None:
-        raise AssertionError("no request ever came")
-
-    async def scenario() -> None:
-        async with rig.tap(upstream) as tap:
-            client = await tap.connect()
-            await client.write(b"GET / HTTP/1.1\r\n")
-            while tap.server.num_connections:
-                client.writer.write(b"X")
-                await asyncio.sleep(0.01)
-
-    rig.run(scenario())
