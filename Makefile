@@ -13,7 +13,7 @@ demo-vllm: $(VENV)/ready       ## the same job on a real vLLM on this machine's 
 	$(PY) -m scripts.demo --engine vllm --out out/demo-vllm
 
 test: $(VENV)/ready            ## every test that needs no real engine
-	$(PY) -m pytest -n auto --dist worksteal -m "not vllm and not ray"
+	$(PY) -m pytest -n auto --dist worksteal -m "not vllm and not engines and not ray"
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
 	$(PY) -m scripts.vllm_engine test

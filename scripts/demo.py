@@ -20,6 +20,7 @@ from typing import Literal
 import httpx
 
 from scripts import vllm_engine
+from scripts.engine_home import measuring_cores, on_core
 from scripts.job import Command, Workspace
 from scripts.proxybench.processes import free_port
 
@@ -143,8 +144,8 @@ def main() -> int:
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
-    load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
-    with vllm_engine.on_core(load_core):
+    load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
+    with on_core(load_core):
         page = run_job(args.engine, Workspace(args.out.resolve()), again=args.again)
     print(f"\nThe page: {page.as_uri()}")
     return 0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripts import vllm_engine
+from scripts.engine_home import measuring_cores, on_core
 from scripts.fidelity import tables
 from scripts.fidelity.capturing import capture_missing
 from scripts.fidelity.goals import goals
@@ -53,8 +53,8 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     if args.action != "judge":
         # The engine has a core to itself; everything else shares the other.
-        load_core, _ = vllm_engine.measuring_cores()
-        with vllm_engine.on_core(load_core):
+        load_core, _ = measuring_cores()
+        with on_core(load_core):
             capture_missing(args.engine, out, selected(args.shapes, args.only), matrix())
     if args.action != "capture":
         text = judge((args.captures or out).resolve(), out, selected(args.shapes, args.only))

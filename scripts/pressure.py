@@ -19,6 +19,7 @@ from typing import Any
 
 from scripts import vllm_engine
 from scripts.demo import EngineKind, capture
+from scripts.engine_home import measuring_cores, on_core
 from scripts.fidelity.engines import count, engine, wait_until_idle
 from scripts.fidelity.loads import EngineSettings
 from scripts.job import Workspace
@@ -97,9 +98,9 @@ def main() -> int:
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
-    load_core, _ = vllm_engine.measuring_cores() if args.engine == "vllm" else (None, None)
+    load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
     results = []
-    with vllm_engine.on_core(load_core):
+    with on_core(load_core):
         work = Workspace(args.out.resolve())
         for result in measure(args.engine, work, args.num_gpu_blocks, args.loads, args.seconds):
             results.append(result)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts import vllm_engine
 from scripts.demo import capture, engine
+from scripts.engine_home import measuring_cores, on_core
 from scripts.job import Command, Workspace
 
 LOAD = (
@@ -81,8 +81,8 @@ def main() -> int:
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     work = Workspace(args.out.resolve())
-    load_core, _ = vllm_engine.measuring_cores()
-    with vllm_engine.on_core(load_core), engine(args.engine, work) as url:
+    load_core, _ = measuring_cores()
+    with on_core(load_core), engine(args.engine, work) as url:
         traces = run_replays(work, url, args.replays.split(","))
     print("\n".join(table(compare(work, traces))))
     return 0

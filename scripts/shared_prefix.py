@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from scripts import vllm_engine
+from scripts.engine_home import measuring_cores, on_core
 from scripts.fidelity.engines import empty_cache, engine
 from scripts.fidelity.loads import EngineSettings
 from scripts.job import Workspace
@@ -101,8 +101,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the engine is stopped too
     work = Workspace(args.out.resolve())
     work.directory.mkdir(parents=True, exist_ok=True)
-    load_core, _ = vllm_engine.measuring_cores()
-    with vllm_engine.on_core(load_core if args.url is None else None), engine_at(args.url, work) as url:
+    load_core, _ = measuring_cores()
+    with on_core(load_core if args.url is None else None), engine_at(args.url, work) as url:
         print("\n" + table(measure(args, url, work)))
     return 0
 

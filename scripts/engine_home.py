@@ -1,0 +1,171 @@
+"""Home of a real engine on this machine: its own environment in the user's cache, its server, the tests against it.
+
+``scripts.vllm_engine`` and its like each make an ``EngineHome``, say how to install and start the engine, and hand both
+to ``act``: ``install`` once, ``serve`` until Ctrl-C, ``test`` with the tests that need it.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+# Read before this process gives any of them up: once it runs on the load's core, it may run on no other.
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+START_S = 300.0
+STOP_S = 20.0
+
+
+def measuring_cores() -> tuple[int | None, int | None]:
+    """A core for the load and one for the engine; nulls where there is only one, or no way to choose."""
+    return (CORES[-1], CORES[0]) if len(CORES) > 1 else (None, None)
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Start processes on one core: they inherit this process's affinity, which is put back at the end."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHome:
+    """Folder of an engine's environment and models, shared by all checkouts of this user."""
+
+    name: str  # of the folder
+    title: str  # the engine's name in messages
+
+    @property
+    def directory(self) -> Path:
+        """``~/.cache/kvtape/NAME``."""
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtape" / self.name
+
+    @property
+    def python(self) -> Path:
+        """The Python of the engine's own environment."""
+        return self.directory / "venv" / "bin" / "python"
+
+    def is_installed(self) -> bool:
+        """Return whether the environment is complete."""
+        return (self.directory / "venv" / "ready").exists()
+
+    def make_environment(self, cost: str, install_packages: Callable[[Sequence[str]], None]) -> None:
+        """Create the environment and fill it by ``install_packages(pip)``; a half-made one is made again.
+
+        Args:
+            cost: Time and space that this takes, for the message.
+            install_packages: Given the words of ``pip`` in that environment, installs the engine.
+        """
+        venv = self.directory / "venv"
+        print(f"Installing {self.title} into {venv} ({cost}, once) ...", flush=True)
+        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        install_packages([str(self.python), "-m", "pip", "--quiet"])
+        (venv / "ready").touch()
+
+    @contextlib.contextmanager
+    def serving(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[str]:
+        """Run a server's command for the length of the ``with`` block and give its base URL; output goes to ``log``."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output, on_core(measuring_cores()[1]):
+            server = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            self.wait_until_healthy(url, server, log)
+            yield url
+        finally:
+            stop(server)
+
+    def wait_until_healthy(self, url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+        """Return once ``/health`` is 200; exit with a line that names the log if it never will be."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if server.poll() is not None:
+                sys.exit(f"{self.title} ended with status {server.returncode} while starting; see the end of {log}")
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=2.0).status_code == httpx.codes.OK:
+                    return
+            time.sleep(0.5)
+        sys.exit(f"{self.title} was not healthy after {START_S:.0f} s; see {log}")
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and the engine processes it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineActions:
+    """Functions of one engine that ``act`` calls."""
+
+    home: EngineHome
+    install: Callable[[], None]
+    running: Callable[[Path, int, Sequence[str]], AbstractContextManager[str]]
+    """Given the log, a port (0: any free one) and more flags of the engine: the server, with its base URL."""
+    marker: str  # of the tests that need the engine
+    variable: str  # environment variable with the base URL of a running one, for those tests
+    tests: Sequence[str] = ()  # files of those tests; none: all that have the marker
+    test_environment: Mapping[str, str] | None = None  # further variables for tests on an engine started here
+
+
+def engine_parser(description: str | None, home: EngineHome) -> argparse.ArgumentParser:
+    """Parser of an action with its port and log; an engine's script adds flags of its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["install", "serve", "test"])
+    parser.add_argument("--port", type=int, default=8000, help="where to serve")
+    parser.add_argument("--log", type=Path, default=home.directory / "server.log", help="the server's output")
+    return parser
+
+
+def act(actions: EngineActions, args: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Install, serve or test, as ``args.action`` says; ``rest`` are flags of the engine, or of pytest."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the server is stopped too
+    if args.action == "test":
+        return run_tests(actions, rest)
+    home = actions.home
+    actions.install()
+    if args.action == "install":
+        print(f"{home.title} is installed: {home.python}")
+        return 0
+    with actions.running(args.log, args.port, rest) as url:
+        print(f"{home.title} serves the model 'tiny' at {url} (log: {args.log}); Ctrl-C stops it", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+def run_tests(actions: EngineActions, pytest_arguments: Sequence[str]) -> int:
+    """Run the engine's tests against the URL in its variable, or against a server started for them."""
+    command = [sys.executable, "-m", "pytest", "-m", actions.marker, *actions.tests, *pytest_arguments]
+    if actions.variable in os.environ:
+        return subprocess.run(command, check=False).returncode
+    actions.install()
+    environment = {**os.environ, **(actions.test_environment or {})}
+    print(f"Starting {actions.home.title} ...", flush=True)
+    with actions.running(actions.home.directory / "test-server.log", 0, ()) as url:
+        return subprocess.run(command, env=environment | {actions.variable: url}, check=False).returncode
