@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,6 +16,11 @@ from wire.head import Header
 OPENAI_KEY, ANTHROPIC_KEY = "OPENAI_API_KEY", "ANTHROPIC_API_KEY"
 REFUSED = frozenset({401, 403})
 """HTTP statuses for a missing or wrong key."""
+
+BASIC = "--header-env Authorization=VARIABLE, in it `Basic` and the base64 of USER:PASSWORD"
+ANTHROPIC_VERSION: Header = (b"Anthropic-Version", b"2023-06-01")
+"""Anthropic's own API requires it; engines ignore it."""
+ANTHROPIC_HOST = "anthropic.com"
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 SECRET_HEADER = re.compile(r"authorization|cookie|key|token|secret|password|credential|signature", re.IGNORECASE)
@@ -34,16 +40,31 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
     tls: Tls = SYSTEM_TLS
     key_variable: str = OPENAI_KEY
     """Environment variable of the API key, set or not."""
+    secrets: tuple[tuple[bytes, str], ...] = ()
+    """Headers with a secret, and the environment variable of each."""
 
     def __repr__(self) -> str:
         return f"Access({', '.join(name.decode() for name, _ in self.headers)})"
 
-    def refusal(self, status: int) -> str:
-        """Return advice after a 401 or 403: the variable to set."""
-        sent = any(name.lower() in (b"authorization", b"x-api-key") for name, _ in self.headers)
-        if sent:
-            return f"HTTP {status} with the key that was sent; expected a key that it takes in ${self.key_variable}"
-        return f"HTTP {status} without a key; expected one in ${self.key_variable}, or the variable of --api-key-env"
+    def refusal(self, status: int, challenge: bytes = b"") -> str:
+        """Return the error of a 401 or 403: the variable to set. ``challenge``: the response's ``WWW-Authenticate``."""
+        passwords = [variable for name, variable in self.secrets if _is_basic(dict(self.headers)[name])]
+        keys = [variable for _, variable in self.secrets if variable not in passwords]
+        if _is_basic(challenge):
+            return _refused(status, "password", passwords) or f"HTTP {status} of Basic authentication; expected {BASIC}"
+        if passwords and not keys:
+            return f"HTTP {status} behind Basic authentication; expected the engine's key in --header-env NAME=VARIABLE"
+        missing = f"expected one in ${self.key_variable}, or the variable of --api-key-env"
+        return _refused(status, "key", keys) or f"HTTP {status} without a key; {missing}"
+
+
+def _is_basic(value: bytes) -> bool:
+    return value[:6].lower() == b"basic "
+
+
+def _refused(status: int, secret: str, variables: Sequence[str]) -> str:
+    named = " or ".join(f"${name}" for name in variables)
+    return named and f"HTTP {status} with the {secret} that was sent; expected a {secret} that it takes in {named}"
 
 
 OPEN = Access()
@@ -77,15 +98,27 @@ def add_access_arguments(parser: argparse.ArgumentParser, requests: str) -> None
     add("--key", metavar="FILE", help="PEM key of --cert, if in another file")
 
 
-def read_access(args: argparse.Namespace, *, api: str | None = None, environ: Mapping[str, str] = os.environ) -> Access:
+def read_access(
+    args: argparse.Namespace,
+    *,
+    api: str | None = None,
+    url: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Access:
     """Return the access that the flags and the environment tell; raises InputError, which never quotes a secret."""
     headers = [*(_plain(text) for text in args.header), *(_from_variable(text, environ) for text in args.header_env)]
+    secrets = [(name.encode(), variable) for name, _, variable in (text.partition("=") for text in args.header_env)]
     variable = args.api_key_env or (ANTHROPIC_KEY if api == "messages" else OPENAI_KEY)
     names = {name.lower() for name, _ in headers}
     if not names & {b"authorization", b"x-api-key"}:
-        headers += _key_headers(variable, environ, api=api, required=args.api_key_env is not None)
+        key = _key(variable, environ, required=args.api_key_env is not None)
+        own = _key_headers(key, api, url)
+        headers += own
+        secrets += [(own[0][0], variable)] if own else []
     elif args.api_key_env is not None:
         raise InputError("--api-key-env: beside a header with a key; expected one of the two")
+    if api == "messages" and ANTHROPIC_VERSION[0].lower() not in names:
+        headers.append(ANTHROPIC_VERSION)
     if len({name.lower() for name, _ in headers}) < len(headers):
         raise InputError("--header, --header-env: a header is named twice; expected each once")
     tls = Tls(args.ca, args.cert, args.key)
@@ -94,16 +127,22 @@ def read_access(args: argparse.Namespace, *, api: str | None = None, environ: Ma
             client_context(tls)
         except WireError as error:
             raise InputError(str(error)) from None
-    return Access(tuple(headers), tls, variable)
+    return Access(tuple(headers), tls, variable, tuple(secrets))
 
 
-def _key_headers(variable: str, environ: Mapping[str, str], *, api: str | None, required: bool) -> Sequence[Header]:
-    if not required and not environ.get(variable):
+def _key(variable: str, environ: Mapping[str, str], *, required: bool) -> bytes:
+    return _value("--api-key-env", variable, environ) if required or environ.get(variable) else b""
+
+
+def _key_headers(key: bytes, api: str | None, url: str | None) -> Sequence[Header]:
+    """Return the key as the API has it; vLLM and SGLang take one for every API in ``Authorization`` only."""
+    if not key:
         return ()
-    key = _value("--api-key-env", variable, environ)
-    bearer = (b"Authorization", b"Bearer " + key)
-    # Anthropic's own header; vLLM and SGLang take a key for every API in Authorization only.
-    return (bearer, (b"X-Api-Key", key)) if api == "messages" else (bearer,)
+    bearer, own = (b"Authorization", b"Bearer " + key), (b"X-Api-Key", key)
+    if api != "messages":
+        return (bearer,)
+    # Anthropic takes a bearer for another kind of secret, and refuses a key in it.
+    return (own,) if (urlsplit(url or "").hostname or "").endswith(ANTHROPIC_HOST) else (bearer, own)
 
 
 def _plain(text: str) -> Header:

@@ -7,10 +7,10 @@ data plane's own (``wire.pool``).
 
 import asyncio
 
-from engines.access import OPEN, Access
+from engines.access import OPEN, REFUSED, Access
 from engines.dialect import Response
 from wire.connection import ResponseHead, ServerConnection
-from wire.dialing import speaks_tls
+from wire.dialing import forwarding, proxy_of, speaks_tls
 from wire.errors import LossKind
 from wire.head import header_values, serialise_head
 from wire.pool import ConnectError, ConnectionPool
@@ -24,6 +24,10 @@ MAX_IDS_BYTES = 16 << 20
 PROBE_S = 2.0
 BAD_REQUEST = 400
 """Status of nginx and others for plain HTTP on a port of TLS."""
+PROXY_AUTHENTICATION = 407
+NO_CERTIFICATE = b"SSL certificate"
+"""In nginx's page for a client without a certificate, or with a wrong one: its handshake takes any."""
+CERTIFICATE_REFUSAL = "HTTP 400, no certificate that the server takes; expected --cert and --key with one"
 OTHER_SCHEME = "plain HTTP on a port that speaks TLS; expected https:// instead of http://"
 LOST = {
     "upstream_closed": "the server closed the connection; expected a response",
@@ -52,10 +56,12 @@ class _Reply:
         self.whole: asyncio.Future[Response | LossKind] = asyncio.get_running_loop().create_future()
         self._max_bytes = max_bytes
         self._status = 0
+        self.challenge = b""
         self._body = bytearray()
 
     def response_head(self, head: ResponseHead) -> None:
         self._status = head.status
+        self.challenge = b", ".join(header_values(head.headers, b"www-authenticate"))
         codings = header_values(head.headers, b"content-encoding")
         if not head.informational and any(coding.lower() != b"identity" for coding in codings):
             self._fail("encoded response; expected identity")
@@ -102,11 +108,16 @@ class Calls:
             kind = LateError if error.kind == "connect_timeout" else CallError
             raise kind(error.reason) from None
         unheard = not isinstance(response, Response) or response.status == BAD_REQUEST
-        if unheard and self._origin.scheme == "http" and await speaks_tls(self._origin, PROBE_S):
+        if unheard and self._is_plain() and await speaks_tls(self._origin, PROBE_S):
             raise CallError(OTHER_SCHEME)
         if not isinstance(response, Response):
             raise CallError(LOST.get(response, response.replace("_", " ")))
+        if response.status == PROXY_AUTHENTICATION:
+            raise CallError("HTTP 407 of the proxy; expected HTTP_PROXY=http://USER:PASSWORD@HOST:PORT that it takes")
         return response
+
+    def _is_plain(self) -> bool:
+        return self._origin.scheme == "http" and proxy_of(self._origin) is None
 
     def close(self) -> None:
         """Drop every connection."""
@@ -114,11 +125,13 @@ class Calls:
 
     def _request(self, path: str, body: bytes | None) -> bytes:
         # A compressed body could be large again: identity is asked for, and another coding refused.
+        start, proxy_headers = forwarding(self._origin)
         headers = [(b"Host", self._origin.host_header), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity")]
+        headers += proxy_headers
         if body is not None:
             headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
         method = b"GET" if body is None else b"POST"
-        line = b"%b %b HTTP/1.1" % (method, self._origin.target(path))
+        line = b"%b %b%b HTTP/1.1" % (method, start, self._origin.target(path))
         return serialise_head(line, (*headers, *self._access.headers)) + (body or b"")
 
     async def _exchange(self, kept: ServerConnection | None, request: bytes, max_bytes: int) -> Response | LossKind:
@@ -133,7 +146,12 @@ class Calls:
             raise
         if connection.stale and response == "upstream_closed":
             return await self._exchange(None, request, max_bytes)
-        return response
+        if not isinstance(response, Response):
+            return response
+        if response.status in REFUSED:
+            return response._replace(refusal=self._access.refusal(response.status, reply.challenge))
+        wants_certificate = response.status == BAD_REQUEST and NO_CERTIFICATE in response.content
+        return response._replace(refusal=CERTIFICATE_REFUSAL) if wants_certificate else response
 
 
 class BlockingCalls:

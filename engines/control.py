@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from engines.access import OPEN, REFUSED, Access
+from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, Calls, most_bytes
 from engines.dialect import Control, Dialect, Response
 from engines.facts import PAGES, EngineFacts, first_model, read_facts
@@ -41,12 +41,9 @@ class ControlClient:
             raise InputError(f"--url: {self.url}: {error}") from None
         if model != "auto":
             return model
-        if response.status in REFUSED:
-            raise InputError(f"--url: {self.url}/v1/models: {self.access.refusal(response.status)}")
         if not response.is_success:
-            raise InputError(
-                f"--url: {self.url}/v1/models: HTTP {response.status}; expected an engine's base URL, or --model NAME"
-            )
+            error = response.failure("an engine's base URL, or --model NAME")
+            raise InputError(f"--url: {self.url}/v1/models: {error}")
         listed = first_model(response.text)
         if listed is None:
             raise InputError(f"--model: {self.url}/v1/models names none; expected --model NAME")
@@ -90,18 +87,18 @@ async def read_pages(origin: Origin, paths: Sequence[str], access: Access = OPEN
     """Return each page, all read at the same time."""
     calls = Calls(origin, access)
     try:
-        return await asyncio.gather(*(_page(calls, path, access) for path in paths))
+        return await asyncio.gather(*(_page(calls, path) for path in paths))
     finally:
         calls.close()
 
 
-async def _page(calls: Calls, path: str, access: Access) -> Page:
+async def _page(calls: Calls, path: str) -> Page:
     try:
         response = await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path))
     except CallError as error:
         return Page("", f"{path}: {error}")
-    if response.status in REFUSED:
-        return Page("", f"{path}: {access.refusal(response.status)}")
+    if response.refusal:
+        return Page("", f"{path}: {response.refusal}")
     return Page(response.text if response.status == OK else "")
 
 
@@ -134,5 +131,5 @@ def _cached_tokens(control: Control, dialect: Dialect, probe: bytes) -> int | No
     """Return the cached tokens of one small request; null: not reported."""
     response = control.post(dialect.path, probe)
     if not response.is_success:
-        raise InputError(f"--reset-cache: the check's own request gave HTTP {response.status}; expected 200")
+        raise InputError(f"--reset-cache: the check's own request gave {response.failure('200')}")
     return parse_answer(dialect.path, [(0, response.content)], stream=False).cached_tokens

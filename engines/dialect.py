@@ -27,6 +27,8 @@ class Response(NamedTuple):
 
     status: int
     content: bytes
+    refusal: str = ""
+    """Error of a response for want of a key or a certificate, with the flag or variable to set. Empty: another."""
 
     @property
     def is_success(self) -> bool:
@@ -35,6 +37,10 @@ class Response(NamedTuple):
     @property
     def text(self) -> str:
         return self.content.decode("utf-8", "replace")
+
+    def failure(self, expected: str) -> str:
+        """Return the error of a response without success."""
+        return self.refusal or f"HTTP {self.status}; expected {expected}"
 
 
 class Control(Protocol):
@@ -123,7 +129,7 @@ def post_reset(control: Control, path: str, expected: str) -> bytes:
     """Return the body of a successful POST; raises InputError naming ``expected`` otherwise."""
     response = control.post(path)
     if not response.is_success:
-        raise InputError(f"--reset-cache: POST {path} gave HTTP {response.status}; expected {expected}")
+        raise InputError(f"--reset-cache: POST {path} gave {response.failure(expected)}")
     return response.content
 
 

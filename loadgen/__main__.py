@@ -268,7 +268,7 @@ def run_load(config: LoadConfig) -> int:
             )
         )
         if outcome.stopped == "refused":
-            raise InputError(refusal(control, model, config.vocabulary))
+            raise InputError(refusal(control, model, config.vocabulary, outcome.tally.errors))
         truth = report_truth(text.before, truth_of(outcome.findings))
         notes = [*recognition_notes(found), *_notes(outcome, config), *truth_notes(truth)]
         summary = summarize(outcome, pattern=config.pattern, facts=(before, control.facts()), notes=notes)

@@ -230,7 +230,7 @@ def run_replay(config: ReplayConfig) -> int:
             )
         )
         if outcome.stopped == "refused":
-            raise InputError(refusal(control, model, config.vocabulary))
+            raise InputError(refusal(control, model, config.vocabulary, outcome.tally.errors))
         after = control.facts()
     dialect = found.dialect.name
     return report(config, survey, outcome, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)

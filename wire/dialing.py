@@ -4,6 +4,7 @@ import asyncio
 import base64
 import errno
 import os
+import re
 import socket
 import ssl
 from functools import lru_cache
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from wire.errors import LossKind, WireError
+from wire.head import Header, serialise_head
 from wire.url import Origin
 
 ALPN = ["http/1.1"]
@@ -168,72 +170,95 @@ async def speaks_tls(origin: Origin, timeout_s: float) -> bool:
 
 
 class Proxy(NamedTuple):
-    """An HTTP proxy that opens tunnels."""
+    """An HTTP proxy: it forwards requests to http servers, and opens tunnels to https servers."""
 
     host: str
     port: int
-    authorization: bytes
-    """Header line with the proxy's user and password; empty: none."""
+    headers: tuple[Header, ...]
+    """The proxy's user and password; empty: none."""
+    variable: str
 
     def __repr__(self) -> str:
-        return f"Proxy({self.host}:{self.port})"
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"the proxy {self.host}:{self.port} of {self.variable}"
 
 
 def proxy_of(origin: Origin) -> Proxy | None:
-    """Return the proxy for an https server, by HTTPS_PROXY and NO_PROXY; raises ProxyError for one that is no URL."""
-    if origin.scheme != "https" or not any(map(os.environ.get, ("HTTPS_PROXY", "https_proxy"))):
+    """Return the server's proxy by HTTP_PROXY, HTTPS_PROXY and NO_PROXY; none for this machine's own addresses.
+
+    Raises ProxyError for a proxy that is no URL.
+    """
+    variable = f"{origin.scheme.upper()}_PROXY"
+    if not any(map(os.environ.get, (variable, variable.lower()))) or _is_this_machine(origin.host):
         return None
     # Slow to import, and only needed behind a proxy.
     from urllib.request import getproxies_environment, proxy_bypass  # noqa: PLC0415
 
     proxies = getproxies_environment()
-    if "https" not in proxies or proxy_bypass(f"{origin.host}:{origin.port}", proxies):
+    if origin.scheme not in proxies or proxy_bypass(f"{origin.host}:{origin.port}", proxies):
         return None
-    text = proxies["https"]
+    text = proxies[origin.scheme]
     parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if parts.scheme != "http" or not host:
-        raise ProxyError("HTTPS_PROXY: cannot be used; expected http://HOST:PORT")
+        raise ProxyError(f"{variable}: cannot be used; expected http://HOST:PORT")
     user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
-    authorization = b"" if user == b":" else b"Proxy-Authorization: Basic %b\r\n" % base64.b64encode(user)
-    return Proxy(host, port or 80, authorization)
+    authorization = (b"Proxy-Authorization", b"Basic " + base64.b64encode(user))
+    return Proxy(host, port or 80, () if user == b":" else (authorization,), variable)
 
 
-async def open_tunnel(proxy: Proxy, origin: Origin) -> socket.socket:
-    """Return a connected socket through ``proxy``; raises ProxyError."""
-    place = f"the proxy {proxy.host}:{proxy.port} of HTTPS_PROXY"
+def _is_this_machine(host: str) -> bool:
+    return host in ("localhost", "::1") or re.fullmatch(r"127\.\d+\.\d+\.\d+", host) is not None
+
+
+def forwarding(origin: Origin) -> tuple[bytes, tuple[Header, ...]]:
+    """Return the beginning of every request's target, and its further headers: for a proxy that forwards it."""
+    try:
+        proxy = proxy_of(origin) if origin.scheme == "http" else None
+    except ProxyError:  # no connection is made, and that says why
+        proxy = None
+    return (b"", ()) if proxy is None else (b"http://" + origin.host_header, proxy.headers)
+
+
+async def reach_proxy(proxy: Proxy, origin: Origin) -> socket.socket:
+    """Return a socket to ``proxy``, behind it a tunnel if ``origin`` is https; raises ProxyError."""
     loop = asyncio.get_running_loop()
     try:
-        family, kind, protocol, _, address = (await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM))[
-            0
-        ]
+        found = await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
     except OSError:
-        raise ProxyError(f"{place} does not resolve; expected a known host") from None
+        raise ProxyError(f"{proxy} does not resolve; expected a known host") from None
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, address)
-        host = f"[{origin.host}]" if ":" in origin.host else origin.host
-        target = f"{host}:{origin.port}".encode()
-        await loop.sock_sendall(
-            sock, b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (target, target, proxy.authorization)
-        )
-        status = await _tunnel_status(sock)
-        if status != b"200":
-            raise ProxyError(f"{place} opens no tunnel (HTTP {status.decode()}); expected one to {target.decode()}")
+        if origin.scheme == "https":
+            await _open_tunnel(sock, proxy, origin)
     except ProxyError:
         sock.close()
         raise
     except OSError as error:
         sock.close()
-        raise ProxyError(f"{place} cannot be used ({error.strerror or 'closed'}); expected an HTTP proxy") from None
+        raise ProxyError(f"{proxy} cannot be used ({error.strerror or 'closed'}); expected an HTTP proxy") from None
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+async def _open_tunnel(sock: socket.socket, proxy: Proxy, origin: Origin) -> None:
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    target = f"{host}:{origin.port}".encode()
+    head = serialise_head(b"CONNECT %b HTTP/1.1" % target, ((b"Host", target), *proxy.headers))
+    await asyncio.get_running_loop().sock_sendall(sock, head)
+    status = await _tunnel_status(sock)
+    if status != b"200":
+        raise ProxyError(f"{proxy} opens no tunnel (HTTP {status.decode()}); expected one to {target.decode()}")
 
 
 async def _tunnel_status(sock: socket.socket) -> bytes:

@@ -3,9 +3,10 @@
 import asyncio
 import math
 import time
+from typing import Any
 
 from wire.connection import ServerConnection
-from wire.dialing import SYSTEM_TLS, Tls, client_context, failure, open_tunnel, proxy_of
+from wire.dialing import SYSTEM_TLS, Tls, client_context, failure, proxy_of, reach_proxy
 from wire.errors import LossKind, WireError
 from wire.loop import Turns
 from wire.url import Origin
@@ -80,16 +81,13 @@ class ConnectionPool:
         def made() -> ServerConnection:
             return ServerConnection(self._fell_idle, self._forget, self._turns)
 
-        if origin.scheme == "http":
-            return (await loop.create_connection(made, origin.host, origin.port))[1]
-        context, proxy = client_context(self._tls), proxy_of(origin)
-        if proxy is None:
-            _, connection = await loop.create_connection(
-                made, origin.host, origin.port, ssl=context, server_hostname=origin.host
-            )
-            return connection
-        sock = await open_tunnel(proxy, origin)
-        return (await loop.create_connection(made, sock=sock, ssl=context, server_hostname=origin.host))[1]
+        proxy = proxy_of(origin)
+        where: dict[str, Any] = {"host": origin.host, "port": origin.port}
+        if origin.scheme == "https":
+            where |= {"ssl": client_context(self._tls), "server_hostname": origin.host}
+        if proxy is not None:
+            where |= {"host": None, "port": None, "sock": await reach_proxy(proxy, origin)}
+        return (await loop.create_connection(made, **where))[1]
 
     async def warm(self, count: int) -> None:
         """Open connections until ``count`` wait. Raises ConnectError."""

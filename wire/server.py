@@ -18,6 +18,7 @@ __all__ = ["ClientConnection", "RequestHandler", "RequestHead", "Server"]
 
 BACKLOG = 4096
 MAX_HEAD_BYTES = 64 * 1024
+TLS_HANDSHAKE = b"\x16"
 MAX_PIPELINED_BYTES = 256 * 1024
 KEEP_ALIVE_S = 75.0
 """How long a connection may wait for a request, or for the rest of its head."""
@@ -256,6 +257,8 @@ class ClientConnection(asyncio.Protocol):
         if (end if end >= 4 else len(data)) > MAX_HEAD_BYTES:
             raise FramingError("request head too large", 431)
         if end < 4:
+            if data[:1] == TLS_HANDSHAKE:  # else it would wait for more
+                raise FramingError("a TLS handshake on a port of plain HTTP")
             self._buffer = data
             return False
         self._buffer = data[end:]

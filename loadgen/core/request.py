@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tracefile import InputError, RequestId, SessionId
+from wire.dialing import forwarding
 from wire.errors import WireError
 from wire.url import Origin, parse_url
 
@@ -50,14 +51,16 @@ class RequestWriter:
     """Serialises requests to one server; ``access``: headers that all have, and that no digest is made of."""
 
     def __init__(self, origin: Origin, access: Headers = ()) -> None:
-        self._origin, self._access = origin, access
+        self._origin = origin
+        self._target_start, proxy_headers = forwarding(origin)
+        self._headers = (*access, *proxy_headers)
         self._starts: dict[str, bytes] = {}
 
     def write(self, request: PlannedRequest) -> bytes:
         start = self._starts.get(request.path)
         if start is None:
-            line = b"POST %b HTTP/1.1" % self._origin.target(request.path)
-            headers = map(b": ".join, ((b"Host", self._origin.host_header), *self._access))
+            line = b"POST %b%b HTTP/1.1" % (self._target_start, self._origin.target(request.path))
+            headers = map(b": ".join, ((b"Host", self._origin.host_header), *self._headers))
             start = self._starts[request.path] = b"\r\n".join((line, *headers))
         length = b"Content-Length: %d" % len(request.body)
         return b"\r\n".join((start, length, *map(b": ".join, request.headers), b"", request.body))

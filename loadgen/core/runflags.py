@@ -85,7 +85,7 @@ def run_flags(args: argparse.Namespace) -> RunFlags:
         ray=args.ray,
         json_progress=args.json_progress,
         resume=args.resume,
-        access=read_access(args, api=args.api),
+        access=read_access(args, api=args.api, url=args.url),
     )
 
 

@@ -106,10 +106,17 @@ def exit_code(outcome: RunOutcome) -> int:
     return 0 if outcome.tally.statuses["ok"] else 1
 
 
-def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
-    """Likely reason for an engine that refuses every request; never quotes the engine."""
+def refusal(control: ControlClient, model: str, vocabulary: Vocabulary, errors: Counter[str]) -> str:
+    """Likely reason for an engine that refuses every request, with these errors; never quotes the engine."""
+    if errors["http_413"]:
+        return (
+            "--prompt-tokens: the requests are too large for the server (HTTP 413); expected shorter ones, or a higher "
+            "limit of a gateway (nginx: client_max_body_size)"
+        )
     body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
     response = control.post("/v1/completions", body)
+    if refused := [status for status in REFUSED if errors[f"http_{status}"]]:
+        return f"--url: {control.url}: {response.refusal or control.access.refusal(refused[0])}"
     if response.is_success:
         return (
             "--prompt-tokens, --output-tokens: the engine refuses these requests but takes a short one of the same "
@@ -121,6 +128,6 @@ def refusal(control: ControlClient, model: str, vocabulary: Vocabulary) -> str:
             f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
             f"(HTTP {response.status}); expected ids of its own vocabulary"
         )
-    if plain.status in REFUSED:
-        return f"--url: {control.url}: {control.access.refusal(plain.status)}"
+    if plain.refusal:
+        return f"--url: {control.url}: {plain.refusal}"
     return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"

@@ -24,7 +24,6 @@ from wire.errors import LossKind
 from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
-from wire.url import Origin
 
 TIMED_EVERY = 64
 """The response of one request in so many is timed in the tap."""
@@ -147,7 +146,7 @@ class Relay:
         self._client.resume_reading()
         if self._response_paused:
             server.pause_reading()
-        request = upstream_head(self._head, upstream.origin)
+        request = upstream_head(self._head, upstream)
         if self._unsent:
             request += b"".join(self._unsent)
             self._unsent.clear()
@@ -293,18 +292,19 @@ class TimedRelay(Relay):
         add_value(self._relays.chunks, OVERHEAD_S, (perf_counter_ns() - at_ns) / 1e9)
 
 
-def upstream_head(head: RequestHead, origin: Origin) -> bytes:
+def upstream_head(head: RequestHead, upstream: Upstream) -> bytes:
     """Return the request's head for the upstream: its own Host, no hop-by-hop headers, the rest unchanged."""
-    headers, host = head.headers.copy(), (b"Host", origin.host_header)
+    headers, host = head.headers.copy(), (b"Host", upstream.origin.host_header)
     if b"host" in head.names:
         at = head.names.index(b"host")
         headers[at] = (headers[at][0], host[1])
     headers = end_to_end(headers, head.names)
     if b"host" not in head.names:
         headers.insert(0, host)
+    headers += upstream.proxy_headers
     target = head.target if head.target.startswith(b"/") else origin_form(head.target)
-    if origin.base_path and target != b"*":
-        target = origin.base_path.encode() + target
+    if target != b"*":
+        target = upstream.target_start + target
     return serialise_head(b"%b %b HTTP/1.1" % (head.method, target), headers)
 
 

@@ -6,7 +6,7 @@ from time import monotonic
 
 from engines.routing import by_rendezvous, engine_seed, in_turn
 from wire.connection import ServerConnection
-from wire.dialing import SYSTEM_TLS, Tls
+from wire.dialing import SYSTEM_TLS, Tls, forwarding
 from wire.pool import ConnectError, ConnectionPool
 from wire.requesthead import RequestHead
 from wire.url import Origin
@@ -26,12 +26,24 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id")
 class Upstream:
     """An upstream server and its connections."""
 
-    __slots__ = ("_down_s", "base_path", "down_until_s", "name", "origin", "pool", "seed")
+    __slots__ = (
+        "_down_s",
+        "base_path",
+        "down_until_s",
+        "name",
+        "origin",
+        "pool",
+        "proxy_headers",
+        "seed",
+        "target_start",
+    )
 
     def __init__(self, origin: Origin, tls: Tls = SYSTEM_TLS) -> None:
         self.origin = origin
         self.name = str(origin)
         self.base_path = origin.base_path.encode()
+        start, self.proxy_headers = forwarding(origin)
+        self.target_start = start + self.base_path
         self.seed = engine_seed(self.name)
         self.pool = ConnectionPool(
             origin,

@@ -1,6 +1,7 @@
 """Keys and headers from flags and the environment: sent as engines take them, and never quoted by an error."""
 
 import argparse
+import re
 
 import pytest
 
@@ -10,21 +11,27 @@ from tracefile import InputError
 ENVIRON = {"OPENAI_API_KEY": "canary-1", "ANTHROPIC_API_KEY": "canary-2", "GATE": "Basic canary-3", "BAD": "canary\n4"}
 
 
-def access(*flags: str, api: str | None = None, environ: dict[str, str] | None = None) -> Access:
+def access(
+    *flags: str, api: str | None = None, url: str | None = None, environ: dict[str, str] | None = None
+) -> Access:
     parser = argparse.ArgumentParser()
     add_access_arguments(parser, "a test")
-    return read_access(parser.parse_args(flags), api=api, environ=ENVIRON if environ is None else environ)
+    return read_access(parser.parse_args(flags), api=api, url=url, environ=ENVIRON if environ is None else environ)
 
 
 def test_the_key_is_the_apis_own_unless_another_is_named() -> None:
     assert access().headers == ((b"Authorization", b"Bearer canary-1"),)
     assert access(api="chat").headers == access().headers
-    assert access(api="messages").headers == (
-        (b"Authorization", b"Bearer canary-2"),
-        (b"X-Api-Key", b"canary-2"),
-    )
     assert access("--api-key-env", "ANTHROPIC_API_KEY").headers == ((b"Authorization", b"Bearer canary-2"),)
     assert access(environ={}).headers == ()
+
+
+def test_messages_have_anthropics_headers_and_its_own_host_gets_no_bearer() -> None:
+    key, version = (b"X-Api-Key", b"canary-2"), (b"Anthropic-Version", b"2023-06-01")
+    assert access(api="messages").headers == ((b"Authorization", b"Bearer canary-2"), key, version)
+    assert access(api="messages", url="https://api.anthropic.com/v1").headers == (key, version)
+    other = access("--header", "anthropic-version: 2099-01-01", api="messages", environ={}).headers
+    assert other == ((b"anthropic-version", b"2099-01-01"),)
 
 
 def test_headers_come_beside_the_key_or_in_its_place() -> None:
@@ -65,3 +72,24 @@ def test_a_refusal_names_the_variable_and_no_text_shows_a_value() -> None:
         "HTTP 403 with the key that was sent; expected a key that it takes in $ANTHROPIC_API_KEY"
     )
     assert repr(access()) == "Access(Authorization)"
+
+
+BASIC = b'Basic realm="door"'
+
+
+@pytest.mark.parametrize(
+    ("flags", "challenge", "said"),
+    [
+        ((), BASIC, "HTTP 401 of Basic authentication; expected --header-env Authorization=VARIABLE, in it `Basic` "),
+        (
+            ("--header-env", "Authorization=GATE"),
+            BASIC,
+            "with the password that was sent; .* that it takes in [$]GATE$",
+        ),
+        (("--header-env", "Authorization=GATE"), b"", "behind Basic authentication; expected the engine's key in --h"),
+        (("--header-env", "X-Key=OPENAI_API_KEY"), b"", "a key that it takes in [$]OPENAI_API_KEY or [$]OPENAI_API"),
+        (("--header-env", "Authorization=GATE", "--header-env", "X-Key=ANTHROPIC_API_KEY"), b"Bearer", "[$]ANTHROPIC_"),
+    ],
+)
+def test_a_challenge_tells_which_door_refused(flags: tuple[str, ...], challenge: bytes, said: str) -> None:
+    assert re.search(said, access(*flags).refusal(401, challenge))

@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 import trustme
 
-from wire.dialing import SYSTEM_TLS, Tls, client_context, reload_chain, server_context, speaks_tls
+from engines.access import Access
+from engines.calls import CallError, Calls
+from loadgen.core.request import PlannedRequest, RequestWriter
+from tap.proxy.relay import upstream_head
+from tap.proxy.upstreams import Upstream
+from tracefile import RequestId
+from wire.dialing import SYSTEM_TLS, Tls, client_context, forwarding, reload_chain, server_context, speaks_tls
 from wire.errors import WireError
 from wire.pool import ConnectError, ConnectionPool
+from wire.requesthead import parse_request_head
+from wire.server import Server
 from wire.url import Origin
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -33,7 +41,7 @@ def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -247,8 +255,12 @@ def test_an_https_server_is_reached_through_the_proxy_unless_excepted(
                     f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY opens no tunnel (HTTP 407); "
                     f"expected one to engine.example:{port}"
                 )
-                monkeypatch.setenv("NO_PROXY", "example.org,localhost")
-                assert await reached(Origin("https", "localhost", port), Tls(ca)) == "None"
+                proxy.asked = b""
+                assert await reached(Origin("https", "localhost", port), Tls(ca)) == "None", "this machine's own"
+                monkeypatch.setenv("NO_PROXY", "example.org,.example")
+                assert "does not resolve" in await reached(Origin("https", "engine.example", port), Tls(ca))
+                assert proxy.asked == b""
+                monkeypatch.delenv("NO_PROXY")
             assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
                 f"connect_failed: the proxy 127.0.0.1:{via} of HTTPS_PROXY cannot be used (Connect call failed "
                 f"('127.0.0.1', {via})); expected an HTTP proxy"
@@ -257,5 +269,84 @@ def test_an_https_server_is_reached_through_the_proxy_unless_excepted(
             assert await reached(Origin("https", "engine.example", port), Tls(ca)) == (
                 "connect_failed: HTTPS_PROXY: cannot be used; expected http://HOST:PORT"
             )
+
+    asyncio.run(scenario())
+
+
+class ForwardingProxy:
+    """Responds in place of every http server; keeps the heads that it was sent."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.status = b"200 OK"
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                await reader.readexactly(2 if b"Content-Length: 2" in head else 0)
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % self.status)
+        writer.close()
+
+
+def test_an_http_server_is_reached_through_a_proxy_that_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = Origin("http", "engine.example", 8000, "/team-a")
+
+    async def scenario() -> None:
+        proxy = ForwardingProxy()
+        async with serving(proxy) as via:
+            monkeypatch.setenv("HTTP_PROXY", f"http://me:s%3Acret@127.0.0.1:{via}")
+            calls = Calls(origin, Access(((b"X-Key", b"k"),)))
+            assert (await calls.call("/metrics", timeout_s=5.0, max_bytes=100)).content == b"{}"
+            assert proxy.heads[0].startswith(
+                b"GET http://engine.example:8000/team-a/metrics HTTP/1.1\r\nHost: engine.ex"
+            )
+            assert b"\r\nProxy-Authorization: Basic bWU6czpjcmV0\r\n" in proxy.heads[0]
+            proxy.status = b"407 Proxy Authentication Required"
+            with pytest.raises(
+                CallError, match="HTTP 407 of the proxy; expected HTTP_PROXY=http://USER:PASSWORD@HOST:P"
+            ):
+                await calls.call("/metrics", timeout_s=5.0, max_bytes=100)
+            calls.close()
+        assert await reached(origin) == (
+            f"connect_failed: the proxy 127.0.0.1:{via} of HTTP_PROXY cannot be used (Connect call failed "
+            f"('127.0.0.1', {via})); expected an HTTP proxy"
+        )
+        monkeypatch.setenv("HTTP_PROXY", "socks5://me:secret@host:1")
+        assert forwarding(origin) == (b"", ())
+        assert await reached(origin) == "connect_failed: HTTP_PROXY: cannot be used; expected http://HOST:PORT"
+
+    asyncio.run(scenario())
+
+
+def test_loads_and_relayed_requests_go_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    origin = Origin("http", "engine.example", 8000, "/team-a")
+    target = b"POST http://engine.example:8000/team-a/v1/completions HTTP/1.1\r\nHost: engine.example:8000\r\n"
+    request = PlannedRequest(
+        request_id=RequestId("r"), path="/v1/completions", headers=(), body=b"{}", model="m", max_tokens=1
+    )
+    assert RequestWriter(origin).write(request).startswith(target)
+    head = parse_request_head(b"POST /v1/completions HTTP/1.1\r\nHost: tap\r\n\r\n")
+
+    async def scenario() -> None:
+        assert upstream_head(head, Upstream(origin)) == target + b"\r\n"
+        monkeypatch.setenv("NO_PROXY", "engine.example")
+        assert upstream_head(head, Upstream(origin)).startswith(b"POST /team-a/v1/completions HTTP/1.1\r\n")
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_on_a_port_of_plain_http_is_refused_at_once(ca: str) -> None:
+    async def scenario() -> None:
+        server = Server(lambda head, client: pytest.fail("no request"))
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = sock.getsockname()[1]
+            await server.listen_on(sock.dup())
+        assert await reached(Origin("https", "localhost", port), Tls(ca)) == (
+            "tls_failed: TLS: the port does not speak it; expected http:// instead of https://, or another port"
+        )
+        await server.drain(1)
 
     asyncio.run(scenario())
