@@ -42,8 +42,8 @@ class ControlClient:
         if model != "auto":
             return model
         if not response.is_success:
-            error = response.failure("an engine's base URL, or --model NAME")
-            raise InputError(f"--url: {self.url}/v1/models: {error}")
+            failure = response.failure("an engine's base URL, or --model NAME")
+            raise InputError(f"--url: {self.url}/v1/models: {failure}")
         listed = first_model(response.text)
         if listed is None:
             raise InputError(f"--model: {self.url}/v1/models names none; expected --model NAME")
