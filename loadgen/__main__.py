@@ -15,20 +15,24 @@ from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.recognition import find_dialect, recognition_notes
+from loadgen.core.bodyfields import read_body_fields
 from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
-from loadgen.core.request import origin_of
+from loadgen.core.request import SESSION_HEADER, origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
-from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, LoadJob, load_name
+from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
 from loadgen.plan.workload import rate_profile
 from loadgen.preparation import prepare_load_text
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
-from loadgen.runs.outcome import RunOutcome, exit_code, refusal
+from loadgen.runs.outcome import RunOutcome, exit_code
 from loadgen.runs.progress import TargetRate
+from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
+from loadgen.runs.resumption import AT_DEADLINE
+from loadgen.runs.shardmessages import UNSENT
 from loadgen.runs.summary import print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
@@ -43,7 +47,7 @@ HASHED_BLOCK_SIZE = 16
 ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
 """Flags that the trace's header has even where they were not given."""
 
-OWN_FIELDS = frozenset({"pattern", "seed"})
+OWN_FIELDS = frozenset({"pattern", "seed", "fields"})
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 EPILOG = """\
@@ -88,6 +92,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         rate_series=() if args.rate_series is None else read_rate_series(args.rate_series),
         rate_between=args.rate_between,
         duration_s=args.duration,
+        at_end=args.at_end,
         number=args.number,
         parallel=STAGED_PARALLEL if args.pattern == "calibration" and args.parallel is None else args.parallel,
         parallel_sessions=args.parallel_sessions,
@@ -106,6 +111,8 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         max_turns=max_turns,
         think_s=None if args.think is None else parse_pause("--think", args.think),
         tool_role=args.tool_role,
+        fields=read_body_fields(args, stream=not args.no_stream),
+        session_headers=session_headers(args.session_header),
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
         timeout_s=args.timeout,
         overwrite=args.overwrite,
@@ -206,7 +213,13 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("amount").add_argument
-    add("--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m; open ones finish")
+    add("--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m")
+    add(
+        "--at-end",
+        choices=["finish", "cancel"],
+        default="finish",
+        help="at --duration: let open sessions finish, or cancel requests in flight and send no more (finish)",
+    )
     add("--number", type=int, metavar="N", help="total sessions; a shorter dataset starts again")
     add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight (calibration: 8)")
     add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
@@ -220,6 +233,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --api completions: apply the chat template here, and send chats as token ids",
     )
+    add("--no-stream", action="store_true", help="ask for whole responses, which have no TTFT and no ITL")
     add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
     add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")
     add("--prefix-count", type=int, default=0, metavar="K", help="number of shared prefixes; 0: none (0)")
@@ -250,6 +264,8 @@ def run_load(config: LoadConfig) -> int:
         before = control.facts()
         text = prepare_load_text(config, control, model)
         found = find_dialect(control, config.dialect)
+        asked = Asked(config.api, config.fields, found.dialect, config.vocabulary)
+        check_fields(control, asked)
         job = load_job(config, found.dialect, model, before, text.target)
         outcome = run_job(
             RunConfig(
@@ -263,14 +279,16 @@ def run_load(config: LoadConfig) -> int:
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
                 duration_s=config.ends_s,
+                cancels=config.at_end == "cancel",
                 target_rate=target_rate(config),
                 empty=EMPTY,
             )
         )
         if outcome.stopped == "refused":
-            raise InputError(refusal(control, model, config.vocabulary, outcome.tally.errors))
+            raise InputError(refusal(control, model, asked, outcome.tally.errors))
         truth = report_truth(text.before, truth_of(outcome.findings))
-        notes = [*recognition_notes(found), *_notes(outcome, config), *truth_notes(truth)]
+        unread = outcome.tally.errors["unparseable"]
+        notes = [*recognition_notes(found), *field_notes(asked, unread), *_notes(outcome, config), *truth_notes(truth)]
         summary = summarize(outcome, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
     print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
@@ -330,17 +348,31 @@ def _shape(config: LoadConfig) -> dict[str, object]:
     """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
     given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
     defaults = {each.name: each.default for each in fields(config)}
+    elsewhere: dict[str, object] = {} if config.at_end == "finish" else {"at_end": config.at_end}
+    if config.session_headers != (SESSION_HEADER,):
+        elsewhere["session_headers"] = ", ".join(config.session_headers)
     told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}
-    return {
-        name: value if isinstance(value, float | int | None) else str(value)
-        for name, value in told.items()
-        if name not in OWN_FIELDS
-    }
+    return (
+        {
+            name: value if isinstance(value, float | int | None) else str(value)
+            for name, value in told.items()
+            if name not in OWN_FIELDS
+        }
+        | config.fields.described()
+        | elsewhere
+    )
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
     notes = []
-    if late := outcome.findings.get(NOT_STARTED):
+    if config.at_end == "cancel":
+        aborted = outcome.tally.errors[AT_DEADLINE]
+        paused, unsent = (outcome.findings.get(name, 0) for name in (PAUSED, UNSENT))
+        notes.append(
+            f"--at-end cancel: {aborted} requests in flight cancelled, {paused} sessions left before their next turn, "
+            f"{unsent} due requests not sent"
+        )
+    if (late := outcome.findings.get(NOT_STARTED)) and outcome.stopped is None:
         notes.append(f"{late} sessions arrived but were not started: --parallel-sessions left no room before the end")
     if outcome.findings.get(ESTIMATED_LENGTHS):
         notes.append(

@@ -19,16 +19,19 @@ from engines.facts import EngineFacts
 from engines.recognition import Recognised, find_dialect, recognition_notes
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
+from loadgen.core.bodyfields import read_body_fields
 from loadgen.core.draws import Vocabulary, text_key, tokens_of
-from loadgen.core.request import SESSION_HEADER, origin_of
+from loadgen.core.request import origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
-from loadgen.runs.outcome import RunOutcome, exit_code, refusal
+from loadgen.runs.outcome import RunOutcome, exit_code
+from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import HISTORY, last_header
 from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
+from loadgen.text.spoken import Api
 from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from replay.capture import captured_of, read_kept
@@ -85,7 +88,8 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         limit=args.limit,
         repeat=args.repeat,
         reset_cache=args.reset_cache,
-        session_headers=tuple(args.session_header or (SESSION_HEADER,)),
+        fields=read_body_fields(args),
+        session_headers=session_headers(args.session_header),
         loras=parse_loras(args.lora_map),
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
         timeout_s=args.timeout,
@@ -168,12 +172,6 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--reset-cache", action="store_true", help="reset the engine's prefix cache before the run, and check the reset"
     )
     add(
-        "--session-header",
-        action="append",
-        metavar="NAME",
-        help=f"header for the session id, for routers; may be repeated ({SESSION_HEADER})",
-    )
-    add(
         "--lora-map",
         action="append",
         default=[],
@@ -206,7 +204,10 @@ def run_replay(config: ReplayConfig) -> int:
         found = find_dialect(control, config.dialect)
         require_adapters(survey, found, config)
         facts = control.facts()
-        notes = advance_notes(survey, found, config)
+        forms = asked_of(config, survey, found)
+        for asked in forms:
+            check_fields(control, asked)
+        notes = [*advance_notes(survey, found, config), *field_notes(forms[0], 0)]
         if config.reset_cache:
             note = reset_prefix_cache(
                 control, found.dialect, cache_probe(found.dialect, model, config.vocabulary, facts.engine.block_size)
@@ -230,10 +231,18 @@ def run_replay(config: ReplayConfig) -> int:
             )
         )
         if outcome.stopped == "refused":
-            raise InputError(refusal(control, model, config.vocabulary, outcome.tally.errors))
+            raise InputError(refusal(control, model, forms[0], outcome.tally.errors))
         after = control.facts()
     dialect = found.dialect.name
     return report(config, survey, outcome, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
+
+
+def asked_of(config: ReplayConfig, survey: Survey, found: Recognised) -> list[Asked]:
+    """Forms of the requests, one for each API; raises InputError for a field that one of these does not have."""
+    captured = sorted({text_api_of(each) or "completions" for each in survey.endpoints}) or ["completions"]
+    apis: Sequence[Api] = captured if config.api == "auto" else [config.api]
+    config.fields.check(apis)
+    return [Asked(api, config.fields, found.dialect, config.vocabulary) for api in apis]
 
 
 def cache_probe(dialect: Dialect, model: str, vocabulary: Vocabulary, block_size: int | None) -> bytes:
@@ -377,7 +386,7 @@ def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:
         "repeat": None if config.repeat == 1 else config.repeat,
         "output_substitution": None if config.output_substitution else False,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in told.items() if value is not None} | config.fields.described()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from engines.access import HEADER_NAME
 from engines.recognition import AUTO, CHOICES
+from loadgen.core.bodyfields import PLAIN, BodyFields
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
@@ -54,6 +54,8 @@ class ReplayConfig:
     repeat: int = 1
     """Rounds of the trace, each with its own nonce."""
     reset_cache: bool = False
+    fields: BodyFields = PLAIN
+    """Fields of every body beside those of the capture."""
     session_headers: tuple[str, ...] = (SESSION_HEADER,)
     loras: Mapping[str, str] = field(default_factory=dict)
     """Target's adapter by captured adapter; "": the base model."""
@@ -74,9 +76,6 @@ class ReplayConfig:
             raise InputError("--speedup: with --closed-loop, which keeps no times; expected one of the two")
         if not self.nonce:
             raise InputError("--nonce: empty; expected a word")
-        for name in self.session_headers:
-            if not HEADER_NAME.fullmatch(name):
-                raise InputError(f"--session-header: {name!r}; expected the name of an HTTP header")
 
     @property
     def selection(self) -> Selection:

@@ -87,7 +87,7 @@ class Replayed:
             parent_id=None if captured.parent_id is None else self.round.request_id(captured.parent_id),
             turn=captured.turn,
             n=captured.n,
-            priority=captured.priority,
+            priority=captured.priority if run.config.fields.priority is None else run.config.fields.priority,
         )
 
     def follow_ups(self, response: Response) -> Sequence[Send]:
@@ -131,10 +131,13 @@ class Replayed:
     def _body(self, prompt: TokenIds, tokens: int, shape: Mapping[str, object]) -> tuple[str, bytes]:
         run, stream = self.round.run, self.captured.stream
         if run.text is None or run.text.form_of(self.captured) is None:
-            body = completions_body(run.model, prompt, tokens, stream=stream, extra=shape, dialect=run.dialect)
+            extra = {**shape, **run.config.fields.patch("completions")}
+            body = completions_body(run.model, prompt, tokens, stream=stream, extra=extra, dialect=run.dialect)
             return run.dialect.path, body
         self.chat = run.text.prompt(self.captured, prompt, self.before)
-        return self.chat.path, run.text.body(self.chat, run.model, tokens, stream=stream, shape=shape)
+        return self.chat.path, run.text.body(
+            self.chat, run.model, tokens, stream=stream, shape=shape, fields=run.config.fields
+        )
 
     def _exchange(self, response: Response) -> Exchange | None:
         """Exchange for prompts that continue this output; null: none may."""

@@ -160,7 +160,8 @@ class Replay:
         head = hashlib.sha256(
             f"{GENERATOR} replay {config.cold_prompts} {config.output_substitution} {config.max_think_s} "
             f"{config.speedup} {config.parallel if config.closed_loop else None} {self.block_size} "
-            f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}".encode()
+            f"{config.vocabulary.low} {config.vocabulary.high} {self.text and self.text.name}"
+            f"{config.fields if config.fields.given else ''}".encode()
         )
         total = 0
         for number in range(config.repeat):

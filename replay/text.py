@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from engines.dialect import Dialect
+from loadgen.core.bodyfields import BodyFields
 from loadgen.core.draws import TokenIds, Vocabulary
 from loadgen.core.plan import Response
 from loadgen.text.chattemplate import Order, order_of
@@ -110,10 +111,19 @@ class TextReplay:
     def findings(self) -> dict[str, int]:
         return self.counts.findings() | self.text_maker.truth.findings()
 
-    def body(self, prompt: ChatPrompt, model: str, tokens: int, *, stream: bool, shape: Mapping[str, object]) -> bytes:
+    def body(
+        self,
+        prompt: ChatPrompt,
+        model: str,
+        tokens: int,
+        *,
+        stream: bool,
+        shape: Mapping[str, object],
+        fields: BodyFields,
+    ) -> bytes:
         """With the fields of the captured shape that the API has."""
         api = prompt.form.api
-        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]}
+        known = {name: value for name, value in shape.items() if name not in UNKNOWN_TO[api]} | fields.patch(api)
         return conversation_body(
             api, model, prompt.conversation, tokens, stream=stream, extra=known, dialect=prompt.form.dialect
         )

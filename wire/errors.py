@@ -8,9 +8,16 @@ class WireError(Exception):
 
 
 LossKind = Literal[
-    "connect_refused", "connect_timeout", "connect_failed", "tls_failed", "upstream_closed", "bad_response", "timeout"
+    "connect_refused",
+    "connect_timeout",
+    "connect_failed",
+    "tls_failed",
+    "upstream_closed",
+    "bad_response",
+    "timeout",
+    "deadline",
 ]
-"""Reason for a lost exchange: no connection, a close by the server, or a malformed response."""
+"""Reason for a lost exchange: no connection, a close by the server, a malformed response, or the end of a run."""
 
 Outcome = Literal["ok", "client_abort", "upstream_abort", "timeout", "error"]
 """End of an exchange. ok: a whole response, whatever its status. error: no connection, or not HTTP."""

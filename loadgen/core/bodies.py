@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from engines.dialect import Dialect
 from engines.vllm import VLLM
+from loadgen.core.bodyfields import merge_patch
 from loadgen.core.draws import TokenIds
 
 SHORT_DIGITS = 5
@@ -55,6 +56,6 @@ def completions_body(
     extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """Body for exactly ``max_tokens`` tokens with their ids, as far as the dialect can; ``extra`` has the last word."""
-    fields = dialect.completion_fields(model, max_tokens, stream=stream) | dict(extra or {})
+    """Body for exactly ``max_tokens`` tokens with their ids, as far as the dialect can; ``extra``: a merge patch."""
+    fields = merge_patch(dialect.completion_fields(model, max_tokens, stream=stream), extra or {})
     return b'{"prompt":' + encode_ids(token_ids) + b"," + msgspec.json.encode(fields)[1:]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engines.access import HEADER_NAME, OWN_HEADERS
 from tracefile import InputError, RequestId, SessionId
 from wire.dialing import forwarding
 from wire.errors import WireError
@@ -11,6 +12,14 @@ from wire.url import Origin, parse_url
 
 Headers = tuple[tuple[bytes, bytes], ...]
 SESSION_HEADER = "X-Session-ID"
+
+
+def session_headers(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of ``--session-header``, or the usual one; raises InputError for a name that none may have."""
+    for name in names or ():
+        if not HEADER_NAME.fullmatch(name) or name.lower() in OWN_HEADERS:
+            raise InputError(f"--session-header: {name!r}; expected the name of a header that requests do not have yet")
+    return tuple(names or (SESSION_HEADER,))
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.recognition import CHOICES
+from loadgen.core.bodyfields import add_body_arguments
+from loadgen.core.request import SESSION_HEADER
 from tracefile import InputError
 from tracefile.commandline.durations import duration
 
@@ -58,8 +60,15 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=duration, default="10m", metavar="TIME", help="longest time a request may take (10m)"
     )
+    parser.add_argument(
+        "--session-header",
+        action="append",
+        metavar="NAME",
+        help=f"header for the session id, for routers; may be repeated ({SESSION_HEADER})",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
+    add_body_arguments(parser)
     add_access_arguments(parser, "every request and control call")
     _add_run_arguments(parser)
 

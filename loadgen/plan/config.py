@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from engines.recognition import AUTO
+from loadgen.core.bodyfields import PLAIN, BodyFields
 from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.lengths import LengthDistribution
+from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
 from loadgen.datasets import DATASETS, Dataset
 from loadgen.text.spoken import Api
@@ -60,7 +62,9 @@ class LoadConfig:
     rate_between: Literal["steps", "lines"] = "steps"
     """Keep each rate until the next row, or interpolate."""
     duration_s: float | None = None
-    """No session starts after it; open ones finish. Null: until ``number``, or the pattern's end."""
+    """No session starts after it. Null: until ``number``, or the pattern's end."""
+    at_end: Literal["finish", "cancel"] = "finish"
+    """End of open sessions at ``ends_s``."""
     number: int | None = None
     """Sessions; null: until the time is over, or once through the dataset."""
     parallel: int | None = None
@@ -86,6 +90,9 @@ class LoadConfig:
     think_s: LengthDistribution | None = None
     """From a response's end to the next send; null: the dataset's, else 0."""
     tool_role: Literal["user", "tool"] = "user"
+    fields: BodyFields = PLAIN
+    """Fields of every body beside those of the plan."""
+    session_headers: tuple[str, ...] = (SESSION_HEADER,)
     vocabulary: Vocabulary = ORDINARY
     timeout_s: float | None = 600.0
     overwrite: bool = False
@@ -205,6 +212,8 @@ def _check_staged(config: LoadConfig) -> None:
         )
     if config.parallel is None or config.parallel < 2:
         raise InputError("--parallel: expected 2 or more with --pattern calibration: it measures what several cost")
+    if not config.fields.stream:
+        raise InputError("--no-stream: with --pattern calibration, which times every token; expected streams")
     if config.run.resume or config.run.ray is not None or config.run.procs not in (None, 1):
         raise InputError("--resume, --ray, --procs: with --pattern calibration, which one process sends in one go")
 
@@ -214,6 +223,8 @@ def _check_bounds(config: LoadConfig) -> None:
         raise InputError(
             "--rate: missing; expected arrivals a second, or --parallel or --parallel-sessions for a closed loop"
         )
+    if config.at_end == "cancel" and (config.ends_s is None or config.pattern == "calibration"):
+        raise InputError("--at-end: cancel without a time; expected --duration, and a pattern other than calibration")
     if config.pattern == "calibration":
         return
     if config.ends_s is None and config.number is None and config.dataset_path is None:
@@ -258,6 +269,7 @@ def _check_texts(config: LoadConfig, dataset: Dataset) -> None:
 
 
 def _check_text(config: LoadConfig) -> None:
+    config.fields.check([config.api])
     if config.chat_template and config.api != "completions":
         raise InputError(f"--chat-template: with --api {config.api}, where the engine applies it; expected completions")
     if config.chat_template and config.tokenizer == "none":

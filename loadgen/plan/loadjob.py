@@ -51,10 +51,14 @@ class Conversations:
     """Indices of sessions that an earlier part of the run has ended."""
     not_started: int = field(default=0, init=False)
     """Sessions without room before the run's time was over."""
+    turns_to_come: int = field(default=0, init=False)
+    """Later turns that were planned and have not ended."""
+    queue: Iterator[SessionShape] = field(default=iter(()), init=False)
+    """Sessions that wait for room."""
 
     def plan(self) -> Iterator[Send]:
         """Yield every session's first turn; with a limit on open sessions only that many, each followed by another."""
-        sessions = (session for session in self.workload if session.index not in self.over)
+        self.queue = sessions = (session for session in self.workload if session.index not in self.over)
         for started, session in enumerate(sessions, start=1):
             yield self.root(session, sessions if self.width else iter(()))
             if started == self.width:
@@ -133,14 +137,17 @@ class Turn:
         session_name = self.load.session_name(self.session.index)
         name = f"{session_name}-{self.index + 1}"
         many = len(self.session.turns) > 1
+        fields = self.load.workload.config.fields
         return PlannedRequest(
             request_id=self.load.request_id(self.session.index, self.index),
             path=prompt.path,
-            headers=request_headers(name, session_name if many else None),
+            headers=request_headers(name, session_name if many else None, self.load.workload.config.session_headers),
             body=prompt.body(self.load.model, shape.output_tokens),
             model=self.load.model,
             max_tokens=shape.output_tokens,
             prompt_tokens=prompt.planned_tokens(),
+            stream=fields.stream,
+            priority=fields.priority,
             session_id=SessionId(keyed_id(self.load.key, "session", session_name)) if many else None,
             parent_id=self.parent_id,
             turn=self.index + 1 if many else None,
@@ -154,6 +161,7 @@ class Turn:
 
     def next_turn(self, response: Response) -> Send:
         shape = self.session.turns[self.index + 1]
+        self.load.turns_to_come += 1
         before = self.prompt
         assert before is not None  # this turn has been answered
         following = Turn(self.load, self.session, self.index + 1, response.record.request_id, self.over)
@@ -163,6 +171,7 @@ class Turn:
         prompt, self.prompt = self.prompt, None
         assert prompt is not None  # described once, after its answer
         record = response.record
+        self.load.turns_to_come -= self.index > 0
         if self.index == 0:  # it may follow another session's end, but thinks of nothing
             record = msgspec.structs.replace(record, think_ms=None)
         chain = prompt.chain(self.load.hasher, response)
@@ -223,9 +232,14 @@ class StagedPlan:
         return list(accumulate(pace * float(ms) * space for ms, space in zip(expected_ms, wave.spaces, strict=True)))
 
 
-ELSEWHERE = frozenset({"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"})
+ELSEWHERE = frozenset(
+    {"url", "trace", "model", "timeout_s", "overwrite", "as_json", "run", "dataset_path", "dialect"}
+    | {"session_headers", "at_end"}
+)
 NAME_BYTES = 6
 NOT_STARTED = "sessions_not_started"
+PAUSED = "sessions_in_a_pause"
+"""Finding that counts sessions whose next turn was to come when the run ended."""
 ESTIMATED_LENGTHS = "estimated_lengths"
 """Finding that counts shards without exact lengths of a dataset's texts."""
 FAR_ENOUGH = 10_000
@@ -286,7 +300,9 @@ class LoadJob:
         return OpenLoad(self, shard)
 
     def hasher(self) -> BlockHasher:
-        return BlockHasher(self.key, block_size=self.block_size, model=self.model)
+        salt = self.config.fields.extra.get("cache_salt")
+        cache_salt = salt if isinstance(salt, str) else None
+        return BlockHasher(self.key, block_size=self.block_size, model=self.model, cache_salt=cache_salt)
 
     def encodes(self) -> bool:
         """True if texts must be encoded during the run: a dataset's, or outputs whose ids the engine omits."""
@@ -305,10 +321,19 @@ class LoadJob:
     def opening(self, text_maker: TextMaker, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
         config = self.config
         if config.api == "completions" and not config.chat_template:
-            form = TokenForm(config.vocabulary, self.dialect, self.engine_block_size, text_maker, text_maker.truth)
+            form = TokenForm(
+                config.vocabulary,
+                self.dialect,
+                self.engine_block_size,
+                text_maker,
+                text_maker.truth,
+                config.fields,
+            )
             return TokenOpening(form, config.prefix_tokens, hasher)
         api = "chat" if config.api == "completions" else config.api
-        form_of_text = TextForm(api, text_maker, self.dialect, self.engine_block_size, config.chat_template)
+        form_of_text = TextForm(
+            api, text_maker, self.dialect, self.engine_block_size, config.chat_template, config.fields
+        )
         return ChatOpening(form_of_text, config.prefix_tokens)
 
 
@@ -387,5 +412,8 @@ class OpenLoad:
                 return
 
     def findings(self) -> dict[str, int]:
-        counts = {NOT_STARTED: self.load.not_started, ESTIMATED_LENGTHS: self._estimated}
+        load, config = self.load, self.load.workload.config
+        if config.at_end == "cancel" and config.open_loop and load.width:
+            load.not_started += sum(1 for _ in load.queue)
+        counts = {NOT_STARTED: load.not_started, PAUSED: load.turns_to_come, ESTIMATED_LENGTHS: self._estimated}
         return self._text_maker.truth.findings() | counts

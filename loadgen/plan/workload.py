@@ -116,7 +116,8 @@ def common_header(config: LoadConfig, text: str) -> bytes:
     closed = None if config.open_loop else (config.sessions_at_once, config.requests_at_once)
     vocabulary = (config.vocabulary.low, config.vocabulary.high)
     prefix = (config.prefix_tokens, config.tool_role)
-    return hashlib.sha256(f"{GENERATOR} {config.api} {text} {prefix} {closed} {vocabulary}".encode()).digest()
+    told = f"{GENERATOR} {config.api} {text} {prefix} {closed} {vocabulary}"
+    return hashlib.sha256((f"{told} {config.fields}" if config.fields.given else told).encode()).digest()
 
 
 def arrivals_us(config: LoadConfig) -> Chunks:

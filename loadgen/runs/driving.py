@@ -47,6 +47,8 @@ class RunConfig:
     overwrite: bool = False
     duration_s: float | None = None
     """Time of the last start; null: the job ends by itself."""
+    cancels: bool = False
+    """True if requests in flight are cancelled at ``duration_s``."""
     target_rate: TargetRate | None = None
     empty: str = "nothing to send"
 
@@ -185,6 +187,7 @@ class Run:
                 overwrite=config.overwrite or self._in_parts,
                 parallel=None if config.parallel is None else len(range(index, config.parallel, count)),
                 timeout_s=config.timeout_s,
+                ends_ms=config.duration_s * 1e3 if config.cancels and config.duration_s else None,
                 resumed=None if self._resumed is None else config.trace,
             )
             for index, part in enumerate(self._parts)

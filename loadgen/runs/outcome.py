@@ -5,11 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from engines.access import REFUSED
-from engines.control import ControlClient
-from loadgen.core.draws import Vocabulary
 from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
 from loadgen.runs.shardmessages import Done, Failed
@@ -104,30 +99,3 @@ def exit_code(outcome: RunOutcome) -> int:
     if outcome.stopped is not None:
         return INTERRUPTED
     return 0 if outcome.tally.statuses["ok"] else 1
-
-
-def refusal(control: ControlClient, model: str, vocabulary: Vocabulary, errors: Counter[str]) -> str:
-    """Likely reason for an engine that refuses every request, with these errors; never quotes the engine."""
-    if errors["http_413"]:
-        return (
-            "--prompt-tokens: the requests are too large for the server (HTTP 413); expected shorter ones, or a higher "
-            "limit of a gateway (nginx: client_max_body_size)"
-        )
-    body = msgspec.json.encode({"model": model, "prompt": [vocabulary.low, vocabulary.high - 1], "max_tokens": 1})
-    response = control.post("/v1/completions", body)
-    if refused := [status for status in REFUSED if errors[f"http_{status}"]]:
-        return f"--url: {control.url}: {response.refusal or control.access.refusal(refused[0])}"
-    if response.is_success:
-        return (
-            "--prompt-tokens, --output-tokens: the engine refuses these requests but takes a short one of the same "
-            "vocabulary; expected lengths within its context"
-        )
-    plain = control.post("/v1/completions", msgspec.json.encode({"model": model, "prompt": [1], "max_tokens": 1}))
-    if plain.is_success:
-        return (
-            f"--vocab-high: the engine refuses token ids of {vocabulary.low} … {vocabulary.high - 1} "
-            f"(HTTP {response.status}); expected ids of its own vocabulary"
-        )
-    if plain.refusal:
-        return f"--url: {control.url}: {plain.refusal}"
-    return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"

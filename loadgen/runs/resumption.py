@@ -23,6 +23,7 @@ from tracefile.records.schema import Status
 from tracefile.storage.appending import new_whole_file
 from tracefile.storage.lines import LineReader
 from tracefile.storage.mending import mend
+from wire.errors import LossKind
 
 HISTORY = "resumed"
 """Field of the header's workload: a list with one entry for each resumption."""
@@ -33,11 +34,14 @@ class Outline(msgspec.Struct, frozen=True):
 
     request_id: RequestId
     status: Status = "ok"
+    error: str | None = None
     arrival_ms: float | None = None
     e2e_ms: float | None = None
 
 
 ABORTED: Status = "client_abort"
+AT_DEADLINE: LossKind = "deadline"
+"""Error of requests that ``--at-end cancel`` aborted: they are not sent again."""
 
 _outline = msgspec.json.Decoder(Outline)
 
@@ -110,7 +114,7 @@ class Found:
         lines, until_ms = 0, 0.0
         for outline in map(_outline.decode, record_lines(trace)):
             lines += 1
-            if outline.status == ABORTED:
+            if outline.status == ABORTED and outline.error != AT_DEADLINE:
                 aborted.add(outline.request_id)
             else:
                 ended[outline.request_id] = outline.status == "ok"

@@ -17,6 +17,7 @@ from loadgen.core.job import OpenJob
 from loadgen.core.request import origin_of
 from loadgen.runs.resumption import ended_requests
 from loadgen.runs.shardmessages import (
+    UNSENT,
     Done,
     Failed,
     FromParent,
@@ -44,6 +45,7 @@ from loadgen.sending.lookahead import Clocks
 from loadgen.sending.planrun import FromSender, PlanRun
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
+from wire.errors import LossKind
 from wire.loop import run
 from wire.process import FrameSocket, parent_socket, reap_child, start_child
 
@@ -87,8 +89,8 @@ class SenderProcess:
     def give(self, orders: list[Order]) -> None:
         self._say(Orders(orders))
 
-    def halt(self) -> None:
-        self._say(Halt())
+    def halt(self, kind: LossKind | None = None) -> None:
+        self._say(Halt(kind))
 
     async def close(self) -> None:
         self._closing = True
@@ -194,6 +196,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             access=setup.access.headers,
             clocks=clocks,
             not_before_ns=begin_ns,
+            ends_ns=None if setup.ends_ms is None else clocks.t0_ns + round(setup.ends_ms * 1e6),
             alone=setup.shard.count == 1,
         )
         sender.hear, sender.lost = running.hear, running.sender_lost
@@ -208,7 +211,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             running.close()
     return Done(
         tally=tally,
-        findings=opened.findings(),
+        findings=opened.findings() | {UNSENT: running.unsent},
         sent_share=running.sent_share,
         stopped=running.stopped,
         seconds=max(0, running.last_end_ns - begin_ns) / 1e9,

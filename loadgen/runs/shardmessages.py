@@ -13,6 +13,9 @@ from loadgen.core.job import Job, Shard
 from measure.tally import Counts, Recent, Tally
 from tracefile import Meta
 
+UNSENT = "unsent"
+"""Finding that counts requests that were due at the end, without a free slot."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -30,6 +33,8 @@ class Setup:
     parallel: int | None = None
     timeout_s: float | None = None
     """Null: no limit."""
+    ends_ms: float | None = None
+    """Time in the plan when all that is left is cancelled; null: it finishes."""
     resumed: Path | None = None
     """Records of an earlier run that are kept; null: none. Equal to ``trace``: append there."""
 

@@ -6,7 +6,7 @@ msgpack in frames, many at a time. Times are ``perf_counter_ns``, one clock for 
 import msgspec
 
 from wire.dialing import SYSTEM_TLS, Tls
-from wire.errors import Outcome
+from wire.errors import LossKind, Outcome
 
 
 class SenderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -30,6 +30,8 @@ class Order(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """From ``at_ns`` on it takes the first free slot."""
     until_ns: int | None = None
     """Latest start; null: however late."""
+    whole: bool = False
+    """True if the response is not streamed: its first read is no token."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -40,6 +42,9 @@ class Orders(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 class Halt(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Shard → sender: start nothing more, abort what is in flight; answered by ``Halted`` behind all of its ends."""
+
+    kind: LossKind | None = None
+    """Error of the aborted requests."""
 
 
 class Connected(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -102,6 +107,9 @@ class Pulse(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 class Halted(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Sender → shard: nothing is in flight, and nothing will be."""
+
+    unsent: int = 0
+    """Requests that were due, without a free slot."""
 
 
 to_sender: "msgspec.msgpack.Decoder[SenderSetup | Orders | Halt]" = msgspec.msgpack.Decoder(SenderSetup | Orders | Halt)

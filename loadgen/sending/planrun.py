@@ -22,6 +22,7 @@ from tracefile.records.schema import Status, TokensSource
 from wire.alarm import Alarm, Clock
 from wire.answer import parse_answer
 from wire.completion import Completion
+from wire.errors import LossKind
 from wire.url import Origin
 
 BUILDS_PER_TURN = 64
@@ -45,8 +46,8 @@ class SenderLink(Protocol):
     def give(self, orders: list[Order]) -> None:
         """Send these at their times."""
 
-    def halt(self) -> None:
-        """Send nothing more; abort the requests in flight."""
+    def halt(self, kind: LossKind | None = None) -> None:
+        """Send nothing more; abort the requests in flight, with this error."""
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -72,10 +73,14 @@ class PlanRun:
         access: Headers = (),
         clocks: Clocks,
         not_before_ns: int,
+        ends_ns: int | None = None,
         alone: bool = True,
         clock: Clock = time.perf_counter_ns,
     ) -> None:
-        """``not_before_ns``: see ``Lookahead``. ``alone``: true if no other shard sends."""
+        """``not_before_ns``: see ``Lookahead``. ``ends_ns``: all that is left is cancelled; null: it finishes.
+
+        ``alone``: true if no other shard sends.
+        """
         self._alone = alone
         self._link, self._write, self._tally = link, write, tally
         self._writer, self._clocks, self._clock = RequestWriter(origin, access), clocks, clock
@@ -86,15 +91,19 @@ class PlanRun:
         self._halting = self._halted = False
         self._turning = False
         self._alarm = Alarm(self._turn, clock)
+        self._ends_ns, self._deadline = ends_ns, Alarm(self._cancel, clock)
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.stopped: str | None = None
         """Null: not cut short."""
         self.sent_share = 0
         self.sender_cpu_ns = 0
         self.last_end_ns = clocks.t0_ns
+        self.unsent = 0
+        """Requests that were due at the end, without a free slot."""
         self.loop_delay_ms = array("d")
 
     def start(self) -> None:
+        self._deadline.set(self._ends_ns)
         self._turn()
 
     def stop(self, reason: str) -> None:
@@ -105,6 +114,7 @@ class PlanRun:
 
     def close(self) -> None:
         self._alarm.close()
+        self._deadline.close()
 
     def hear(self, message: FromSender) -> None:
         try:
@@ -115,7 +125,7 @@ class PlanRun:
 
     def _hear(self, message: FromSender) -> None:
         if isinstance(message, Halted):
-            self._halted = True
+            self._halted, self.unsent = True, message.unsent
         else:
             self._expired += len(message.expired) if isinstance(message, Batch) else 0
             self._tally.started, self._tally.in_flight = message.started - self._expired, message.in_flight
@@ -195,7 +205,7 @@ class PlanRun:
         self._given[planned.number] = Given(planned, request, share)
         self._lookahead.gave(len(data))
         until_ns = None if send.until_ms is None else self._clocks.t0_ns + round(send.until_ms * 1e6)
-        return Order(planned.number, planned.at_ns, data, send.due_ms is None, until_ns)
+        return Order(planned.number, planned.at_ns, data, send.due_ms is None, until_ns, not request.stream)
 
     def _settle(self, most: int) -> None:
         for _ in range(min(most, len(self._ended))):
@@ -206,7 +216,7 @@ class PlanRun:
         given = self._given.pop(ended.number)
         sent = Sent(given.request, ended, given.planned.parent_end_ms)
         response = answer_of(sent, self._clocks)
-        if self.stopped is None:
+        if not self._halting:
             end_ms = self._clocks.trace_ms(ended.end_ns)
             follow_ups = given.planned.send.then(response)
             for follow_up in follow_ups:
@@ -242,10 +252,15 @@ class PlanRun:
         else:
             self._halt()
 
-    def _halt(self) -> None:
+    def _cancel(self) -> None:
+        """End the run at its deadline, as planned: unlike ``stop``, nothing was cut short."""
+        self._lookahead.clear()
+        self._halt("deadline")
+
+    def _halt(self, kind: LossKind | None = None) -> None:
         if not self._halting:
             self._halting = True
-            self._link.halt()
+            self._link.halt(kind)
 
 
 def sent_share(due_ms: float | None, request: PlannedRequest) -> int:

@@ -40,10 +40,12 @@ class RequestRun:
         "status",
         "told_bytes",
         "told_reads",
+        "whole",
     )
 
     def __init__(self, order: Order, owner: Owner, *, scheduled_ns: int, started_ns: int, concurrency: int, held: bool):
         self.number = order.number
+        self.whole = order.whole
         self.scheduled_ns = scheduled_ns
         self.started_ns = started_ns
         self.concurrency = concurrency

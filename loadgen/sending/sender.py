@@ -33,6 +33,7 @@ from loadgen.sending.crossing import (
 from loadgen.sending.requestrun import RequestRun, Start
 from wire.alarm import Alarm, Clock
 from wire.connection import ServerConnection
+from wire.errors import LossKind
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
 from wire.process import FrameSocket, parent_socket
@@ -169,14 +170,16 @@ class Sender:
             heapq.heappush(self._upcoming, (order.at_ns, order.number, order))
         self._advance()
 
-    def halt(self) -> None:
+    def halt(self, kind: LossKind | None = None) -> None:
+        """``kind``: error of the requests that are in flight."""
+        unsent = sum(not order.fills for order in self._held)
         self._upcoming.clear()
         self._held.clear()
         for request in list(self._in_flight.values()):
-            request.give_up("client_abort", None)
+            request.give_up("client_abort", kind)
         self._hand_over()
         self._deliver(self._pulse())
-        self._deliver(Halted())
+        self._deliver(Halted(unsent))
 
     def close(self) -> None:
         self._alarm.close()
@@ -268,10 +271,11 @@ class Sender:
             reads, told = request.reads, request.told_reads
             if len(reads) == told:
                 continue
-            if told == 0:
-                first_reads_ns.append(reads[0][0] - request.sent_ns)
-            new = reads[max(0, told - 1) :]
-            gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
+            if not request.whole:
+                if told == 0:
+                    first_reads_ns.append(reads[0][0] - request.sent_ns)
+                new = reads[max(0, told - 1) :]
+                gaps_ns += [later[0] - earlier[0] for earlier, later in itertools.pairwise(new)]
             request.told_reads = len(reads)
             request.told_bytes += sum(len(data) for _, data in reads[told:])
             if request.told_bytes > MAX_RESPONSE_BYTES:
@@ -313,7 +317,7 @@ class SenderProcess:
         elif isinstance(message, Orders):
             self._sender.take(message.orders)
         elif isinstance(message, Halt):
-            self._sender.halt()
+            self._sender.halt(message.kind)
 
     async def _set_up(self, setup: SenderSetup) -> None:
         pool = ConnectionPool(parse_url(setup.url), tls=setup.tls)

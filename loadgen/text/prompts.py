@@ -9,6 +9,7 @@ import numpy as np
 from engines.dialect import Dialect
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
+from loadgen.core.bodyfields import PLAIN, BodyFields
 from loadgen.core.draws import TokenIds, Vocabulary, tokens_of
 from loadgen.core.plan import Response
 from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
@@ -70,6 +71,11 @@ class Prompt(Protocol):
         """The next turn's prompt. ``stand_in``: key of tokens that replace an output whose ids are unknown."""
 
 
+def body_of_ids(model: str, token_ids: TokenIds, max_tokens: int, dialect: Dialect, fields: BodyFields) -> bytes:
+    patch = fields.patch("completions")
+    return completions_body(model, token_ids, max_tokens, stream=fields.stream, extra=patch, dialect=dialect)
+
+
 def generated_length(response: Response) -> int | None:
     """Generated tokens that the template repeats, without the end token; null: unknown."""
     count = response.record.output_tokens if response.token_ids is None else len(response.token_ids)
@@ -85,6 +91,7 @@ class TokenForm:
     block_size: int = 16
     text_maker: TextMaker | None = None
     truth: PrefixTruth = field(default_factory=PrefixTruth)
+    fields: BodyFields = PLAIN
 
     def ids(self, said: Sequence[PlannedMessage]) -> list[TokenIds]:
         """A tool's call comes before its result. Raises InputError."""
@@ -118,7 +125,7 @@ class TokenPrompt:
         return self.form.dialect.path
 
     def body(self, model: str, max_tokens: int) -> bytes:
-        return completions_body(model, self.token_ids, max_tokens, dialect=self.form.dialect)
+        return body_of_ids(model, self.token_ids, max_tokens, self.form.dialect, self.form.fields)
 
     def planned_tokens(self) -> int | None:
         return len(self.token_ids)
@@ -152,6 +159,7 @@ class TextForm:
     block_size: int = 16
     rendered: bool = False
     """True if the template is applied here and ids are sent (``--chat-template``)."""
+    fields: BodyFields = PLAIN
 
 
 @dataclass(slots=True)
@@ -177,11 +185,20 @@ class ChatPrompt:
 
     def body(self, model: str, max_tokens: int) -> bytes:
         if not self.form.rendered:
-            return conversation_body(self.form.api, model, self.conversation, max_tokens, dialect=self.form.dialect)
+            fields, api = self.form.fields, self.form.api
+            return conversation_body(
+                api,
+                model,
+                self.conversation,
+                max_tokens,
+                stream=fields.stream,
+                extra=fields.patch(api),
+                dialect=self.form.dialect,
+            )
         token_ids = self.form.text_maker.ids(self.conversation)
         if token_ids is None:
             raise InputError("--chat-template: not every message's tokens are known; expected --tokenizer PATH")
-        return completions_body(model, token_ids, max_tokens, dialect=self.form.dialect)
+        return body_of_ids(model, token_ids, max_tokens, self.form.dialect, self.form.fields)
 
     def planned_tokens(self) -> int | None:
         return self.form.text_maker.length(self.conversation)

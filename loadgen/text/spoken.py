@@ -3,7 +3,7 @@
 A tool's result is a message in the first two, a block of the user's next message in the third.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import msgspec
 
 from engines.dialect import Dialect
 from engines.vllm import VLLM
+from loadgen.core.bodyfields import merge_patch
 from loadgen.core.draws import TokenIds
 from loadgen.text.tokenizer import Message
 
@@ -146,13 +147,27 @@ def conversation_body(
     extra: Mapping[str, Any] | None = None,
     dialect: Dialect = VLLM,
 ) -> bytes:
-    """Body that asks for ``max_tokens`` tokens; ``extra`` has the last word."""
+    """Body that asks for ``max_tokens`` tokens; ``extra``: a merge patch."""
+    fields = merge_patch(own_fields(api, model, max_tokens, stream=stream, dialect=dialect), extra or {})
+    return msgspec.json.encode(SPOKEN[api](conversation) | fields)
+
+
+def own_fields(api: Api, model: str, max_tokens: int, *, stream: bool, dialect: Dialect) -> dict[str, Any]:
+    """Return all fields of a load's request but its prompt."""
+    if api == "completions":
+        return dialect.completion_fields(model, max_tokens, stream=stream)
     if api == "chat":
-        chat = {"messages": chat_messages(conversation), **dialect.chat_fields(model, max_tokens, stream=stream)}
-        return msgspec.json.encode(chat | dict(extra or {}))
+        return dialect.chat_fields(model, max_tokens, stream=stream)
     fields = _response(max_tokens, dialect) if api == "responses" else {"max_tokens": max_tokens, "temperature": 0}
-    said = responses_fields(conversation) if api == "responses" else messages_fields(conversation)
-    return msgspec.json.encode({"model": model, **said, **fields, "stream": stream} | dict(extra or {}))
+    return {"model": model, **fields, "stream": stream}
+
+
+SPOKEN: Mapping[TextApi, Callable[[Sequence[SentMessage]], dict[str, Any]]] = {
+    "chat": lambda conversation: {"messages": chat_messages(conversation)},
+    "responses": responses_fields,
+    "messages": messages_fields,
+}
+"""Fields of a conversation by API."""
 
 
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:

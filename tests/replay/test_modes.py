@@ -315,7 +315,6 @@ def test_one_nonce_is_one_load(family: Path, traces: ModuleType, runner: ModuleT
         ({"start_s": 5.0, "end_s": 5.0}, "--start, --end: 5 to 5"),
         ({"end_s": float("inf")}, "--end: inf"),
         ({"dialect": "tgi"}, "--dialect: 'tgi'; expected one of auto, vllm"),
-        ({"session_headers": ("X Session",)}, "--session-header: 'X Session'"),
         ({"closed_loop": True, "parallel": 1, "speedup": 2.0}, "--speedup: with --closed-loop"),
     ],
 )

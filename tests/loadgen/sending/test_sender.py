@@ -19,6 +19,7 @@ from loadgen.sending.sender import Sender
 from measure.tally import Tally
 from tracefile import Record, RequestId
 from wire.alarm import LoopWaker
+from wire.errors import LossKind
 from wire.url import parse_url
 
 MS = 1_000_000
@@ -81,9 +82,9 @@ class Bench:
             self.names[order.number] = order.data.split(b"X-Request-Id: ")[1].split(b"\r\n")[0].decode()
         self.loop.call_soon(self.sender.take, orders)
 
-    def halt(self) -> None:
+    def halt(self, kind: LossKind | None = None) -> None:
         assert self.sender is not None
-        self.loop.call_soon(self.sender.halt)
+        self.loop.call_soon(self.sender.halt, kind)
 
     # The target.
 
@@ -115,7 +116,11 @@ class Bench:
         return [name for _, name in self.sent]
 
     async def run(
-        self, plan: Sequence[Send] | Iterator[Send], parallel: int | None = None, from_ms: float = 0.0
+        self,
+        plan: Sequence[Send] | Iterator[Send],
+        parallel: int | None = None,
+        from_ms: float = 0.0,
+        ends_ms: float | None = None,
     ) -> None:
         clock = self.loop.now_ns
         running = PlanRun(
@@ -126,6 +131,7 @@ class Bench:
             origin=parse_url("http://target"),
             clocks=Clocks(0, 0),
             not_before_ns=round(from_ms * MS),
+            ends_ns=None if ends_ms is None else round(ends_ms * MS),
             clock=clock,
         )
         sender = Sender(
@@ -337,6 +343,37 @@ def test_stop_aborts_what_is_in_flight_and_records_it(bench: Runner) -> None:
     assert done.records[1].e2e_ms == pytest.approx(100, abs=1)
     assert done.running is not None
     assert done.running.stopped == "SIGINT"
+
+
+def test_a_deadline_cancels_what_is_in_flight_and_nothing_follows(bench: Runner) -> None:
+    async def test(at: Bench) -> None:
+        at.service_ms |= {"long": 500, "held": 10, "short": 60}
+        follow: Follow = lambda answer: [at.send("after", 40, parent="short")]  # noqa: E731
+        plan = [at.send("short", 0, follow), at.send("long", 10), at.send("held", 20), at.send("late", 200)]
+        await at.run(plan, parallel=2, ends_ms=90)
+
+    done = bench(test)
+    # "short" ends at 60 and gives "held" its slot; "after" would be due at 100, behind the deadline.
+    assert done.names_sent() == ["short", "long", "held"]
+    ends = {record.request_id: (record.status, record.error, round(record.end_ms() or 0)) for record in done.records}
+    assert ends == {
+        "short": ("ok", None, 60),
+        "held": ("ok", None, 70),
+        "long": ("client_abort", "deadline", 90),
+    }
+    assert done.running is not None
+    assert (done.running.stopped, done.running.unsent) == (None, 0)
+
+
+def test_a_deadline_counts_due_requests_without_a_slot(bench: Runner) -> None:
+    async def test(at: Bench) -> None:
+        at.service_ms["long"] = 500
+        await at.run([at.send("long", 0), at.send("due", 10), at.send("later", 95)], parallel=1, ends_ms=90)
+
+    done = bench(test)
+    assert [(record.request_id, record.error) for record in done.records] == [("long", "deadline")]
+    assert done.running is not None
+    assert done.running.unsent == 1
 
 
 def test_first_requests_all_refused_stop_the_run(bench: Runner) -> None:

@@ -1,0 +1,173 @@
+"""Requests as users send them: sampling, further fields, whole responses, session headers, and a run's hard end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.bodyschema import known_fields
+from engines.dialect import Response
+from loadgen.__main__ import main
+from replay.__main__ import main as replay
+from tests.fakes.strict_engines import OpenAi, TensorRtLlm
+from tests.jsonoutput import json_of
+from tracefile import BlockHasher, InputError, load_key, load_trace
+
+FEW = ("--parallel", "2", "--number", "3", "--prompt-tokens", "40", "--output-tokens", "4")
+FIELDS = ("--temperature", "0.7", "--top-p", "0.9", "--stop", "t1", "--stop", "t2")
+EXTRA = ("--extra-body", '{"top_k": 5, "stream_options": {"continuous_usage_stats": true}, "cache_salt": "tenant"}')
+
+
+def to(engine: Any, trace: Path, *flags: str) -> list[str]:
+    return ["--url", engine.url, "-o", str(trace), *flags]
+
+
+def test_fields_of_a_load_and_of_its_replay(engine: Any, tmp_path: Path) -> None:
+    assert main(to(engine, tmp_path / "t", *FEW, *FIELDS, *EXTRA)) == 0
+    assert replay([str(tmp_path / "t"), *to(engine, tmp_path / "r", *FIELDS, *EXTRA)]) == 0
+    assert len(engine.seen) == 6
+    for body in engine.seen:
+        assert (body["temperature"], body["top_p"], body["stop"], body["top_k"]) == (0.7, 0.9, ["t1", "t2"], 5)
+        assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+        assert (body["max_tokens"], body["ignore_eos"], "min_tokens" in body) == (4, True, False)
+    for name in ("t", "r"):
+        meta, records = load_trace(tmp_path / name)
+        assert meta.workload is not None
+        told = meta.workload.extra
+        assert (told["temperature"], told["top_p"], told["stop"]) == (0.7, 0.9, 2)
+        assert told["extra_body"]["cache_salt"] == "…"
+        assert "tenant" not in (tmp_path / name).read_text()
+    # The salt is part of the engine's keys, so it is part of the chain.
+    salted = BlockHasher(load_key(), model="scripted", cache_salt="tenant")
+    _, records = load_trace(tmp_path / "t")
+    assert {tuple(record.block_hashes or ()) for record in records} == {
+        tuple(salted.hash_blocks(body["prompt"])) for body in engine.seen[:3]
+    }
+
+
+def test_whole_responses_have_no_ttft(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.first_token_s = 0.3  # longer than a pulse: what is in flight has no live TTFT either
+    summary = json_of(main, to(engine, tmp_path / "t", *FEW, "--no-stream", "--turns", "2"))
+    assert summary["statuses"] == {"ok": 6}
+    assert (summary["ttft"], summary["itl"], summary["exact_output_share"]) == (None, None, 1.0)
+    assert any(note.startswith("--no-stream: responses come whole") for note in summary["notes"])
+    assert not any("stream_options" in body for body in engine.seen)
+    meta, records = load_trace(tmp_path / "t")
+    assert meta.workload is not None
+    assert meta.workload.extra["stream"] is False
+    for record in records:
+        assert (record.stream, record.ttft_ms, record.itl_ms) == (False, None, [])
+        assert record.output_block_hashes is not None
+    assert {bool(record.cached_tokens) for record in records} == {True, False}
+
+
+def test_sessions_are_named_in_the_header_that_a_router_reads(engine: Any, tmp_path: Path) -> None:
+    names = ("--session-header", "X-Dynamo-Session-ID", "--session-header", "x-other")
+    assert main(to(engine, tmp_path / "t", *FEW, "--turns", "2", *names)) == 0
+    for headers in engine.headers:
+        assert headers["x-dynamo-session-id"] == headers["x-other"]
+        assert "x-session-id" not in headers
+    for name in ("Content-Type", "X Session"):
+        with pytest.raises(InputError, match=f"--session-header: '{name}'; expected"):
+            main(to(engine, tmp_path / "u", *FEW, "--session-header", name))
+        with pytest.raises(InputError, match=f"--session-header: '{name}'; expected"):
+            replay([str(tmp_path / "t"), *to(engine, tmp_path / "u", "--session-header", name)])
+
+
+def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
+    engine.stalls = True
+    flags = ("--parallel", "3", "--duration", "0.4s", "--at-end", "cancel", "--turns", "2", "--procs", "2")
+    engine.statuses = {}
+    assert main(to(engine, tmp_path / "t", *flags)) == 1  # nothing ended well: the engine stalls
+    meta, records = load_trace(tmp_path / "t")
+    assert [(record.status, record.error) for record in records] == [("client_abort", "deadline")] * 3
+    assert meta.workload is not None
+    assert meta.workload.extra["at_end"] == "cancel"
+
+
+def test_a_hard_end_leaves_the_exit_code(engine: Any, tmp_path: Path) -> None:
+    engine.token_s = 0.05
+    flags = ("--parallel", "1", "--duration", "0.5s", "--at-end", "cancel", "--turns", "50", "--output-tokens", "4")
+    summary = json_of(main, to(engine, tmp_path / "t", *flags))
+    assert summary["interrupted"] is None
+    assert summary["statuses"]["ok"] >= 1
+    assert summary["statuses"]["ok"] + summary["statuses"].get("client_abort", 0) == summary["sent"]
+    note = next(note for note in summary["notes"] if note.startswith("--at-end cancel"))
+    aborted, paused = summary["errors"].get("deadline", 0), summary["findings"]["sessions_in_a_pause"]
+    assert note.startswith(f"--at-end cancel: {aborted} requests in flight cancelled, {paused} sessions left")
+    assert aborted + paused == 1
+
+
+def test_an_end_needs_a_time(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--at-end: cancel without a time; expected --duration"):
+        main(["--url", "http://x", "-o", str(tmp_path / "t"), *FEW, "--at-end", "cancel"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--extra-body", '{"topk": 5}'), r"--extra-body: topk: the engine refuses it \(HTTP 400\)"),
+        (("--top-p", "0.5", "--stop", "x"), r"--top-p: the engine refuses it \(HTTP 400\)"),
+    ],
+)
+def test_a_refused_field_is_named(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with TensorRtLlm().serving() as strict, pytest.raises(InputError, match=message):
+        main(to(strict, tmp_path / "t", "--parallel", "3", "--number", "9", *flags))
+
+
+def test_a_field_that_the_engine_does_not_name_is_refused_before_the_run(tmp_path: Path) -> None:
+    class Described(OpenAi):
+        def get(self, path: str) -> Any:
+            return PAGE if path == "/openapi.json" else super().get(path)
+
+    with Described().serving() as strict:
+        with pytest.raises(InputError, match=r"--extra-body: topk: no field of /v1/completions .*; expected top_k, or"):
+            main(to(strict, tmp_path / "t", *FEW, "--extra-body", '{"topk": 5}'))
+        assert strict.seen == []
+
+
+PAGE = {
+    "paths": {
+        "/v1/completions": {
+            "post": {
+                "requestBody": {
+                    "content": {
+                        "application/json": {
+                            "schema": {"anyOf": [{"$ref": "#/components/schemas/Base"}, {"properties": {"suffix": {}}}]}
+                        }
+                    }
+                }
+            }
+        },
+        "/v1/untyped": {"post": {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}},
+    },
+    "components": {
+        "schemas": {"Base": {"properties": {"prompt": {}, "top_k": {}}}, "Self": {"$ref": "#/components/schemas/Self"}}
+    },
+}
+
+
+class Pages:
+    def __init__(self, page: object) -> None:
+        self.page = page
+
+    def text(self, path: str) -> str:
+        return json.dumps(self.page)
+
+    def post(self, path: str, body: bytes = b"") -> Response:
+        raise AssertionError(path)
+
+
+@pytest.mark.parametrize(
+    ("page", "path", "fields"),
+    [
+        (PAGE, "/v1/completions", {"prompt", "top_k", "suffix"}),
+        (PAGE, "/v1/untyped", None),
+        (PAGE, "/v1/other", None),
+        ({}, "/v1/completions", None),
+        ([1], "/v1/completions", None),
+    ],
+)
+def test_fields_that_a_page_names(page: object, path: str, fields: set[str] | None) -> None:
+    assert known_fields(Pages(page), path) == (None if fields is None else frozenset(fields))
