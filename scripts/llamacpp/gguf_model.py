@@ -1,0 +1,97 @@
+"""Write a small GGUF model with random weights: a llama with the vocabulary of a Hugging Face tokenizer.
+
+    python gguf_model.py TOKENIZER_DIR CHAT_TEMPLATE_FILE OUT.gguf
+
+Runs in llama.cpp's own environment, with its packages gguf and numpy. The same arguments give the same bytes.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+HIDDEN = 128
+LAYERS = 2
+HEAD = 64  # dimensions of an attention head
+VOCABULARY = 129_280  # DeepSeek's, with the places that its tokenizer leaves empty
+CONTEXT_TOKENS = 65_536
+
+
+def vocabulary(tokenizer: dict[str, object]) -> tuple[list[str], list[int]]:
+    """Tokens and their types, by token id."""
+    ids: dict[str, int] = tokenizer["model"]["vocab"]  # type: ignore[index]
+    added: list[dict[str, object]] = tokenizer["added_tokens"]  # type: ignore[assignment]
+    tokens = [f"[PAD{number}]" for number in range(VOCABULARY)]
+    types = [gguf.TokenType.UNUSED] * VOCABULARY
+    for word, number in ids.items():
+        tokens[number], types[number] = word, gguf.TokenType.NORMAL
+    for entry in added:
+        kind = gguf.TokenType.CONTROL if entry["special"] else gguf.TokenType.USER_DEFINED
+        tokens[entry["id"]], types[entry["id"]] = entry["content"], kind  # type: ignore[index, assignment]
+    return tokens, types
+
+
+def add_settings(writer: gguf.GGUFWriter, tokenizer: dict[str, object], chat_template: str) -> None:
+    """Shape of the model, its tokenizer and its chat template."""
+    writer.add_name("tiny-random")
+    writer.add_context_length(CONTEXT_TOKENS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(3 * HIDDEN)
+    writer.add_head_count(HIDDEN // HEAD)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    tokens, types = vocabulary(tokenizer)
+    merges: list[str | list[str]] = tokenizer["model"]["merges"]  # type: ignore[index]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("deepseek-v3")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(chat_template)
+
+
+def add_weights(writer: gguf.GGUFWriter) -> None:
+    """Random matrices, and norms of ones."""
+    random = np.random.default_rng(1)
+    matrices = {"token_embd": (VOCABULARY, HIDDEN), "output": (VOCABULARY, HIDDEN)}
+    norms = ["output_norm"]
+    for layer in range(LAYERS):
+        block = f"blk.{layer}."
+        norms += [block + "attn_norm", block + "ffn_norm"]
+        matrices |= {block + name: (HIDDEN, HIDDEN) for name in ("attn_q", "attn_output")}
+        matrices |= {block + name: (HEAD, HIDDEN) for name in ("attn_k", "attn_v")}
+        matrices |= {block + name: (3 * HIDDEN, HIDDEN) for name in ("ffn_gate", "ffn_up")}
+        matrices[block + "ffn_down"] = (HIDDEN, 3 * HIDDEN)
+    for name, shape in matrices.items():
+        writer.add_tensor(f"{name}.weight", (random.standard_normal(shape) * 0.05).astype(np.float16))
+    for name in norms:
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, dtype=np.float32))
+
+
+def main(tokenizer_directory: str, chat_template: str, out: str) -> None:
+    """Write the model beside its place, then move it there whole."""
+    tokenizer = json.loads((Path(tokenizer_directory) / "tokenizer.json").read_text())
+    partial = Path(out + ".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    add_settings(writer, tokenizer, Path(chat_template).read_text())
+    add_weights(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
