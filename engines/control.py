@@ -106,7 +106,8 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
     """Reset, and check that the cache is empty; return a note if that could not be checked.
 
     ``probe`` is the body of a request for a prompt of two blocks, new in every call. It is sent before and after the
-    reset: the second time none of it may be cached. A last reset takes the probe itself out of the cache.
+    reset: the second time none of it may be cached. A last reset takes the probe itself out of the cache. Where a
+    further tier keeps what is displaced, the probe is displaced first.
     Raises InputError if the engine has no reset or the reset does not work.
     """
     reset = dialect.reset_cache
@@ -114,6 +115,8 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
         able = ", ".join(name for name, other in DIALECTS.items() if other.reset_cache is not None)
         raise InputError(f"--reset-cache: not known how with --dialect {dialect.name}; expected {able}")
     _cached_tokens(control, dialect, probe)
+    if dialect.displace is not None:
+        dialect.displace(control)
     reset(control)
     cached_tokens = _cached_tokens(control, dialect, probe)
     reset(control)

@@ -16,6 +16,7 @@ GREEDY: Mapping[str, Any] = {"temperature": 0}
 """Two runs of one workload get the same outputs as far as the engine can repeat them."""
 PAST_ITS_END: Mapping[str, Any] = {"ignore_eos": True, **GREEDY}
 WITH_IDS: Mapping[str, Any] = {**PAST_ITS_END, "return_token_ids": True}
+NOT_IMPLEMENTED = 501
 BOTH_LENGTHS = ("max_tokens", "min_tokens")
 
 LoraFields = Callable[[str, str], dict[str, Any]]
@@ -71,9 +72,11 @@ class Dialect:
     """Paths that only this engine serves, each with a key of the JSON object there."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Metric names, newest first, of each gauge: running, waiting, kv_usage, prefix_queries, prefix_hits,
-    preemptions."""
+    preemptions. A name may be a sum: ``a + b``."""
     reset_cache: Callable[[Control], None] | None = None
     """Empty the prefix cache; raises InputError if that fails. Null: the engine has no call for it."""
+    displace: Callable[[Control], None] | None = None
+    """Move cached prompts to a tier that a reset may not reach, for the check of it. Null: the engine has none."""
     reset_hint: str = ""
     """Advice in the error for a cache that is not empty after its reset."""
     injectable: frozenset[str] = frozenset()
@@ -125,10 +128,11 @@ class Dialect:
         return shape
 
 
-def post_reset(control: Control, path: str, expected: str) -> bytes:
-    """Return the body of a successful POST; raises InputError naming ``expected`` otherwise."""
-    response = control.post(path)
+def post_reset(control: Control, path: str, expected: str, *, unsupported: str = "", body: bytes = b"") -> bytes:
+    """Return the body of a successful POST; raises InputError naming ``expected``, or ``unsupported`` at HTTP 501."""
+    response = control.post(path, body)
     if not response.is_success:
+        expected = unsupported if unsupported and response.status == NOT_IMPLEMENTED else expected
         raise InputError(f"--reset-cache: POST {path} gave {response.failure(expected)}")
     return response.content
 

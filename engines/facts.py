@@ -11,8 +11,6 @@ from engines.recognition import DIALECTS, dialect_of_metrics
 from tracefile.records.schema import MOST_TOLD, Engine
 from wire.url import Origin
 
-QUERIES_METRIC = "vllm:prefix_cache_queries"
-HITS_METRIC = "vllm:prefix_cache_hits"
 CONFIG_METRIC = "vllm:cache_config_info"
 
 PAGES = ("/version", "/metrics", "/v1/models")
@@ -91,8 +89,9 @@ def parse_metrics(text: str) -> dict[str, Metric]:
 
 def prefix_counters(metrics: Mapping[str, Metric]) -> PrefixCounters | None:
     """Return the prefix cache's counters; null: not reported."""
-    queries, hits = metrics.get(QUERIES_METRIC), metrics.get(HITS_METRIC)
-    return None if queries is None or hits is None else PrefixCounters(int(queries.value), int(hits.value))
+    gauges = read_gauges(metrics)
+    queries, hits = gauges.get("prefix_queries"), gauges.get("prefix_hits")
+    return None if queries is None or hits is None else PrefixCounters(int(queries), int(hits))
 
 
 def read_facts(version_text: str, metrics_text: str, models_text: str) -> EngineFacts:
@@ -112,9 +111,10 @@ def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
     found: dict[str, float] = {}
     for dialect in DIALECTS.values():
         for name, reported in dialect.gauges.items():
-            metric = next((metrics[one] for one in reported if one in metrics), None)
-            if metric is not None:
-                found.setdefault(name, metric.value / metric.samples if name in MEAN_GAUGES else metric.value)
+            parts = next((parts for one in reported if metrics.keys() >= {*(parts := one.split(" + "))}), ())
+            if parts:
+                samples = metrics[parts[0]].samples if name in MEAN_GAUGES else 1
+                found.setdefault(name, sum(metrics[part].value for part in parts) / samples)
     return found
 
 

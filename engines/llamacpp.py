@@ -5,12 +5,16 @@ Sources, as of 2026: ``tools/server/README.md`` and ``server-task.cpp``. Its Ope
 empties a slot. ``/tokenize`` takes a text; ``/apply-template`` renders a chat.
 """
 
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from engines.dialect import PAST_ITS_END, Control, Dialect, decoded, post_reset
 from tracefile.records.errors import InputError
 
 SLOTS_PATH = "/slots"
+OWN_PATH = "/completion"
 
 
 def adapter_number(model: str, adapter: str) -> dict[str, Any]:
@@ -20,14 +24,30 @@ def adapter_number(model: str, adapter: str) -> dict[str, Any]:
     return {"model": model, "lora": [{"id": int(adapter), "scale": 1.0}]}
 
 
-def reset_cache(control: Control) -> None:
-    """Erase the prompt of every slot."""
+def slot_numbers(control: Control) -> Iterator[object]:
+    """Ids of the slots; raises InputError if the engine does not list them."""
     slots = decoded(control.text(SLOTS_PATH))
     if not isinstance(slots, list) or not slots:
         raise InputError(f"--reset-cache: GET {SLOTS_PATH} lists none; expected a llama.cpp started with --slots")
-    for slot in slots:
-        number = slot.get("id") if isinstance(slot, dict) else None
-        post_reset(control, f"{SLOTS_PATH}/{number}?action=erase", "a llama.cpp with nothing in flight")
+    return (slot.get("id") if isinstance(slot, dict) else None for slot in slots)
+
+
+def reset_cache(control: Control) -> None:
+    """Erase the prompt of every slot."""
+    for number in slot_numbers(control):
+        post_reset(
+            control,
+            f"{SLOTS_PATH}/{number}?action=erase",
+            "a llama.cpp with nothing in flight",
+            unsupported="a llama.cpp started with --slot-save-path DIR, which allows it (and --cache-ram 0)",
+        )
+
+
+def displace(control: Control) -> None:
+    """Send a prompt of one token to every slot: the prompt before it moves to the cache in memory, if there is one."""
+    for number in slot_numbers(control):
+        body = {"prompt": [1], "n_predict": 1, "id_slot": number, "cache_prompt": True}
+        post_reset(control, OWN_PATH, "a llama.cpp that completes prompts", body=msgspec.json.encode(body))
 
 
 LLAMA_CPP = Dialect(
@@ -39,12 +59,16 @@ LLAMA_CPP = Dialect(
         "running": ("llamacpp:requests_processing",),
         "waiting": ("llamacpp:requests_deferred",),
         "kv_usage": ("llamacpp:kv_cache_usage_ratio",),
+        # Tokens that were computed, and tokens that were not.
+        "prefix_queries": ("llamacpp:prompt_tokens + llamacpp:prompt_tokens_cached",),
+        "prefix_hits": ("llamacpp:prompt_tokens_cached",),
     },
     reset_cache=reset_cache,
+    displace=displace,
     reset_hint=" (it keeps prompts in memory besides its slots: start it with --cache-ram 0)",
     injectable=frozenset({"usage"}),
     tokenizes_content=True,
-    path="/completion",
+    path=OWN_PATH,
     lengths=("n_predict",),
     constant={**PAST_ITS_END, "return_tokens": True, "cache_prompt": True},
     asks_usage=False,

@@ -14,10 +14,9 @@ from itertools import chain
 from tracefile import InputError, Meta, Record, RequestId, TraceReader, open_trace, trace_digest
 from tracefile.records.schema import MOST_TOKENS
 from tracefile.study.checking import Rule, check_hashes, check_signs
-from wire.answer import GENERATING, LLAMA_CPP
+from wire.answer import GENERATING
 
 HTTP_ERROR = 400
-REPLAYABLE = GENERATING | {LLAMA_CPP}
 MOST_CHOICES = 1 << 10
 LONGEST_MS = 366 * 24 * 3600 * 1000.0
 """Longest trace: beyond it, a clock was misread and the run would never end."""
@@ -179,7 +178,7 @@ class _Seen:
 
 def why_not(record: Record, block_size: int | None) -> str | None:
     """Reason why a request cannot be sent again; null: it can. Refused requests took no time of the engine."""
-    if record.endpoint is not None and record.endpoint not in REPLAYABLE:
+    if record.endpoint is not None and record.endpoint not in GENERATING:
         return "no generation: embeddings, scores, audio"
     if record.status == "error" and record.ttft_ms is None and not record.output_tokens:
         refused = record.http_status is not None and record.http_status >= HTTP_ERROR

@@ -1,6 +1,6 @@
 """Responses of all APIs: the endpoint selects the function that reads tokens from the body.
 
-llama.cpp's own ``/completion`` is read here: its OpenAI endpoints give no token ids, so prompts of ids go there. A
+llama.cpp's own API is read here: its OpenAI endpoints give no token ids, so prompts of ids go to ``/completion``. A
 stream ends with the event that says ``stop``; no ``[DONE]`` follows. A token within a character waits for the rest of
 it, and its id is then not sent: where the ids are fewer than the tokens that were made, they are dropped.
 """
@@ -15,9 +15,10 @@ from wire.events import Timings, token_count
 from wire.messages_events import messages_event_taker, take_whole_message
 from wire.responses_events import take_responses_event, take_whole_response
 
-GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+LLAMA_CPP = frozenset({"/completion", "/infill"})
+"""Endpoints of llama.cpp's own API."""
+GENERATING = LLAMA_CPP | {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
 """Endpoints that answer with tokens, and say when they are done."""
-LLAMA_CPP = "/completion"
 
 
 def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: bool) -> Completion:
@@ -35,7 +36,7 @@ def parse_answer(endpoint: str, reads: Sequence[tuple[int, bytes]], *, stream: b
 def _event_taker(endpoint: str) -> EventTaker:
     if endpoint == "/v1/messages":
         return messages_event_taker()
-    if endpoint == LLAMA_CPP:
+    if endpoint in LLAMA_CPP:
         return take_native_event
     return take_responses_event if endpoint == "/v1/responses" else take_data
 
@@ -43,7 +44,7 @@ def _event_taker(endpoint: str) -> EventTaker:
 def _body_taker(endpoint: str) -> EventTaker:
     if endpoint == "/v1/messages":
         return take_whole_message
-    if endpoint == LLAMA_CPP:
+    if endpoint in LLAMA_CPP:
         return take_whole_native
     return take_whole_response if endpoint == "/v1/responses" else take_data
 

@@ -41,7 +41,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     length: int | None
     """Bytes of its body. Null: it is chunked, or ends with the connection."""
     keep_alive: bool
-    """The server keeps the connection, for all that the head says."""
+    """The server keeps the connection, for all that the head says and that is known of the server."""
 
     @property
     def passes(self) -> bool:
@@ -100,12 +100,20 @@ def _parse(data: bytes, more: bool) -> ResponseHead:
         odd=odd,
         more=more,
         length=_length(int(status), headers, names),
-        keep_alive=keeps_alive(version.decode(), headers, names),
+        keep_alive=keeps_alive(version.decode(), headers, names) and not closes_unsaid(headers, names),
     )
 
 
 _known = lru_cache(maxsize=128)(_parse)
 """An engine's heads are nearly all equal within a second."""
+
+
+def closes_unsaid(headers: list[Header], names: list[bytes]) -> bool:
+    """Return whether the server is llama.cpp's, and streams: then it closes, though it announces Keep-Alive.
+
+    A request that was written on such a connection within the 0.2 ms before its close would be lost.
+    """
+    return b"transfer-encoding" in names and b"llama.cpp" in header_values(headers, b"server")
 
 
 def _length(status: int, headers: list[Header], names: list[bytes]) -> int | None:

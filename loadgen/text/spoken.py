@@ -106,7 +106,8 @@ def responses_fields(conversation: Sequence[SentMessage]) -> dict[str, Any]:
         elif message.role == "tool":
             items.append({"type": "function_call_output", "call_id": ids[0], "output": message.text})
         else:
-            items.append({"role": message.role, "content": message.text})
+            # OpenAI takes messages without a type; llama.cpp takes no assistant's.
+            items.append({"type": "message", "role": message.role, "content": message.text})
         items += [
             {"type": "function_call", "call_id": call_id, "name": TOOL, "arguments": call.arguments_json}
             for call_id, call in _calls(message, ids)

@@ -152,7 +152,7 @@ def prompt_form(shape: RequestShape) -> PromptForm:
     match shape.endpoint:
         case "/v1/chat/completions":
             return ChatPrompt(body)
-        case "/v1/completions":
+        case "/v1/completions" | "/completion":
             if body.get("prompt_embeds") is not None:
                 raise UntokenizableError("prompt_embeds")
             return _single(body, body.get("prompt"))

@@ -16,6 +16,8 @@ MAX_NAME_CHARS = 200
 LIMITS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
     "/v1/responses": ("max_output_tokens",),
+    "/completion": ("n_predict", "max_tokens"),
+    "/infill": ("n_predict", "max_tokens"),
 }
 """Names of the limit on output tokens by endpoint, by precedence. Others: ``max_tokens``."""
 
@@ -64,7 +66,7 @@ def read_shape(endpoint: Endpoint, body: bytes) -> RequestShape:
     if not isinstance(fields, dict):
         raise UnreadableBodyError
     tools = fields.get("tools")
-    counts = {"max_tokens": _limit(endpoint, fields), "n": _integer(fields, "n")}
+    counts = {"max_tokens": _limit(endpoint, fields), "n": _integer(fields, "n" if "n" in fields else "n_cmpl")}
     refused = {
         name: count
         for name, count in counts.items()
@@ -126,7 +128,7 @@ def _limit(endpoint: Endpoint, fields: Mapping[str, Any]) -> int | None:
     for name in LIMITS.get(endpoint, ("max_tokens",)):
         limit = _integer(fields, name)
         if limit is not None:
-            return limit
+            return None if name == "n_predict" and limit < 0 else limit  # llama.cpp's words for no limit
     return None
 
 

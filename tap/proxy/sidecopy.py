@@ -1,7 +1,8 @@
 """Side copy of an exchange while it passes: references to the reads, within bounds, without work on their content.
 
-The path, decoded as engines decode it, tells the endpoint: four are read in full, other POSTs to ``/v1/…`` recorded by
-their shape. A gateway's prefix is removed, and words of no known API become ``*``: ``/v1/responses/*/cancel``.
+The path, decoded as engines decode it, tells the endpoint: those of ``wire.answer`` are read in full, other POSTs to
+``/v1/…`` or to an engine's own generation recorded by their shape. A gateway's prefix is removed, and words of no known
+API become ``*``: ``/v1/responses/*/cancel``.
 """
 
 import re
@@ -18,9 +19,15 @@ from wire.head import Headers
 _GENERATING = (
     (b"/chat/completions", "/v1/chat/completions"),
     (b"/completions", "/v1/completions"),
+    (b"/completion", "/completion"),
     (b"/v1/responses", "/v1/responses"),
     (b"/v1/messages", "/v1/messages"),
+    (b"/infill", "/infill"),
 )
+_AT_ROOT = {b"/responses": "/v1/responses"}
+"""Paths that llama.cpp serves without a version too."""
+_OWN_GENERATION = {b"generate", b"generate_stream", b"chat", b"invocations", b"converse", b"converse-stream"}
+"""Last words of paths where engines and clouds generate by an API of their own: SGLang, TGI, Ollama, Bedrock."""
 _UNRECORDED = frozenset(
     {"tokenize", "detokenize", "count_tokens", "load_lora_adapter", "unload_lora_adapter", "files", "uploads"}
 )
@@ -50,9 +57,14 @@ def _endpoint_of(path: bytes) -> Endpoint | None:
     for ending, endpoint in _GENERATING:
         if path.endswith(ending):
             return endpoint
+    if path in _AT_ROOT:
+        return _AT_ROOT[path]
     _, version, rest = path.rpartition(b"/v1/")
+    if not version:
+        own = path.rpartition(b"/")[2]
+        return f"/{own.decode()}" if own in _OWN_GENERATION else None
     words = rest.decode("latin-1").strip("/").split("/")
-    if not version or len(words) > MAX_WORDS or _UNRECORDED.intersection(words):
+    if len(words) > MAX_WORDS or _UNRECORDED.intersection(words):
         return None
     if len(words) == 1 and not _WORD.fullmatch(words[0]):
         return None

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from engines.dialect import DialectName
-from tap.ipc.exchange import ExchangeCopy
+from tap.ipc.exchange import Endpoint, ExchangeCopy
 from tap.prompts.chatmessages import UntokenizableError
 from tap.prompts.prompt import ChainStart, HashedPrompt, PromptHasher
 from tap.prompts.shape import RequestShape, UnreadableBodyError, explicit_session, read_shape
@@ -25,6 +25,15 @@ USAGE = b'"usage":'
 
 
 TAIL_BYTES = 1 << 16
+
+
+def endpoint_of(exchange: ExchangeCopy) -> Endpoint:
+    """Return the API of a response: at ``/completions``, llama.cpp speaks its own, which names its slot."""
+    if exchange.endpoint == "/v1/completions" and exchange.response_reads:
+        first = exchange.response_reads[0][1]
+        if b'"id_slot":' in first and b'"choices":' not in first:
+            return "/completion"
+    return exchange.endpoint
 
 
 def read_answer(exchange: ExchangeCopy, *, asked_stream: bool, max_bytes: int) -> Completion | None:
@@ -136,6 +145,7 @@ class RecordMaker:
         self._unnamed = 0
 
     def make(self, exchange: ExchangeCopy) -> MadeRecord:
+        exchange.endpoint = endpoint_of(exchange)
         shape, unreadable = _shape(exchange, self.max_body_bytes)
         asked_stream = shape is not None and shape.stream
         answer = read_answer(exchange, asked_stream=asked_stream, max_bytes=self.max_body_bytes)

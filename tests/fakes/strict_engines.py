@@ -30,6 +30,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
     """HTTP 400, and why."""
 
 
+class NotSupported(Exception):  # noqa: N818 - an answer too
+    """HTTP 501."""
+
+
 class StrictEngine:
     """What all have in common; the plain OpenAI API."""
 
@@ -171,7 +175,9 @@ class LlamaCpp(StrictEngine):
     path = "/completion"
     block_size = 1
     remembers = False
-    """Prompts are kept in memory besides the slots."""
+    """Prompts that others displaced are kept in memory; an erased slot's are not."""
+    saves = True
+    """It was started with --slot-save-path."""
     splits_characters = False
     """The second token of an answer waits for the third, and its id is not told."""
     fields: ClassVar[Mapping[str, JsonType]] = {
@@ -185,10 +191,20 @@ class LlamaCpp(StrictEngine):
         "stream": bool,
         "temperature": (int, float),
         "lora": list,
+        "id_slot": int,
     }
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.displaced: set[tuple[int, ...]] = set()
+
+    def complete(self, body: Json) -> Iterator[bytes]:
+        if self.remembers and "id_slot" in body:
+            self.displaced |= self.cache.prefixes
+        return super().complete(body)
+
     def length(self, body: Json) -> int:
-        return int(body["n_predict"]) if body["ignore_eos"] else 1
+        return int(body["n_predict"]) if body.get("ignore_eos") else 1
 
     def choices(self, body: Json) -> int:
         return int(body.get("n_cmpl", 1))
@@ -227,8 +243,10 @@ class LlamaCpp(StrictEngine):
     def post(self, path: str) -> Json | None:
         if path not in {"/slots/0?action=erase", "/slots/1?action=erase"}:
             return None
-        if path.startswith("/slots/1") and not self.remembers:
-            self.cache.clear()
+        if not self.saves:
+            raise NotSupported
+        if path.startswith("/slots/1"):
+            self.cache.prefixes = set(self.displaced)
         return {"id_slot": 0, "n_erased": 1}
 
 
@@ -282,7 +300,10 @@ def handler_of(engine: StrictEngine) -> type[QuietHandler]:
                 self.complete(json.loads(body))
                 return
             engine.calls.append(f"POST {self.path}")
-            self.answer(engine.post(self.path))
+            try:
+                self.answer(engine.post(self.path))
+            except NotSupported:
+                self.reply(501, b'{"error": {"message": "not supported"}}', "application/json")
 
         def complete(self, body: Json) -> None:
             try:

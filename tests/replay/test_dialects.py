@@ -181,6 +181,11 @@ def test_the_cache_is_reset_as_each_engine_does_it(
     [
         ("vllm", {"busy": True}, "POST /reset_prefix_cache did not succeed; expected an engine with nothing in flight"),
         ("trtllm", {}, "gave HTTP 404; expected a TensorRT-LLM built with it: start the server anew"),
+        (
+            "llamacpp",
+            {"saves": False},
+            "/slots/0?action=erase gave HTTP 501; expected a llama.cpp started with --slot-save",
+        ),
         ("llamacpp", {"remembers": True}, "32 tokens still cached after llamacpp's reset; expected none (it keeps"),
         ("openai", {}, "--reset-cache: not known how with --dialect openai; expected vllm, sglang"),
     ],

@@ -110,6 +110,16 @@ def responses_usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
         (b"/v1/canary", "/v1/*"),
         (b"/v1/0b3f", None),
         (b"/tokenize", None),
+        (b"/completion", "/completion"),
+        (b"/llama/completion?x", "/completion"),
+        (b"/completions", "/v1/completions"),
+        (b"/infill", "/infill"),
+        (b"/responses", "/v1/responses"),
+        (b"/users/responses", None),
+        (b"/generate", "/generate"),
+        (b"/api/chat", "/chat"),
+        (b"/model/alicecanary/converse-stream", "/converse-stream"),
+        (b"/apply-template", None),
         (b"/v1/a/b/c/d/e/f", None),
         (b"/health", None),
     ],
@@ -154,6 +164,50 @@ def test_a_streamed_response_is_recorded_like_the_chat_that_it_is() -> None:
     assert record.block_hashes + (record.output_block_hashes or []) == chain([*prompt, *letters("yoho")])
     assert (record.hash_source, record.output_hash_source) == ("tokenizer", "tokenizer")
     assert record.session_id == keyed_id(KEY, "session", "u")
+
+
+def native(content: str, ids: list[int], **fields: Any) -> dict[str, Any]:
+    """Event of llama.cpp's own API."""
+    return {"index": 0, "content": content, "tokens": ids, "stop": False, "id_slot": 1, **fields}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "prompt", "source"),
+    [
+        ("/completion", [1, 2, 3, 4, 5], "engine"),
+        ("/completion", "abcde", "tokenizer"),
+        ("/v1/completions", [1], "engine"),
+    ],
+)
+def test_llamacpps_own_completion_is_recorded_with_its_chain_and_counts(
+    endpoint: str, prompt: str | list[int], source: str
+) -> None:
+    body = {"prompt": prompt, "n_predict": 3, "n_cmpl": 2, "stream": True, "model": "m"}
+    ids = [1, *letters(prompt)] if isinstance(prompt, str) else prompt
+    counts = {"tokens_predicted": 3, "tokens_evaluated": len(ids), "timings": {"cache_n": len(ids) - 1, "prompt_n": 1}}
+    end = native("", [], **counts | {"stop": True, "stop_type": "limit"})
+    # Its /completions is not OpenAI's: the response shows it.
+    record = made(endpoint, body, [native("x", [7]), native("yz", [8, 9]), end]).record
+    assert (record.endpoint, record.status, record.finish_reason, record.stream) == (
+        "/completion",
+        "ok",
+        "length",
+        True,
+    )
+    assert (record.max_tokens, record.n, record.tokens_source) == (3, 2, "usage")
+    assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (len(ids), len(ids) - 1, 3)
+    assert (record.ttft_ms, record.itl_ms, record.itl_tokens) == (1.0, [1.0], [2])
+    assert (record.block_hashes, record.hash_source) == (chain(ids), source)
+
+
+def test_an_engines_generation_by_another_api_is_recorded_and_has_a_reason_for_no_hashes() -> None:
+    found = made("/generate", {"input_ids": [1, 2, 3, 4]}, {"text": "yo", "meta_info": {}})
+    assert (found.unhashed, found.record.endpoint, found.record.status) == ("other_endpoint", "/generate", "ok")
+
+
+def test_llamacpps_request_without_a_limit_has_none() -> None:
+    record = made("/completion", {"prompt": [1], "n_predict": -1}, native("x", [7], stop=True)).record
+    assert (record.max_tokens, record.extra) == (None, {})
 
 
 def test_a_response_without_its_end_is_incomplete() -> None:

@@ -221,8 +221,8 @@ def test_what_each_api_is_sent_of_a_tools_turn(tokenizer: WordTokenizer, target:
     assert responses_fields(conversation) == {
         "instructions": system,
         "input": [
-            {"role": "user", "content": asked},
-            {"role": "assistant", "content": answer},
+            {"type": "message", "role": "user", "content": asked},
+            {"type": "message", "role": "assistant", "content": answer},
             {
                 "type": "function_call",
                 "call_id": "call_2_0",

@@ -31,7 +31,10 @@ sglang:token_usage 0.5
 sglang:prompt_tokens_total{engine_type="unified"} 90.0
 sglang:cached_tokens_total{engine_type="unified"} 30.0
 """
-LLAMACPP = "llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
+LLAMACPP = (
+    "llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
+    "llamacpp:prompt_tokens_total 13\nllamacpp:prompt_tokens_cached_total 15\n"
+)
 
 
 class Engines:
@@ -125,7 +128,16 @@ def test_a_change_is_told_once_and_an_engine_that_is_away_is_none(lab: Any) -> N
             {"running": 4.0, "waiting": 1.0, "kv_usage": 0.5, "prefix_queries": 90.0, "prefix_hits": 30.0},
             id="sglang",
         ),
-        pytest.param(LLAMACPP, {"running": 2.0, "waiting": 5.0}, id="llamacpp"),
+        pytest.param(
+            LLAMACPP,
+            {
+                "running": 2.0,
+                "waiting": 5.0,
+                "prefix_queries": 28.0,
+                "prefix_hits": 15.0,
+            },  # computed and cached; cached
+            id="llamacpp",
+        ),
         pytest.param("something_else 1\n", {}, id="another server"),
     ],
 )

@@ -59,6 +59,35 @@ def test_one_that_speaks_unasked_is_not_used_again(rig: Any, stray: bytes) -> No
     rig.run(scenario())
 
 
+STREAM = (
+    b"HTTP/1.1 200 OK\r\nServer: %b\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+    b"2\r\nok\r\n0\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(("server", "connections"), [(b"llama.cpp", 10), (b"uvicorn", 1)])
+def test_llamacpp_closes_after_a_stream_that_it_said_to_keep(rig: Any, server: bytes, connections: int) -> None:
+    """Its connection is not used again, seen closed or not: a request that crosses the close is lost."""
+    answer = STREAM % server
+
+    async def upstream(peer: Any) -> None:
+        while True:
+            await peer.head()
+            await peer.write(answer)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            for number in range(10):
+                await client.write(GET)
+                told = await client.read_until(b"0\r\n\r\n")
+                assert told.endswith(b"2\r\nok\r\n0\r\n\r\n"), f"request {number}"
+                assert b"Connection: close" not in told, "the client's own connection stays"
+            assert len(tap.peers) == connections
+
+    rig.run(scenario())
+
+
 @pytest.mark.parametrize("stray", [b"\r\n", b"\n", b"\r\n\r\n"])
 @pytest.mark.parametrize(
     "answer",
