@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo demo-vllm test test-vllm test-ray check results clean
+.PHONY: demo demo-vllm test test-vllm test-engines test-ray check results clean
 
 demo: $(VENV)/ready            ## the main job on the embedded engine, ending in one HTML page
 	$(PY) -m scripts.demo --engine sim --out out/demo
@@ -17,6 +17,9 @@ test: $(VENV)/ready            ## every test that needs no real engine
 
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
 	$(PY) -m scripts.vllm_engine test
+
+test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_LLAMACPP=http://host:port uses a running one)
+	$(PY) -m scripts.llama_engine test
 
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray

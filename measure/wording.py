@@ -101,6 +101,14 @@ def duration(value_ms: float) -> str:
     return f"{value_ms / 1e3:.3g} s"
 
 
+def rounded_hits(hits: int, block_size: int) -> str:
+    """Return a note on hits that end inside the trace's blocks, as those of a token-granular cache do."""
+    return (
+        f"{count(hits)} captured hits end inside blocks of {block_size} tokens: they are token-granular, and a replay "
+        "rounds them down to blocks; capture with --block-size 1 to have them to the token"
+    )
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 

@@ -34,6 +34,7 @@ from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines
 from loadgen.text.spoken import Api
 from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
+from measure.wording import rounded_hits
 from replay.capture import captured_of, read_kept
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.expansion import Expansion
@@ -333,6 +334,8 @@ def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> li
         notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
     if survey.beyond_limit:
         notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
+    if survey.hits_inside_blocks and not config.cold_prompts:
+        notes.append(rounded_hits(survey.hits_inside_blocks, survey.block_size))
     return notes
 
 

@@ -68,6 +68,8 @@ class Survey:
     loras: frozenset[str]
     endpoints: frozenset[str]
     beyond_limit: int
+    hits_inside_blocks: int
+    """Cached tokens that end inside a block of the trace: a replay cannot hit them to the token."""
 
     @property
     def block_size(self) -> int:
@@ -108,6 +110,7 @@ class _Seen:
         self._loras: set[str] = set()
         self._endpoints: set[str] = set()
         self._beyond_limit = 0
+        self._hits_inside_blocks = 0
 
     def add(self, record: Record, reader: TraceReader, selection: Selection) -> None:
         where = reader.where()
@@ -133,6 +136,7 @@ class _Seen:
             self._endpoints.add(record.endpoint)
         if record.max_tokens is not None and (record.output_tokens or 0) > record.max_tokens * (record.n or 1):
             self._beyond_limit += 1
+        self._hits_inside_blocks += bool((record.cached_tokens or 0) % (self._block_size or 1))
 
     def check_parents(self, reader: TraceReader) -> None:
         in_cycle = find_cycle(self._parents)
@@ -173,6 +177,7 @@ class _Seen:
             loras=frozenset(self._loras),
             endpoints=frozenset(self._endpoints),
             beyond_limit=self._beyond_limit,
+            hits_inside_blocks=self._hits_inside_blocks,
         )
 
 

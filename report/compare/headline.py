@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
 from measure.runs import Run
 from measure.waits import client_lag
-from measure.wording import factor, listed, share, signed_percent
+from measure.wording import factor, listed, rounded_hits, share, signed_percent
 from report.compare.results import Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
 
@@ -103,8 +105,11 @@ _FEW_SESSIONS = 20
 def notes_on(runs: Mapping[str, Run], traces: Mapping[str, Provenance], pairs: Mapping[str, Pair]) -> list[str]:
     notes = [note for run in runs.values() for note in _of_run(run)]
     for label, pair in pairs.items():
-        notes += _of_pair(label, pair)
-        notes += _of_engines(runs[pair.truth], runs[label])
+        notes += [
+            *_of_pair(label, pair),
+            *_of_blocks(runs[pair.truth], pair),
+            *_of_engines(runs[pair.truth], runs[label]),
+        ]
     few = {label: sessions for label, trace in traces.items() if (sessions := _sessions(trace)) < _FEW_SESSIONS}
     if few:
         named = ", ".join(f"{label} {sessions}" for label, sessions in few.items())
@@ -147,6 +152,15 @@ def _of_pair(label: str, pair: Pair) -> list[str]:
     if pair.kind == "error" and cached.exact_share is not None and cached.exact_share < 0.99:
         notes.append(f"{label}: cached tokens disagree with {pair.truth}; read its latencies with that in mind.")
     return notes
+
+
+def _of_blocks(truth: Run, pair: Pair) -> list[str]:
+    """Return the reason of cached tokens that differ, if it is the size of the trace's blocks."""
+    size, exact_share = truth.meta.block_size or 1, pair.cohorts["all"].cached.exact_share
+    inside = int(np.count_nonzero((truth.cached_tokens > 0) & (truth.cached_tokens % size > 0)))
+    if not inside or exact_share is None or exact_share == 1.0:
+        return []
+    return [f"{truth.label}: {rounded_hits(inside, size)}."]
 
 
 def _of_engines(truth: Run, other: Run) -> list[str]:

@@ -136,12 +136,13 @@ def test_it_is_sent_all_the_same(tmp_path: Path, traces: ModuleType, runner: Mod
 
 def test_what_is_handled_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "trace.jsonl"
-    source.write_text(text(line("a", parent_id="gone"), line("b", parent_id="gone", max_tokens=1)) + "{torn")
+    lines = [line("a", parent_id="gone", cached_tokens=7), line("b", parent_id="gone", cached_tokens=8, max_tokens=1)]
+    source.write_text(text(*lines) + "{torn")
     survey = survey_trace(source)
     told = capsys.readouterr().err
     assert f"{source}:2: parent_id: not in the trace, as of 2 requests; each is sent as a session's first" in told
     assert "torn last line skipped" in told
-    assert survey.beyond_limit == 1
+    assert (survey.beyond_limit, survey.hits_inside_blocks) == (1, 1)
 
 
 ODD_NUMBERS: st.SearchStrategy[Any] = st.sampled_from(

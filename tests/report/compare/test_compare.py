@@ -83,6 +83,18 @@ def test_cached_tokens_not_reported_are_no_misses(tmp_path: Path) -> None:
     assert cached["worst"] == [{"request_id": "r3", "turn": None, "truth_tokens": 64, "other_tokens": 0}]
 
 
+def test_hits_inside_the_traces_blocks_explain_cached_tokens_that_differ(tmp_path: Path) -> None:
+    meta = Meta(source="tap", block_size=16)
+    truth = write(tmp_path / "t.jsonl", [answered(n, 10.0, 99 if n < 30 else 64) for n in range(40)], meta)
+    other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 96 if n < 30 else 64) for n in range(40)], meta)
+    note = (
+        "t: 30 captured hits end inside blocks of 16 tokens: they are token-granular, and a replay rounds them down to "
+        "blocks; capture with --block-size 1 to have them to the token."
+    )
+    assert note in compared(f"t={truth}", f"o={other}")["notes"]
+    assert note not in compared(f"t={truth}", f"o={truth}")["notes"]
+
+
 def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
     result = compared(f"t={traces[0]}", f"o={traces[1]}")
