@@ -27,4 +27,6 @@ def downsample(record: Record, meta_block_size: int, factor: int) -> Record:
         block_hashes=chain[:coarse],
         output_block_hashes=chain[coarse:] if output is not None and whole else None,
         hashable_blocks=None if record.hashable_blocks is None else record.hashable_blocks // factor,
+        branch_tokens=None,
+        branch_hash=None,
     )

@@ -17,6 +17,8 @@ CHAIN_COLUMNS = {
     "new_hashes": pa.list_(pa.uint64()),
 }
 """How many of the chain's hashes are the prompt's and the answer's, null where there is no such list; and the chain."""
+UNSIGNED = {"branch_hash"}
+"""Numbers of 64 bits without a sign."""
 
 
 @cache
@@ -24,7 +26,8 @@ def field_types() -> dict[str, pa.DataType]:
     """Arrow's type of each field that is a column as it stands."""
     found = inspect.type_info(Record)
     assert isinstance(found, inspect.StructType)
-    return {field.name: _arrow_type(field.type) for field in found.fields if field.name not in (*HASHES, "extra")}
+    kinds = {field.name: _arrow_type(field.type) for field in found.fields if field.name not in (*HASHES, "extra")}
+    return kinds | dict.fromkeys(UNSIGNED, pa.uint64())
 
 
 @cache

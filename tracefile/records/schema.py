@@ -46,6 +46,8 @@ class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """``xxh3_64`` or ``blake2b`` for ours; an imported trace says what it knows (``mooncake``, ``vllm-vcr``)."""
     key_id: str | None = None
     """Public name of the secret key: two traces' hashes are comparable only if it is the same. Null: no key."""
+    branches: bool | None = None
+    """True: records tell where their chains part within a block (``branch_tokens``). Null: to the block only."""
     extra: dict[str, Any] = {}
     """Unknown keys as they were read; written back beside the known ones."""
 
@@ -191,6 +193,11 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     output_block_hashes: list[BlockHash] | None = None
     """The chain continued over prompt + output: blocks ``prompt // B`` to ``(prompt + output − 1) // B`` exclusive,
     the full ones that hold an output token whose KV was computed. Null: output ids unknown."""
+    branch_tokens: Count | None = None
+    """Leading tokens of prompt and output that an earlier request has, too, where they end within a block. Null: they
+    end with a block, or are not known to the token (``meta.hash.branches``)."""
+    branch_hash: BlockHash | None = None
+    """That request's block in which the two part: its hash, or a name for its unfilled last block. Null: no branch."""
     hashable_blocks: Count | None = None
     """How many leading blocks the chain is true for. Null: as many as ``block_hashes`` holds."""
     hash_source: HashSource | None = None

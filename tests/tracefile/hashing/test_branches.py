@@ -1,0 +1,143 @@
+"""Branches: what two chains share is known to the token, as a comparison of the tokens themselves says."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracefile import BlockHash, BlockHasher, HashInfo, HashKey, InputError, Meta, Record, RequestId, open_trace
+from tracefile.files.writing import new_writer
+from tracefile.hashing.branches import BranchFinder, tail_key
+from tracefile.hashing.tokenchains import Branches, tokenwise, tokenwise_meta
+
+KEY = HashKey(bytes(range(32)))
+SIZE = 4
+
+
+def captured(finder: BranchFinder, prompt: list[int], output: list[int] | None, number: int = 1) -> Record:
+    """The record of a request as the tap makes it; of the output, the last token has no KV."""
+    hasher = BlockHasher(KEY, block_size=SIZE)
+    request_id = RequestId(f"r{number}")
+    hashes = hasher.hash_blocks(prompt)
+    computed = [] if output is None else output[:-1]
+    more = hasher.extend(hashes[-1] if hashes else None, [*prompt[len(hashes) * SIZE :], *computed])
+    branch = finder.add(hasher.root, [*hashes, *more], prompt, computed, request_id)
+    return Record(
+        request_id=request_id,
+        prompt_tokens=len(prompt),
+        output_tokens=0 if output is None else len(output),
+        block_hashes=hashes,
+        output_block_hashes=None if output is None else more,
+        branch_tokens=None if branch is None else branch.tokens,
+        branch_hash=None if branch is None else branch.block,
+    )
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return len(os.path.commonprefix([one, other]))
+
+
+def test_the_first_has_none_and_the_second_leaves_it_within_a_block() -> None:
+    finder = BranchFinder(SIZE)
+    first = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8, 9], None)
+    assert first.branch_tokens is None
+    second = captured(finder, [1, 2, 3, 4, 5, 6, 0, 0], None, 2)
+    assert first.block_hashes is not None
+    assert (second.branch_tokens, second.branch_hash) == (6, first.block_hashes[1])
+    third = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], None, 3)  # on from the first one's unfilled last block
+    assert (third.branch_tokens, third.branch_hash) == (9, tail_key(first.block_hashes, first.request_id))
+    at_a_blocks_end = captured(finder, [1, 2, 3, 4, 0], None, 4)
+    assert at_a_blocks_end.branch_tokens is None
+    finder.check_integrity()
+
+
+def test_the_next_turn_goes_on_within_the_output() -> None:
+    finder = BranchFinder(SIZE)
+    captured(finder, [1, 2, 3], [4, 5, 6, 7])
+    turn = captured(finder, [1, 2, 3, 4, 5, 6, 7, 8], None, 2)
+    assert turn.branch_tokens == 6  # token 7 of the output had no KV
+
+
+few_tokens = st.lists(st.integers(0, 2), max_size=14)
+
+
+@given(st.lists(st.tuples(few_tokens, st.none() | few_tokens.filter(bool)), min_size=1, max_size=12))
+def test_any_two_chains_share_as_many_keys_as_tokens(requests: list[tuple[list[int], list[int] | None]]) -> None:
+    finder = BranchFinder(SIZE)
+    records = [captured(finder, prompt, output, number) for number, (prompt, output) in enumerate(requests)]
+    finder.check_integrity()
+    seen: list[tuple[list[int], list[int]]] = []
+    for record, (prompt, output) in zip(tokenwise(records, SIZE), requests, strict=True):
+        assert len(record.block_hashes or ()) == len(prompt)
+        keys = [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
+        tokens = [*prompt, *(output or [])[:-1]]
+        assert len(keys) == len(tokens)
+        for other_keys, other_tokens in seen:
+            assert common(keys, other_keys) == common(tokens, other_tokens)
+        seen.append((keys, tokens))
+
+
+@given(st.lists(few_tokens, min_size=1, max_size=20), st.integers(1, 40))
+def test_bounded_memory_forgets_the_least_recent_and_never_claims_too_much(prompts: list[list[int]], most: int) -> None:
+    finder = BranchFinder(SIZE, max_tokens=most)
+    records = []
+    for number, prompt in enumerate(prompts):
+        records.append(captured(finder, prompt, None, number))
+        finder.check_integrity()
+    seen: list[tuple[list[int], list[int]]] = []
+    for record, prompt in zip(tokenwise(records, SIZE), prompts, strict=True):
+        keys = list(record.block_hashes or ())
+        for other_keys, other_tokens in seen:
+            told, true = common(keys, other_keys), common(prompt, other_tokens)
+            assert true // SIZE * SIZE <= told <= true
+        seen.append((keys, prompt))
+
+
+def test_models_share_nothing() -> None:
+    finder = BranchFinder(SIZE)
+    roots = [BlockHasher(KEY, block_size=SIZE, model=model).root for model in ("a", "b", "a")]
+    found = [finder.add(root, [], [1, 2, 3], [], RequestId(f"r{at}")) for at, root in enumerate(roots)]
+    assert [branch is not None for branch in found] == [False, False, True]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_files_keep_branches(tmp_path: Path, suffix: str) -> None:
+    finder = BranchFinder(SIZE)
+    records = [captured(finder, [1, 2, 3, 4, 5, number], None, number) for number in range(3)]
+    records[2] = msgspec.structs.replace(records[2], branch_hash=2**64 - 1)
+    meta = Meta(source="tap", block_size=SIZE, hash=HashInfo(algorithm="xxh3_64", branches=True))
+    with new_writer(str(tmp_path / f"t.{suffix}"), meta, inputs=[]) as writer:
+        for record in records:
+            writer.write(record)
+    with open_trace(tmp_path / f"t.{suffix}") as reader:
+        assert list(reader) == records
+        tokens = tokenwise_meta(reader.meta, reader.path)
+    assert (tokens.block_size, tokens.hash) == (1, HashInfo(algorithm="xxh3_64"))
+    for one, other in pairwise(tokenwise(records[:2], SIZE)):
+        assert common(list(one.block_hashes or ()), list(other.block_hashes or ())) == 5
+
+
+def test_a_trace_to_the_block_only_is_refused() -> None:
+    with pytest.raises(InputError, match=r"t\.jsonl: meta\.hash\.branches: not set; expected a trace that tells"):
+        tokenwise_meta(Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64")), "t.jsonl")
+
+
+def test_branches_in_a_circle_end() -> None:
+    branches = Branches(SIZE)
+    for number, (own, other) in enumerate([(7, 8), (8, 7), (9, 9)]):
+        branches.learn(
+            Record(
+                request_id=RequestId(f"r{number}"),
+                prompt_tokens=4,
+                block_hashes=[BlockHash(own)],
+                branch_tokens=2,
+                branch_hash=BlockHash(other),
+            )
+        )
+    assert list(branches.line(BlockHash(8))) == [(8, SIZE)]
+    assert list(branches.line(BlockHash(7))) == [(7, SIZE), (8, 2)]
+    assert list(branches.line(BlockHash(9))) == [(9, SIZE)]

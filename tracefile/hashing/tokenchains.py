@@ -1,0 +1,116 @@
+"""Chains at block size 1 out of chains of blocks and their branches: the one place where a trace's blocks are opened.
+
+Two records' keys are equal up to a token exactly if their tokens are, as far as ``tracefile.hashing.branches`` knew
+both. A block's keys are made of its hash, but for the tokens that it shares with the block it branches off from.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from tracefile.hashing.branches import own_branch, tail_key
+from tracefile.hashing.splitmix64 import GOLDEN, mix64_array
+from tracefile.records.arrays import UInt64Array
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Meta, Record
+
+class Branches:
+    """Blocks that begin as another one does, by their names."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._parents: dict[BlockHash, tuple[BlockHash, int]] = {}
+
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._parents
+
+    def learn(self, record: Record) -> None:
+        """Take in a record's branch; a later one of the same block comes of a forgotten chain and says nothing new."""
+        found = own_branch(record, self.block_size)
+        if found is not None and all(found.own != block for block, _ in self.line(found.block)):
+            self._parents.setdefault(found.own, (found.block, found.tokens))
+
+    def line(self, block: BlockHash) -> Iterator[tuple[BlockHash, int]]:
+        """Yield the blocks that the first tokens of ``block`` are in: the nearest first, with their numbers."""
+        tokens = self.block_size
+        yield block, tokens
+        while block in self._parents:
+            block, shared = self._parents[block]
+            tokens = min(tokens, shared)
+            yield block, tokens
+
+
+class TokenChains:
+    """Turns records into records at block size 1, by the branches of the whole trace."""
+
+    def __init__(self, branches: Branches) -> None:
+        self.branches = branches
+
+    def expand(self, record: Record) -> Record:
+        """Return the record with a key for each token in place of each block's hash."""
+        prompt = record.block_hashes
+        if prompt is None:
+            return record
+        size = self.branches.block_size
+        true = len(prompt) if record.hashable_blocks is None else record.hashable_blocks
+        tokens = len(prompt) * size if record.prompt_tokens is None else record.prompt_tokens
+        whole = true == len(prompt) == tokens // size
+        output = record.output_block_hashes if whole else None
+        chain = [*prompt[:true], *(output or ())]
+        keys = self._keys(chain)
+        if whole:
+            computed = tokens if output is None else tokens + max((record.output_tokens or 0) - 1, 0)
+            rest = min(max(computed - len(keys), 0), size - 1)
+            keys += self.block_keys(tail_key(chain, record.request_id))[:rest].tolist()
+        return msgspec.structs.replace(
+            record,
+            block_hashes=keys[:tokens],
+            output_block_hashes=None if output is None else keys[tokens:],
+            hashable_blocks=None if whole else len(keys),
+            branch_tokens=None,
+            branch_hash=None,
+        )
+
+    def block_keys(self, block: BlockHash) -> UInt64Array:
+        """Return the keys of a block's tokens, by its name."""
+        keys = np.empty(self.branches.block_size, np.uint64)
+        for name, tokens in self.branches.line(block):
+            keys[:tokens] = _own_keys([name], self.branches.block_size)[0, :tokens]
+        return keys
+
+    def _keys(self, chain: list[BlockHash]) -> list[BlockHash]:
+        keys = _own_keys(chain, self.branches.block_size)
+        for at, block in enumerate(chain):
+            if block in self.branches:
+                keys[at] = self.block_keys(block)
+        found: list[BlockHash] = keys.ravel().tolist()
+        return found
+
+
+def _own_keys(blocks: list[BlockHash], block_size: int) -> UInt64Array:
+    steps = np.arange(1, block_size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    return mix64_array(np.array(blocks, np.uint64)[:, None] + steps)
+
+
+def tokenwise_meta(meta: Meta, path: str) -> Meta:
+    """Header of a trace at block size 1; raises InputError if its records do not tell their branches."""
+    if meta.block_size is None or meta.hash is None or not meta.hash.branches:
+        raise InputError(
+            f"{path}: meta.hash.branches: not set; expected a trace that tells where chains part within its blocks "
+            f"of {meta.block_size} tokens, as the tap records of an engine with smaller blocks"
+        )
+    return msgspec.structs.replace(meta, block_size=1, hash=msgspec.structs.replace(meta.hash, branches=None))
+
+
+def branches_of(records: Iterable[Record], block_size: int) -> Branches:
+    """Return the branches of all records of a trace."""
+    found = Branches(block_size)
+    for record in records:
+        found.learn(record)
+    return found
+
+
+def tokenwise(records: Sequence[Record], block_size: int) -> list[Record]:
+    """Return all records of a trace at block size 1."""
+    return list(map(TokenChains(branches_of(records, block_size)).expand, records))
