@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engines.access import OPEN, Access
 from engines.calls import BlockingCalls, CallError, Calls, most_bytes
 from engines.dialect import Control, Dialect, Response
-from engines.facts import PAGES, EngineFacts, first_model, read_facts
+from engines.facts import PAGES, EngineFacts, add_settings, first_model, read_facts, settings_pages
 from engines.recognition import DIALECTS
 from tracefile.records.errors import InputError
 from wire.answer import parse_answer
@@ -51,7 +51,8 @@ class ControlClient:
 
     def facts(self) -> EngineFacts:
         version, metrics, models = map(self.text, PAGES)
-        return read_facts(version, metrics, models)
+        facts = read_facts(version, metrics, models)
+        return add_settings(facts, next(filter(None, map(self.text, settings_pages(facts))), ""))
 
     def text(self, path: str) -> str:
         try:
@@ -72,7 +73,9 @@ async def learn_engine_facts(origin: Origin, access: Access = OPEN) -> EngineFac
     pages = await read_pages(origin, PAGES, access)
     version, metrics, models = (page.text for page in pages)
     problem = next((page.problem for page in pages if page.problem is not None), None)
-    return replace(read_facts(version, metrics, models), origin=origin, problem=problem)
+    facts = replace(read_facts(version, metrics, models), origin=origin, problem=problem)
+    settings = await read_pages(origin, settings_pages(facts), access) if settings_pages(facts) else []
+    return add_settings(facts, next((page.text for page in settings if page.text), ""))
 
 
 class Page(NamedTuple):

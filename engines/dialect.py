@@ -7,10 +7,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from tracefile.records.errors import InputError
+from tracefile.records.schema import MOST_TOLD, Engine
 
 DialectName = Literal["vllm", "sglang", "llamacpp", "trtllm", "openai"]
 
 COMPLETIONS_PATH = "/v1/completions"
+MAX_TEXT_CHARS = 200
+"""A longer version or model name is none."""
+MAX_DIGITS = 15
 USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 GREEDY: Mapping[str, Any] = {"temperature": 0}
 """Two runs of one workload get the same outputs as far as the engine can repeat them."""
@@ -70,6 +74,8 @@ class Dialect:
     """Beginning of the engine's metric names. Null: the engine is not recognised by it."""
     pages: Mapping[str, str] = field(default_factory=dict)
     """Paths that only this engine serves, each with a key of the JSON object there."""
+    read_settings: Callable[[Mapping[str, Any]], Engine] | None = None
+    """Return the engine that the JSON object of ``pages`` tells of. Null: they tell no settings."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Metric names, newest first, of each gauge: running, waiting, kv_usage, prefix_queries, prefix_hits,
     preemptions. A name may be a sum: ``a + b``."""
@@ -143,6 +149,18 @@ def decoded(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def told_count(value: object) -> int | None:
+    """Return a positive number that an engine told of itself; null: it is none."""
+    if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
+        value = int(value)
+    return value if type(value) is int and 0 < value < MOST_TOLD else None
+
+
+def told_text(value: object) -> str | None:
+    """Return a short text that an engine told of itself; null: it is none."""
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable() else None
 
 
 # Any other server of OpenAI's API: only documented fields, none of which sets an output's length exactly.

@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engines.dialect import DialectName, decoded
-from engines.recognition import DIALECTS, dialect_of_metrics
-from tracefile.records.schema import MOST_TOLD, Engine
+import msgspec
+
+from engines.dialect import DialectName, decoded, told_count, told_text
+from engines.recognition import DIALECTS, dialect_of_metrics, dialect_of_owner
+from tracefile.records.schema import Engine
 from wire.url import Origin
 
 CONFIG_METRIC = "vllm:cache_config_info"
@@ -20,9 +22,6 @@ MEAN_GAUGES = frozenset({"kv_usage"})
 
 MAX_METRICS = 10_000
 """Names kept of a page; engines have some hundreds."""
-MAX_TEXT_CHARS = 200
-"""A longer version or model name is none."""
-MAX_DIGITS = 15
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S{1,40})", re.MULTILINE)
 # Possessive and at a word's start only: a long word without a value costs its length, not its square.
@@ -54,7 +53,7 @@ class EngineFacts:
     model: str | None = None
     """The first model that it serves."""
     dialect: DialectName | None = None
-    """The engine its metrics are named after."""
+    """The engine by its metrics' names, else by the owner of its model."""
     counters: PrefixCounters | None = None
     origin: Origin | None = None
     """Server that was asked. Null: known to the caller."""
@@ -97,13 +96,30 @@ def prefix_counters(metrics: Mapping[str, Metric]) -> PrefixCounters | None:
 def read_facts(version_text: str, metrics_text: str, models_text: str) -> EngineFacts:
     """Return the facts in the texts of ``PAGES``; an empty text is a page without an answer."""
     metrics = parse_metrics(metrics_text)
-    dialect = dialect_of_metrics(metrics)
+    dialect = dialect_of_metrics(metrics) or dialect_of_owner(_field(models_text, "data", "owned_by"))
     return EngineFacts(
         engine=describe_engine(version_text, metrics, models_text),
         model=first_model(models_text),
         dialect=None if dialect is None else dialect.name,
         counters=prefix_counters(metrics),
     )
+
+
+def settings_pages(facts: EngineFacts) -> Sequence[str]:
+    """Return the pages, beside ``PAGES``, of which one may tell the engine's settings; the newest first."""
+    dialect = None if facts.dialect is None else DIALECTS[facts.dialect]
+    return () if dialect is None or dialect.read_settings is None else tuple(dialect.pages)
+
+
+def add_settings(facts: EngineFacts, settings_text: str) -> EngineFacts:
+    """Return the facts with those in the text of a settings page; what was known stays."""
+    dialect = None if facts.dialect is None else DIALECTS[facts.dialect]
+    settings = decoded(settings_text)
+    if dialect is None or dialect.read_settings is None or not isinstance(settings, dict):
+        return facts
+    told = dialect.read_settings(settings)
+    known = {name: value for name, value in msgspec.structs.asdict(facts.engine).items() if value not in (None, {})}
+    return replace(facts, engine=msgspec.structs.replace(told, **known))
 
 
 def read_gauges(metrics: Mapping[str, Metric]) -> dict[str, float]:
@@ -124,22 +140,18 @@ def describe_engine(version_text: str, metrics: Mapping[str, Metric], models_tex
     version = _field(version_text, "version")
     return Engine(
         name="vllm" if any(name.startswith("vllm:") for name in metrics) else None,
-        version=_short(version),
-        block_size=_positive(labels.get("block_size")),
-        num_gpu_blocks=_positive(labels.get("num_gpu_blocks")),
-        max_model_len=_positive(_field(models_text, "data", "max_model_len")),
+        version=told_text(version),
+        block_size=told_count(labels.get("block_size")),
+        num_gpu_blocks=told_count(labels.get("num_gpu_blocks")),
+        max_model_len=told_count(_field(models_text, "data", "max_model_len")),
         enable_prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
-        extra={} if (window := _positive(labels.get("sliding_window"))) is None else {"sliding_window": window},
+        extra={} if (window := told_count(labels.get("sliding_window"))) is None else {"sliding_window": window},
     )
 
 
 def first_model(models_text: str) -> str | None:
     """Return the first model in the text of ``/v1/models``; null: none."""
-    return _short(_field(models_text, "data", "id"))
-
-
-def _short(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable() else None
+    return told_text(_field(models_text, "data", "id"))
 
 
 def _field(text: str, *path: str) -> Any:
@@ -150,9 +162,3 @@ def _field(text: str, *path: str) -> Any:
             value = value[0] if value else None
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _positive(value: object) -> int | None:
-    if isinstance(value, str) and value.isdecimal() and len(value) <= MAX_DIGITS:
-        value = int(value)
-    return value if type(value) is int and 0 < value < MOST_TOLD else None

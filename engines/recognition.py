@@ -54,6 +54,11 @@ def dialect_of_metrics(names: Iterable[str]) -> Dialect | None:
     return None
 
 
+def dialect_of_owner(owner: object) -> Dialect | None:
+    """Return the engine that names itself so in ``/v1/models``; null: none known."""
+    return next((each for each in DIALECTS.values() if each.owner is not None and each.owner == owner), None)
+
+
 def recognition_notes(found: Recognised) -> list[str]:
     """Return notes for a run's summary: the evidence, and the dialect's limits."""
     notes = [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
@@ -65,9 +70,8 @@ def recognition_notes(found: Recognised) -> list[str]:
 def _by_models(control: Control) -> Recognised | None:
     listed = _object(control.text("/v1/models")).get("data")
     first = listed[0] if isinstance(listed, list) and listed else None
-    owner = first.get("owned_by") if isinstance(first, dict) else None
-    owners = (dialect for dialect in DIALECTS.values() if dialect.owner is not None and dialect.owner == owner)
-    return next((Recognised(dialect, "as /v1/models says") for dialect in owners), None)
+    dialect = dialect_of_owner(first.get("owned_by") if isinstance(first, dict) else None)
+    return None if dialect is None else Recognised(dialect, "as /v1/models says")
 
 
 def _by_metrics(control: Control) -> Recognised | None:

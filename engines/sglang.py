@@ -5,14 +5,31 @@ model is ``base:adapter``); ``/flush_cache`` and ``/server_info`` in ``entrypoin
 ``return_token_ids`` are refused. Cached tokens are reported with ``--enable-cache-report``.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, post_reset
+from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, post_reset, told_count, told_text
+from tracefile.records.schema import Engine
 
 
 def adapter_behind_model(model: str, adapter: str) -> dict[str, Any]:
     """Return SGLang's ``base:adapter``."""
     return {"model": f"{model}:{adapter}"}
+
+
+def read_settings(info: Mapping[str, Any]) -> Engine:
+    """Return the engine that ``/server_info`` tells of. Other fields of that page may be secrets."""
+    page, room = told_count(info.get("page_size")), told_count(info.get("max_total_num_tokens"))
+    off = info.get("disable_radix_cache")
+    kept = {"max_total_num_tokens": room, "chunked_prefill_size": told_count(info.get("chunked_prefill_size"))}
+    return Engine(
+        name="sglang",
+        version=told_text(info.get("version")),
+        block_size=page,
+        max_num_seqs=told_count(info.get("max_running_requests")),
+        enable_prefix_caching=None if not isinstance(off, bool) else not off,
+        extra={name: value for name, value in kept.items() if value is not None},
+    )
 
 
 def reset_cache(control: Control) -> None:
@@ -25,6 +42,7 @@ SGLANG = Dialect(
     owner="sglang",
     metric_prefix="sglang:",
     pages={"/server_info": "internal_states", "/get_server_info": "internal_states"},
+    read_settings=read_settings,
     gauges={
         "running": ("sglang:num_running_reqs",),
         "waiting": ("sglang:num_queue_reqs",),

@@ -1,7 +1,7 @@
 """Install and run a real SGLang on this machine's CPU: a random-weight model, a real scheduler, a real radix cache.
 
-    python -m scripts.sglang_engine install            # once: about three minutes and 3.4 GB in the user's cache directory
-    python -m scripts.sglang_engine serve --port 8000  # until Ctrl-C; --page-size 16 and other flags of SGLang go to it
+    python -m scripts.sglang_engine install            # once: three minutes and 3.4 GB in the user's cache directory
+    python -m scripts.sglang_engine serve --port 8000  # until Ctrl-C; other flags, as --page-size 16, go to it
     python -m scripts.sglang_engine test [PYTEST ARGS] # the tests marked engines that need it, against one it starts
 
 SGLang is built for CUDA. Without its dependencies, beside a CPU build of torch and with PyTorch's own attention, its
@@ -33,7 +33,7 @@ DEPENDENCIES = [
     *("mistral_common", "datasets", "modelscope", "soundfile", "nvidia-ml-py", "torch_memory_saver", "watchfiles"),
     *("apache-tvm-ffi==0.1.11", "numba==0.65.1", "packaging", "regex"),
 ]
-STUBS = '''"""Empty modules in place of packages without a build for CPUs, which a text model imports and never calls."""
+STUBS = '''"""Empty modules in place of packages without a build for CPUs, imported by a text model and never called."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -115,7 +115,7 @@ def server_command(shape: ModelShape, port: int, extra: Sequence[str]) -> list[s
         *("--model-path", str(shape.directory), "--served-model-name", "tiny", "--load-format", "dummy"),
         *("--device", "cpu", "--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", str(port)),
         *("--mem-fraction-static", "0.3", "--max-total-tokens", "60000", "--context-length", "16384"),
-        *("--skip-server-warmup", "--enable-cache-report", "--enable-metrics"),
+        *("--skip-server-warmup", "--enable-cache-report", "--enable-metrics", "--sleep-on-idle"),
         *extra,
     ]
 

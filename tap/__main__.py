@@ -154,7 +154,8 @@ def _add_hashes(group: argparse._ArgumentGroup) -> None:
         "--block-size",
         type=int,
         metavar="TOKENS",
-        help="block size of the hashes (default 16, or the engine's if smaller)",
+        help="block size of the hashes (default 16, or the engine's of 8 to 15); if the engine's is smaller, "
+        "records tell to the token where prompts part",
     )
     group.add_argument(
         "--hash",

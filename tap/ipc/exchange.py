@@ -60,6 +60,8 @@ class RecorderSetup(msgspec.Struct, array_like=True, frozen=True, tag=True, kw_o
     key_secret: bytes
     algorithm: HashAlgorithm
     block_size: int
+    branches: bool = False
+    """Records tell to the token where chains part."""
     hash_model: str | None
     """Model name at the start of each hash chain. Null: each request's own."""
     loras: list[str]

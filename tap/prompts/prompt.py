@@ -22,8 +22,9 @@ from tap.prompts.media import MediaSizes, ids_with_media, media_messages, messag
 from tap.prompts.shape import MAX_NAME_CHARS, RequestShape, token_ids
 from tap.prompts.tokenizer import Tokenizer, TransformersTokenizer
 from tracefile.hashing.blockhash import BlockHasher, HashKey
+from tracefile.hashing.branches import Branch, BranchFinder
 from tracefile.records.errors import InputError
-from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource
+from tracefile.records.schema import BlockHash, HashAlgorithm, HashSource, RequestId
 
 BYTES_PER_TOKEN = 4
 """Ratio of English and code under a vocabulary of 100,000, for engines that report no usage."""
@@ -219,6 +220,7 @@ class PromptHasher:
         tokenizer: Tokenizer | None = None,
         byte_blocks: ByteBlocks | None = None,
         answers: bool = True,
+        branches: BranchFinder | None = None,
         turn_to: Callable[[str], None] | None = None,
     ) -> None:
         """``turn_to`` is told the engine of the request whose prompt comes next. Null: not needed."""
@@ -228,6 +230,8 @@ class PromptHasher:
         self._media_sizes = MediaSizes()
         self._answers = answers
         """True: outputs are tokenized too where the engine did not send their ids."""
+        self._branches = branches
+        """Null: what prompts share is told to the block only."""
         self._turn_to = turn_to
 
         def new_hasher(start: ChainStart) -> BlockHasher:
@@ -280,6 +284,19 @@ class PromptHasher:
         ids = prompt.token_ids[len(prompt.hashes) * self.block_size :]
         previous = prompt.hashes[-1] if prompt.hashes else None
         return self._hasher(start).extend(previous, [*ids, *output_ids[:-1]])
+
+    def branch(
+        self,
+        start: ChainStart,
+        prompt: HashedPrompt,
+        chain: Sequence[BlockHash],
+        output_ids: Sequence[int],
+        request_id: RequestId,
+    ) -> Branch | None:
+        """Return the branch of a chain over the prompt and the output, if its last token is left out; null: none."""
+        if self._branches is None or prompt.token_ids is None:
+            return None
+        return self._branches.add(self._hasher(start).root, chain, prompt.token_ids, output_ids[:-1], request_id)
 
     def output_ids(self, text: str) -> Sequence[int] | None:
         if self._tokenizer is None or not self._answers:
@@ -342,6 +359,7 @@ def prompt_hasher(setup: RecorderSetup, key: HashKey) -> PromptHasher:
         byte_blocks=ByteBlocks(setup.block_size) if setup.tokenizer == "bytes" else None,
         # A serving engine is not asked to tokenize its own output; --inject token-ids asks for the ids.
         answers=setup.tokenizer != "engine",
+        branches=BranchFinder(setup.block_size) if setup.branches else None,
         turn_to=turn_to,
     )
 

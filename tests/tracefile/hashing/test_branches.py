@@ -1,6 +1,5 @@
 """Branches: what two chains share is known to the token, as a comparison of the tokens themselves says."""
 
-import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def captured(finder: BranchFinder, prompt: list[int], output: list[int] | None, 
 
 
 def common(one: list[int], other: list[int]) -> int:
-    return len(os.path.commonprefix([one, other]))
+    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
 
 
 def test_the_first_has_none_and_the_second_leaves_it_within_a_block() -> None:
