@@ -20,6 +20,7 @@ from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer
+from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
 from tracefile.records.encoding import encode_meta, encode_record, meta_object
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.reader import TraceReader
@@ -45,6 +46,8 @@ class Config:
     output: str | None = None
     overwrite: bool = False
     sessions: bool = False
+    block_size: int | None = None
+    """Of the hashes that ``convert`` writes; null: the trace's."""
     scale: float = 1.0
     spread: float = 1.0
     seed: int = 0
@@ -76,6 +79,12 @@ def parse_config(argv: Sequence[str]) -> Config:
     convert.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     convert.add_argument(
         "--sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
+    )
+    convert.add_argument(
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part",
     )
     join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
     join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
@@ -161,10 +170,13 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
     assert config.output is not None
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
     later_turns = 0
-    with new_writer(config.output, reader.meta, inputs=[config.trace], overwrite=config.overwrite) as writer:
+    resizing = None if config.block_size is None else resizing_of(config.block_size, reader)
+    meta_of = (lambda meta: meta) if resizing is None else resizing.meta
+    with new_writer(config.output, meta_of(reader.meta), inputs=[config.trace], overwrite=config.overwrite) as writer:
         for record in counted(reader, "records converted"):
-            writer.change_meta(reader.latest_meta)
+            writer.change_meta(meta_of(reader.latest_meta))
             linked = index.link(record) if index else record
+            linked = linked if resizing is None else resizing.record(linked)
             later_turns += (linked.turn or 1) > 1
             writer.write(linked)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
@@ -172,6 +184,17 @@ def convert_trace(config: Config, reader: TraceReader) -> int:
         told = f"{later_turns:,} later turns of sessions" if later_turns else NO_CHAINS
         print(f"{config.output}: {told}", file=sys.stderr)
     return 0
+
+
+def resizing_of(block_size: int, reader: TraceReader) -> Resizing:
+    """Return the conversion to another block size; a finer one reads the trace's branches first."""
+    if block_size < 1:
+        raise InputError(f"--block-size: {block_size}; expected 1 or more")
+    branches = None
+    if is_finer(block_size, reader.meta, reader.path):
+        with open_trace(reader.path) as whole:
+            branches = branches_of(whole, reader.meta.block_size or 1)
+    return Resizing(reader.meta, block_size, branches)
 
 
 def synthesize_trace(config: Config, reader: TraceReader) -> int:

@@ -17,7 +17,7 @@ from sim.sglang.radix import RadixPool
 from sim.vllm.config import add_free_rule
 from sim.vllm.rules import FreeRule
 from sim.vllm.settings import refuse_other_attention
-from sim.workload.chain import Chains, engine_chains, hashed_records, tokens_computed
+from sim.workload.chain import Chains, engine_chains, finest_records, hashed_records, tokens_computed
 from tracefile.files.reading import open_trace
 from tracefile.importers.blocktraces import PARTIAL_BLOCK
 from tracefile.records.errors import InputError
@@ -124,8 +124,8 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
         if radix is not None:
-            chains = page_chains(reader.meta, radix.page_size, block_size)
-            return count_radix_hits(hashed_records(reader), chains, radix, usable_blocks)
+            meta, records = finest_records(reader, radix.page_size)
+            return count_radix_hits(records, page_chains(meta, radix.page_size, block_size), radix, usable_blocks)
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)

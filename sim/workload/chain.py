@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracefile.files.reading import open_trace
 from tracefile.hashing.downsampling import downsample
+from tracefile.hashing.tokenchains import Resizing, branches_of
 from tracefile.records.arrays import IntArray, UInt64Array
 from tracefile.records.batches import NO_LIST, Batch, Hashes
 from tracefile.records.errors import InputError
@@ -106,6 +108,16 @@ def hashed_records(reader: TraceReader) -> Iterator[Record]:
         if record.prompt_tokens:
             yield record
     end_reading(reader, hashed=hashed)
+
+
+def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[Record]]:
+    """Return header and ``hashed_records``; at block size 1 if a page is less than a block and the trace has branches."""
+    meta, size = reader.meta, reader.meta.block_size or 1
+    if page_size >= size or meta.hash is None or not meta.hash.branches:
+        return meta, hashed_records(reader)
+    with open_trace(reader.path) as whole:
+        resizing = Resizing(meta, 1, branches_of(whole, size))
+    return resizing.meta(meta), map(resizing.record, hashed_records(reader))
 
 
 def end_reading(reader: TraceReader, *, hashed: bool) -> None:
