@@ -111,7 +111,7 @@ def hashed_records(reader: TraceReader) -> Iterator[Record]:
 
 
 def finest_records(reader: TraceReader, page_size: int) -> tuple[Meta, Iterator[Record]]:
-    """Return header and ``hashed_records``; at block size 1 if a page is less than a block and the trace has branches."""
+    """Return header and ``hashed_records``; at block size 1 for smaller pages, if the trace has branches."""
     meta, size = reader.meta, reader.meta.block_size or 1
     if page_size >= size or meta.hash is None or not meta.hash.branches:
         return meta, hashed_records(reader)
