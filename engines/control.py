@@ -50,16 +50,17 @@ class ControlClient:
         return listed
 
     def facts(self) -> EngineFacts:
-        version, metrics, models = map(self.text, PAGES)
-        facts = read_facts(version, metrics, models)
+        facts = _facts_of([self._page(path) for path in PAGES])
         return add_settings(facts, next(filter(None, map(self.text, settings_pages(facts))), ""))
 
     def text(self, path: str) -> str:
+        return self._page(path).text
+
+    def _page(self, path: str) -> "Page":
         try:
-            response = self._calls.get(path)
-        except CallError:
-            return ""
-        return response.text if response.is_success else ""
+            return _page_of(path, self._calls.get(path))
+        except CallError as error:
+            return Page("", f"{path}: {error}")
 
     def post(self, path: str, body: bytes = b"") -> Response:
         try:
@@ -70,12 +71,15 @@ class ControlClient:
 
 async def learn_engine_facts(origin: Origin, access: Access = OPEN) -> EngineFacts:
     """Return the facts of one engine, its pages read at the same time; a page that is late tells nothing."""
-    pages = await read_pages(origin, PAGES, access)
-    version, metrics, models = (page.text for page in pages)
-    problem = next((page.problem for page in pages if page.problem is not None), None)
-    facts = replace(read_facts(version, metrics, models), origin=origin, problem=problem)
+    facts = replace(_facts_of(await read_pages(origin, PAGES, access)), origin=origin)
     settings = await read_pages(origin, settings_pages(facts), access) if settings_pages(facts) else []
     return add_settings(facts, next((page.text for page in settings if page.text), ""))
+
+
+def _facts_of(pages: "Sequence[Page]") -> EngineFacts:
+    version, metrics, models = (page.text for page in pages)
+    problem = next((page.problem for page in pages if page.problem is not None), None)
+    return replace(read_facts(version, metrics, models), problem=problem)
 
 
 class Page(NamedTuple):
@@ -97,9 +101,12 @@ async def read_pages(origin: Origin, paths: Sequence[str], access: Access = OPEN
 
 async def _page(calls: Calls, path: str) -> Page:
     try:
-        response = await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path))
+        return _page_of(path, await calls.call(path, timeout_s=PAGE_TIMEOUT_S, max_bytes=most_bytes(path)))
     except CallError as error:
         return Page("", f"{path}: {error}")
+
+
+def _page_of(path: str, response: Response) -> Page:
     if response.refusal:
         return Page("", f"{path}: {response.refusal}")
     return Page(response.text if response.status == OK else "")

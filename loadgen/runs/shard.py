@@ -47,7 +47,7 @@ from measure.tally import Tally
 from tracefile import InputError, TraceWriter
 from wire.errors import LossKind
 from wire.loop import run
-from wire.process import FrameSocket, parent_socket, reap_child, start_child
+from wire.process import FrameSocket, failure_words, parent_socket, reap_child, start_child
 
 WARM_CONNECTIONS = 16
 """Connections opened before the first request without a limit; more are opened as needed."""
@@ -127,7 +127,7 @@ class SenderProcess:
 def _unexpected(message: FromSender) -> None:
     if isinstance(message, Pulse):
         return
-    raise AssertionError(f"unexpected message: {message}")
+    raise AssertionError(f"unexpected message: {type(message).__name__}")
 
 
 def _ignore_end() -> None:
@@ -151,8 +151,10 @@ async def serve(receive: Receive, say: Say) -> None:
     except InputError as error:
         say(Failed(str(error), is_input=True))
     except Exception as error:  # whatever it is, the parent must not wait for ever
-        traceback.print_exc()
-        say(Failed(f"{type(error).__name__}: {error}", is_input=False))
+        traceback.print_tb(error.__traceback__)
+        text = failure_words(error)
+        print(text, file=sys.stderr)
+        say(Failed(text, is_input=False))
 
 
 async def _serve(setup: Setup, receive: Receive, say: Say) -> None:

@@ -36,7 +36,7 @@ LARGE_BODY_BYTES = 16 << 10
 FromSender = Batch | Pulse | Halted
 
 
-class SenderDiedError(Exception):
+class SenderDiedError(RuntimeError):
     """The sender's process died."""
 
 

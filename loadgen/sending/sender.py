@@ -36,7 +36,7 @@ from wire.connection import ServerConnection
 from wire.errors import LossKind
 from wire.loop import run
 from wire.pool import ConnectError, ConnectionPool
-from wire.process import FrameSocket, parent_socket
+from wire.process import FrameSocket, failure_words, parent_socket
 from wire.url import parse_url
 
 MAX_RESPONSE_BYTES = 64 << 20
@@ -361,7 +361,11 @@ async def _serve(sock: socket.socket) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """``python -m loadgen.sending.sender FD``: started by a shard, with its end of a socket pair."""
-    run(_serve(parent_socket(argv)))
+    try:
+        run(_serve(parent_socket(argv)))
+    except Exception as error:  # its message could quote a request
+        print(f"loadgen: a sender process failed ({failure_words(error)})", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -5,6 +5,7 @@ prompt without ids counts as unhashed, by the kind of failure.
 """
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
@@ -52,6 +53,7 @@ class EngineTokenizer:
         self._seed = secrets.randbits(64)
         self.recent = RecentIds(MAX_IDS)
         self._failures: BoundedMap[bytes, str] = BoundedMap(MAX_FAILURES)
+        self._refusals: set[str] = set()
         self._resume_at: dict[str, float] = {}
         """Time at which an unreachable engine is asked again."""
 
@@ -99,6 +101,7 @@ class EngineTokenizer:
         except CallError:
             raise self._failure(digest, "unreachable", pause=True) from None
         if response.status != 200:
+            self._say_refusal(path, response.refusal)
             kind_of_failure = f"http_{response.status}"
             raise self._failure(digest, kind_of_failure, pause=response.status in NO_SUCH_SERVICE)
         try:
@@ -111,6 +114,12 @@ class EngineTokenizer:
         if calls is None:
             calls = self._clients[self._url] = BlockingCalls(self._url, self._timeout_s, self._access)
         return calls
+
+    def _say_refusal(self, path: str, refusal: str) -> None:
+        """Print a refusal for want of a key, once; the account has its status only."""
+        if refusal and refusal not in self._refusals:
+            self._refusals.add(refusal)
+            print(f"tap: upstream {self._url}{path}: {refusal}; UNTIL THEN RECORDS HAVE NO HASHES", file=sys.stderr)
 
     def _failure(self, digest: bytes, reason: str, *, pause: bool) -> UntokenizableError:
         """Return the error to raise; the question is not asked again, and with ``pause`` none is for a while."""

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
@@ -32,7 +31,7 @@ from tap.proxy.upstreams import Upstreams
 from wire.dialing import reload_chain, server_context
 from wire.errors import WireError
 from wire.loop import run
-from wire.process import parent_socket
+from wire.process import failure_words, parent_socket
 from wire.server import Server
 from wire.url import parse_url
 
@@ -201,9 +200,7 @@ def _say_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     if error is None or isinstance(error, OSError):  # a client's handshake that failed, say
         return
-    frame = next(reversed(traceback.extract_tb(error.__traceback__)), None)
-    place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
-    print(f"tap: a worker's callback failed ({type(error).__name__}{place})", file=sys.stderr, flush=True)
+    print(f"tap: a worker's callback failed ({failure_words(error)})", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -212,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run(work(sock))
     except Exception as error:  # a traceback could quote a request; the supervisor notices the end
-        print(f"tap: a worker process failed ({type(error).__name__})", file=sys.stderr)
+        print(f"tap: a worker process failed ({failure_words(error)})", file=sys.stderr)
         return 1
     return 0
 

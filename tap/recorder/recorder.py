@@ -28,7 +28,7 @@ from tracefile.records.errors import InputError
 from tracefile.records.schema import Engine, Record
 from tracefile.sessions import SessionIndex
 from tracefile.storage.segments import manifest_path
-from wire.process import parent_socket, split_frames
+from wire.process import failure_words, parent_socket, split_frames
 
 READ_BYTES = 1 << 20
 """Most bytes read from a worker before the others have their turn."""
@@ -399,7 +399,7 @@ def main(argv: Sequence[str]) -> int:
         with sock:
             record_exchanges(sock)
     except Exception as error:  # a traceback could quote a request; the supervisor notices the end
-        print(f"tap: the recorder process failed ({type(error).__name__})", file=sys.stderr)
+        print(f"tap: the recorder process failed ({failure_words(error)})", file=sys.stderr)
         return 1
     return 0
 

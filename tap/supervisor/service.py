@@ -165,8 +165,9 @@ async def sample_engines(
     with out:
         failing = False
         due = time.monotonic()
+        said: set[str] = set()
         while True:
-            samples = await asyncio.gather(*(_sample(file, origin, access) for origin in origins()))
+            samples = await asyncio.gather(*(_sample(file, origin, access, said) for origin in origins()))
             try:
                 out.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
                 failing = False
@@ -178,9 +179,13 @@ async def sample_engines(
             await asyncio.sleep(due - time.monotonic())
 
 
-async def _sample(file: SampleFile, origin: Origin, access: Access) -> EngineSample:
+async def _sample(file: SampleFile, origin: Origin, access: Access, said: set[str]) -> EngineSample:
     (page,) = await read_pages(origin, ("/metrics",), access)
     at_ms = file.now_ms()
+    problem = f"upstream {origin}{page.problem}; until then the engine is not sampled"
+    if page.problem is not None and problem not in said:
+        said.add(problem)
+        say(problem)
     if not page.text:
         return EngineSample(at_ms=at_ms, upstream=str(origin), error="no_answer")
     gauges = read_gauges(parse_metrics(page.text))

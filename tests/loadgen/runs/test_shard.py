@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -217,6 +218,19 @@ def test_an_error_in_the_plan_ends_the_run_with_it(
     assert failed == Failed("RuntimeError: the plan's own", is_input=False)
     assert gone(senders[0])
     assert "the plan's own" in capfd.readouterr().err
+
+
+def test_another_error_is_told_without_its_text(
+    engine: Any, tmp_path: Path, senders: list[SenderProcess], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> PlannedRequest:
+        return request(str(int("canary")))
+
+    failed = Parent(engine.url, tmp_path / "t.jsonl").run(lambda: iter([*sends("a"), Send(100.0, broken)]))
+    assert isinstance(failed, Failed)
+    assert re.fullmatch(r"ValueError at test_shard\.py:\d+", failed.text)
+    assert failed.text in (said := capfd.readouterr().err)
+    assert "base 10" not in said
 
 
 def test_nobody_at_the_url_is_the_users_to_mend(tmp_path: Path) -> None:

@@ -125,6 +125,19 @@ ODD = {
 }
 
 
+def test_a_refusal_for_want_of_a_key_is_said_once(
+    engine: TokenizingEngine, tokenizer: EngineTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.answers["/tokenize"] = (401, {"error": "CANARY"})
+    assert reason(tokenizer, "one") == "engine_tokenizer_http_401"
+    tokenizer._resume_at.clear()
+    assert reason(tokenizer, "two") == "engine_tokenizer_http_401"
+    assert capsys.readouterr().err == (
+        f"tap: upstream {engine.url}/tokenize: HTTP 401 without a key; expected one in $OPENAI_API_KEY, or the "
+        "variable of --api-key-env; UNTIL THEN RECORDS HAVE NO HASHES\n"
+    )
+
+
 def test_a_prompt_that_failed_is_not_asked_for_again_and_another_one_is(
     engine: TokenizingEngine, tokenizer: EngineTokenizer
 ) -> None:
