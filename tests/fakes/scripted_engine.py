@@ -46,6 +46,8 @@ class ScriptedEngine:
     """The ids of every answer, repeated as long as needed; null: drawn at random."""
 
     base_path: str = ""
+    says: str = ""
+    """Stands in every output, every error body and a cookie."""
     seen: list[Json] = field(default_factory=list)
     """Bodies of completion requests, in order of arrival."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -105,16 +107,19 @@ class ScriptedEngine:
         self.paths.append(f"{method} {path}")
         said = headers.get("authorization")
         if self.authorization not in (None, said):
-            writer.write(_response(401, json.dumps({"error": f"wrong key: {said}"}).encode()))
+            writer.write(self._response(401, {"error": f"wrong key: {said}"}))
             return True
         path = path.removeprefix(self.base_path)
         if path in {"/v1/completions", "/v1/chat/completions"}:
             self.headers.append(headers)
             return await self._watched(reader, self._complete(path, json.loads(body), writer))
         status, answer = self._control(path)
-        writer.write(_response(status, answer))
+        writer.write(_response(status, answer, self.says))
         await writer.drain()
         return True
+
+    def _response(self, status: int, value: Json) -> bytes:
+        return _response(status, json.dumps(value).encode(), self.says)
 
     async def _watched(self, reader: asyncio.StreamReader, answering: Coroutine[Any, Any, bool]) -> bool:
         """The answer, unless the client goes away first."""
@@ -153,7 +158,7 @@ class ScriptedEngine:
         if max(prompt) >= self.vocabulary or len(prompt) + body["max_tokens"] > self.context:
             status = 400
         if status != 200:
-            writer.write(_response(status, b'{"error":{"message":"as the script says"}}'))
+            writer.write(self._response(status, {"error": {"message": f"as the script says {self.says}"}}))
             return True
         cached = self.cache.look_up(prompt)
         self.cache.fill(prompt)
@@ -179,8 +184,9 @@ class ScriptedEngine:
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         else:
             self.cache.fill([*prompt, *answer[:-1]])
-            choice = {"index": 0, "text": "x" * len(answer), "finish_reason": "length", "token_ids": answer}
-            writer.write(_response(200, json.dumps({"choices": [choice], "usage": usage}).encode()))
+            text = "x" * len(answer) + self.says
+            choice = {"index": 0, "text": text, "finish_reason": "length", "token_ids": answer}
+            writer.write(self._response(200, {"choices": [choice], "usage": usage}))
         await writer.drain()
         return True
 
@@ -191,7 +197,7 @@ class ScriptedEngine:
         return [sum(word.encode()) for word in said.split()]
 
     def _choice(self, path: str, token: int, last: bool) -> Json:
-        text = f"t{token} "
+        text = f"t{token} {self.says}"
         said = {"text": text} if path == "/v1/completions" else {"delta": {"content": text}}
         ids = {"token_ids": [token]} if self.returns_ids else {}
         return {"index": 0, "finish_reason": "length" if last else None, **said, **ids}
@@ -206,9 +212,6 @@ def _event(writer: asyncio.StreamWriter, event: Json) -> None:
     writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-def _response(status: int, body: bytes) -> bytes:
-    return b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-        status,
-        len(body),
-        body,
-    )
+def _response(status: int, body: bytes, cookie: str = "") -> bytes:
+    headers = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return (headers + (f"Set-Cookie: {cookie}\r\n" if cookie else "") + "\r\n").encode() + body

@@ -1,8 +1,6 @@
-"""loadgen and replay behind TLS of a private authority, a key and a base path; the key is nowhere but on the wire."""
+"""loadgen behind TLS of a private authority, a key and a base path: errors with one wrong thing at a time."""
 
-import contextlib
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +8,8 @@ import pytest
 import trustme
 
 from loadgen.__main__ import main as loadgen
-from replay.__main__ import main as replay
 from tests.fakes.scripted_engine import ScriptedEngine
-from tracefile import InputError, load_trace
+from tracefile import InputError
 
 CANARY = "canary-5f2b"
 LOAD = ("--parallel", "2", "--number", "3", "--prompt-tokens", "20", "--output-tokens", "2")
@@ -30,50 +27,6 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEn
     engine = ScriptedEngine(tls=tls, authorization=f"Bearer {CANARY}", base_path="/team-a")
     with engine.serving():
         yield engine
-
-
-@contextlib.contextmanager
-def arguments_watched(shown: set[bytes]) -> Iterator[None]:
-    """Collect the arguments of every process of this machine for as long as the block lasts."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    shown.add(path.read_bytes())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def test_a_load_and_its_replay_go_through_the_door_and_leave_no_key(
-    door: ScriptedEngine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    through = ("--url", f"{door.url}/team-a/v1", "--ca", "ca.pem", "--header", "X-Team: blue")
-    shown: set[bytes] = set()
-    with arguments_watched(shown):
-        assert loadgen([*through, "-o", "load.jsonl", "--json-progress", "log.jsonl", *LOAD]) == 0
-        assert replay(["load.jsonl", *through, "-o", "replayed.jsonl", "--reset-cache", "--json"]) == 0
-    assert [record.status for name in ("load", "replayed") for record in load_trace(f"{name}.jsonl")[1]] == ["ok"] * 6
-    assert {headers["x-team"] for headers in door.headers} == {"blue"}
-    assert {path.split(" ")[1] for path in door.paths} >= {
-        "/team-a/v1/models",
-        "/team-a/metrics",
-        "/team-a/reset_prefix_cache",
-        "/team-a/v1/completions",
-    }
-    written = capfd.readouterr()
-    files = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"load.jsonl", "replayed.jsonl", "log.jsonl"} <= set(files)
-    assert any(b"loadgen.sending.sender" in line for line in shown)
-    for place in (*files.values(), written.out.encode(), written.err.encode(), *shown):
-        assert CANARY.encode() not in place
 
 
 def test_one_wrong_thing_at_a_time_is_named(
