@@ -1,6 +1,7 @@
 """Servers for tests over real sockets: the embedded engine as its own process, on a port of the system's choice."""
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.warmstart import WARM, WarmPopen
 
 # A slow machine is no finding, and CI must say the same of the same commit; a developer's run explores.
 settings.register_profile("explore", deadline=None)
@@ -43,6 +46,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_children() -> Iterator[None]:
+    """Child processes of what runs in this process are forked with their modules: see ``tests.warmstart``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wire.process.subprocess", WARM)
+        yield
+
+
+def pytest_collection() -> None:
+    """Collect the tests without looking for garbage: there is none yet, among millions of objects that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later look for garbage."""
+    gc.freeze()
+    gc.enable()
+
+
 StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 
 
@@ -50,7 +72,7 @@ StartSimServer = Callable[..., contextlib.AbstractContextManager[str]]
 def running_sim_server(*flags: str) -> Iterator[str]:
     """``sim serve`` with ``flags`` for the length of the ``with`` block; gives its base URL, checks its end."""
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", *flags]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server = WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stderr is not None
     try:

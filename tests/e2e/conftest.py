@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.canned_engine import CannedEngine
+from tests.warmstart import WarmPopen
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def canned_engine() -> Iterator[CannedEngine]:
 def running_tap(engine_url: str, trace: Path, *flags: str) -> Iterator[str]:
     """The address of a tap with these flags for the length of the block; it must end cleanly."""
     command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0", *flags]
-    process = subprocess.Popen(
+    process = WarmPopen(
         [*command, "-o", str(trace)],
         env=os.environ | {"KVTAPE_KEY_FILE": str(trace.with_name("key"))},
         stdout=subprocess.PIPE,

@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from tests.fakes.clientlibraries import client_library
+from tests.warmstart import WarmPopen
 from tracefile import Record, load_trace
 
 VLLM_MODEL = "tiny"
@@ -81,7 +82,7 @@ def tap(tmp_path: Path) -> Tap:
     def run(engine_url: str, model: str, *flags: str) -> Iterator[Tapped]:
         trace = tmp_path / "captured.jsonl"
         command = [sys.executable, "-m", "tap", "--upstream", engine_url, "--listen", "127.0.0.1:0"]
-        process = subprocess.Popen(
+        process = WarmPopen(
             [*command, "-o", str(trace), "--tokenizer", "bytes", *flags],
             env=os.environ | {"KVTAPE_KEY_FILE": str(tmp_path / "key")},
             stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.warmstart import WarmPopen, run_warm
 from tracefile import Record, load_trace
 
 CALIBRATION = "--pattern multiturn --turns 2 --rate 3 --number 24 --seed 5 --prompt-tokens 64:900 --output-tokens 4:12"
@@ -40,14 +41,7 @@ class Job:
 
     def run(self, *command: str | Path) -> str:
         """Run one command to a clean end and return what it printed."""
-        result = subprocess.run(
-            [sys.executable, "-m", *map(str, command)],
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
+        result = run_warm(*command, env=self.environment())
         assert result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         return result.stdout
 
@@ -58,7 +52,7 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = ["tap", "--upstream", self.engine_url, "--listen", f"127.0.0.1:{port}"]
-        process = subprocess.Popen(
+        process = WarmPopen(
             [sys.executable, "-m", *command, "-o", str(trace), "--tokenizer", tokenizer],
             env=self.environment(),
             stdout=subprocess.DEVNULL,
@@ -106,13 +100,7 @@ def records_of(path: Path) -> dict[str, Record]:
 
 
 def check_never_judged_by_what_it_was_fitted_on(calibration: Path, model: Path, tmp_path: Path) -> None:
-    refused = subprocess.run(
-        [sys.executable, "-m", "sim", "run", calibration, "--latency-model", model, "-o", tmp_path / "never.jsonl"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    refused = run_warm("sim", "run", calibration, "--latency-model", model, "-o", tmp_path / "never.jsonl")
     assert refused.returncode == 2
     assert "fitted" in refused.stderr
     assert "Traceback" not in refused.stderr

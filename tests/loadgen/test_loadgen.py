@@ -15,6 +15,7 @@ import pytest
 
 from loadgen.__main__ import main
 from tests.jsonoutput import json_of
+from tests.warmstart import WarmPopen
 from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
 
 SESSIONS = shlex.split(
@@ -189,7 +190,7 @@ def test_nothing_of_a_prompt_is_in_the_trace(engine: Any, tmp_path: Path) -> Non
 
 def run_command(engine_url: str, trace: Path, *flags: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "loadgen", "--url", engine_url, "-o", str(trace), *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    return WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

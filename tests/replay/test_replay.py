@@ -19,6 +19,7 @@ from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of
 from tests.replay.conftest import write_key
 from tests.replay.traces import request, written
+from tests.warmstart import WarmPopen
 from tracefile import InputError, Record, RequestId, load_trace, trace_digest
 
 SESSIONS = shlex.split(
@@ -222,7 +223,7 @@ def test_without_hashes_only_a_cold_replay_is_honest(other_engine: Any, tmp_path
 
 def run_command(*command: str | Path) -> "subprocess.Popen[str]":
     words = [sys.executable, "-m", "replay", *map(str, command)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    return WarmPopen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
 def test_an_interrupt_keeps_what_was_done(captured: Path, other_engine: Any, tmp_path: Path) -> None:

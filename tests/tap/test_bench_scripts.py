@@ -1,32 +1,22 @@
 """The benchmark and the soak run, and find nothing lost; what they measure is not judged here."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.warmstart import run_warm
 
 
 def run_script(name: str, outcome: Path, *flags: str) -> Any:
     """What a script writes with ``--json``."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / name), *flags, "--json", str(outcome)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_warm(f"scripts.{name}", *flags, "--json", outcome)
     assert outcome.exists(), done.stderr
     return json.loads(outcome.read_text())
 
 
 def test_the_benchmark_measures_a_tap_that_records_everything(tmp_path: Path) -> None:
     flags = ("--quick", "--only", "latency,ttft", "--proxies", "tap-ids")
-    found = run_script("bench_tap.py", tmp_path / "bench.json", *flags)
+    found = run_script("bench_tap", tmp_path / "bench.json", *flags)
     figures = found["figures"]["tap ids"]
     assert figures["lost"]["value"] == 0
     assert figures["failures"]["value"] == 0
@@ -36,14 +26,14 @@ def test_the_benchmark_measures_a_tap_that_records_everything(tmp_path: Path) ->
 
 
 def test_a_short_soak_loses_nothing_and_knows_every_process(tmp_path: Path) -> None:
-    found = run_script("soak_tap.py", tmp_path / "soak.json", "--minutes", "0.05", "--users", "4")
+    found = run_script("soak_tap", tmp_path / "soak.json", "--minutes", "0.05", "--users", "4")
     assert found["exact"], found["account"]
     assert found["failures"] == {}
     assert {one["process"] for one in found["memory"]} == {"tap 1", "worker 1", "worker 2", "recorder 1", "admin 1"}
 
 
 def test_the_harm_of_a_hostile_client_is_measured_in_every_process(tmp_path: Path) -> None:
-    harms = run_script("bench_hostile.py", tmp_path / "hostile.json", "--quick", "--only", "half-open")
+    harms = run_script("bench_hostile", tmp_path / "hostile.json", "--quick", "--only", "half-open")
     tap = harms[-1]
     assert (tap["actor"], tap["proxy"]) == ("client: half-open connections", "tap")
     assert set(tap["peak_mb"]) == {"tap", "worker", "recorder", "admin"}

@@ -1,13 +1,12 @@
 """``tracefile info``, ``check`` and ``convert`` as they are called."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.warmstart import run_warm
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main
 from tracefile.commandline.progress import progress_line
@@ -170,9 +169,7 @@ def test_convert_keeps_records_and_can_tell_sessions(tmp_path: Path, capsys: pyt
 
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tracefile", "info", str(tmp_path / "none")], capture_output=True, text=True, check=False
-    )
+    ran = run_warm("tracefile", "info", tmp_path / "none")
     assert ran.returncode == 2
     assert ran.stderr == f"tracefile: error: {tmp_path}/none: No such file or directory; expected a trace file\n"
 

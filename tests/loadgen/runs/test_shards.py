@@ -18,6 +18,7 @@ from loadgen.__main__ import main
 from loadgen.core.runflags import RunFlags
 from loadgen.runs.driving import RunConfig, shard_count
 from tests.jsonoutput import json_of
+from tests.warmstart import WarmPopen
 from tracefile import InputError, Meta, load_trace
 
 SESSIONS = shlex.split(
@@ -63,7 +64,7 @@ def test_however_many_shards_it_is_one_run(engine: Any, folder: Path) -> None:
 def running(engine: Any, trace: Path, *flags: str) -> Iterator["subprocess.Popen[str]"]:
     """``loadgen`` as a process, its progress in ``trace`` + ``.progress``."""
     command = [sys.executable, "-m", "loadgen", *arguments(engine, trace, *flags)]
-    process = subprocess.Popen(
+    process = WarmPopen(
         [*command, "--json-progress", f"{trace}.progress"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from loadgen.runs.progress import ShardStatus, Status
 from loadgen.runs.view import View, status_line
+from tests.warmstart import WarmPopen
 from tracefile import load_trace
 from tracefile.commandline.progress import clock
 
@@ -188,7 +189,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
 def test_a_log_gets_no_control_codes(engine: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loadgen", "--url", engine.url, "-o", str(tmp_path / "t.jsonl")]
     flags = ("--pattern", "constant", "--rate", "20", "--number", "30", "--json-progress", "-")
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = WarmPopen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "\x1b" not in out + err

@@ -18,6 +18,7 @@ from sim.vllm.request import Request
 from sim.vllm.scheduler import Scheduler
 from sim.workload.chain import FIRST_PRIVATE, Chains
 from tests.sim.oracles.onebyone import compiled_hits, plain_hits
+from tests.warmstart import run_warm
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Meta, Record, RequestId
 
@@ -209,9 +210,7 @@ def test_a_trace_without_hashes_is_refused(tmp_path: Path, command: str) -> None
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     trace = tmp_path / "broken.jsonl"
     trace.write_text(Path(SIX).read_text() + '{"request_id": 5}\n')
-    ended = subprocess.run(
-        [sys.executable, "-m", "sim", "pool", str(trace)], capture_output=True, text=True, check=False
-    )
+    ended = run_warm("sim", "pool", trace)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"sim: error: {trace}:8: ")
     assert ended.stderr.count("\n") == 1

@@ -1,13 +1,10 @@
 """The benchmark of the embedded engine runs and misses no token; what it measures is not judged here."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent.parent
+from tests.warmstart import run_warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its client reads with epoll")
 
@@ -22,13 +19,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its client read
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_the_benchmark_runs(arguments: tuple[str, ...], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench_serve", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_warm("scripts.bench_serve", *arguments)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout

@@ -18,6 +18,7 @@ import pytest
 
 from sim.__main__ import main
 from sim.serving.serve import add_arguments, read_config
+from tests.warmstart import WarmPopen, run_warm
 from tracefile.records.errors import InputError
 
 Body = dict[str, Any]
@@ -356,8 +357,7 @@ def test_prefix_caching_can_be_off(start_sim_server: StartSimServer) -> None:
 def test_a_busy_port_is_one_line_and_exit_2() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "sim", "serve", "--listen", address]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = run_warm("sim", "serve", "--listen", address)
     assert result.returncode == 2
     expected = "expected a free address of this machine"
     assert result.stderr == f"sim: error: --listen {address}: Address already in use; {expected}\n"
@@ -401,7 +401,7 @@ def test_bad_input_is_named(tmp_path: Path, flags: tuple[str, ...], says: str) -
 
 def test_ctrl_c_with_a_stream_open_ends_it_cut_off_and_exits_0() -> None:
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         found = re.search(r"http://\S+", server.stdout.readline())
         assert found

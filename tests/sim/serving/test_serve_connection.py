@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.warmstart import WarmPopen
+
 StartSimServer = Callable[..., AbstractContextManager[str]]
 ONE = json.dumps({"prompt": [1, 2, 3], "max_tokens": 1, "ignore_eos": True}).encode()
 
@@ -172,7 +174,7 @@ def test_two_hundred_clients_that_leave_free_every_block(start_sim_server: Start
 
 def test_sigterm_lets_answers_end_and_takes_no_more() -> None:
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", "--t0-ms", "20", "--drain", "20s"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[4]
         body = {"prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True}
@@ -198,7 +200,7 @@ def wait_until_refused(url: str) -> None:
 def cut_off(first: signal.Signals, second: signal.Signals | None, *flags: str) -> Any:
     """End a server with a stream open by a signal or two; how it ended for the client, and for itself."""
     command = [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[4]
         body = {"prompt": "x", "max_tokens": 10_000, "ignore_eos": True, "stream": True}

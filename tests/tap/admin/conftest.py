@@ -17,6 +17,7 @@ import pytest
 from tap.ipc.exchange import AdminSetup, Ready, ServiceStats, encode_frame
 from tap.ipc.feed import FeedSender
 from tests.tap.admin.told import BLOCK
+from tests.warmstart import WarmPopen
 from wire.process import split_frames
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ def start_admin(folder: Path) -> AdminProcess:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
         port = listener.getsockname()[1]
-        process = subprocess.Popen(
+        process = WarmPopen(
             [sys.executable, "-P", "-m", "tap.admin", str(theirs.fileno())],
             pass_fds=(theirs.fileno(), listener.fileno()),
             env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},

@@ -17,6 +17,7 @@ import pytest
 from tap.admin.__main__ import NICENESS
 from tests.tap.admin.conftest import ROOT, AdminProcess
 from tests.tap.admin.told import conversation_feed, recorder_stats, service_stats, worker_stats
+from tests.warmstart import WarmPopen
 from tracefile import load_trace
 
 
@@ -79,11 +80,11 @@ def test_hammered_it_still_takes_what_it_is_told(admin: AdminProcess) -> None:
 class Tap:
     """``tap`` as a user starts it, with an admin port."""
 
-    def __init__(self, folder: Path, upstream: str) -> None:
+    def __init__(self, folder: Path, upstream: str, start: type["subprocess.Popen[Any]"] = WarmPopen) -> None:
         self.trace = folder / "captured.jsonl"
         flags = ["--upstream", upstream, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"]
         flags += ["-o", str(self.trace), "--tokenizer", "ids", "--key-file", str(folder / "key")]
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-m", "tap", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert self.process.stdout is not None
@@ -147,7 +148,8 @@ def test_a_tap_with_an_admin_port(tap: Tap) -> None:
     assert len(load_trace(tap.trace)[1]) == 41
 
 
-def test_an_admin_process_that_dies_costs_no_request_and_comes_back(tap: Tap) -> None:
+def test_an_admin_process_that_dies_costs_no_request_and_comes_back(tmp_path: Path, sim_server: str) -> None:
+    tap = Tap(tmp_path, sim_server, subprocess.Popen)
     children = subprocess.run(
         ["pgrep", "-P", str(tap.process.pid), "-f", "tap.admin"], capture_output=True, text=True, check=True
     )

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.recorder.recorder import Recorder
 from tap.supervisor.account import Account
+from tests.warmstart import WarmPopen
 from tracefile import Engine, HashInfo, HashKey, InputError, Meta, Record, load_trace, open_trace
 from tracefile.storage.segments import manifest_path, read_manifest, segments_there
 from tracefile.study.checking import check_trace
@@ -254,7 +254,7 @@ class RecorderProcess:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with theirs:
             command = [sys.executable, "-m", "tap.recorder.recorder", str(theirs.fileno())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            self.process = WarmPopen(command, pass_fds=[theirs.fileno()], env=environment)
         self.control.sendall(encode_frame(given))
         self.begun = [self.hear(), self.hear()]
         self.worker = socket.socket(socket.AF_UNIX)

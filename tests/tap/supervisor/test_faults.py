@@ -1,14 +1,12 @@
 """Whatever breaks beside the traffic: clients see none of it, and every record is accounted for."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent.parent
+from tests.warmstart import run_warm
+
 FAULTS = (
     "recorder killed",
     "recorder hangs",
@@ -24,15 +22,8 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_client_notices_a_fault_and_no_record_is_unaccounted_for(tmp_path: Path, fault: str) -> None:
-    command = [sys.executable, "-m", "scripts.fault_tap", "--only", fault, "--users", "4"]
-    done = subprocess.run(
-        [*command, "--seconds", "3", "--json", str(tmp_path / "findings.json")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    flags = ["--only", fault, "--users", "4", "--seconds", "3", "--json", str(tmp_path / "findings.json")]
+    done = run_warm("scripts.fault_tap", *flags)
     found = json.loads((tmp_path / "findings.json").read_text())
     if not found:
         pytest.skip(done.stderr.strip())

@@ -1,0 +1,68 @@
+"""A process from the nursery is told from one that Python started by nothing but its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.warmstart import WarmPopen
+from wire.process import start_child
+
+TRACE = str(Path(__file__).parent / "sim" / "data" / "six_requests.jsonl")
+KINDS: list[Any] = [subprocess.Popen, WarmPopen]
+
+
+def ended(kind: Any, *command: str, **settings: Any) -> tuple[int, str, str]:
+    line = [sys.executable, "-m", *command]
+    with kind(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings) as process:
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "command", [["tracefile", "check", TRACE], ["tracefile", "check", "missing.jsonl"], ["tracefile", "--unknown"]]
+)
+def test_it_says_and_ends_as_one_that_python_started(command: list[str], tmp_path: Path) -> None:
+    cold, warm = (ended(kind, *command, cwd=tmp_path) for kind in KINDS)
+    assert warm == cold
+
+
+def test_it_has_its_own_environment_folder_session_and_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        process, control = start_child("tests.fakes.selfportrait")
+        with control:
+            assert process.wait(60) == 3
+            portrait = control.recv(4096).decode().split("\n")
+    finally:
+        os.umask(before)
+    assert portrait == [str(process.pid), os.getcwd(), "0o27", os.environ["PATH"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
+    with WarmPopen(
+        [sys.executable, "-m", "sim", "serve", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(60) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_python_started_differently_is_started_by_python() -> None:
+    environment = os.environ | {"PYTHONUTF8": "0"}
+    assert WarmPopen._status is None
+    with WarmPopen(
+        [sys.executable, "-m", "tracefile", "--version"], env=environment, stdout=subprocess.PIPE
+    ) as process:
+        assert process._status is None
+        process.communicate()
+    assert process.returncode == 0
