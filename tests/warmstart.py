@@ -22,6 +22,7 @@ import sys
 import threading
 import traceback
 from importlib.util import find_spec
+from inspect import signature
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -248,7 +249,9 @@ def run(module: str, arguments: list[str]) -> int:
         loaded = runnable(module)
         sys.argv[:] = [str(loaded.__file__), *arguments]
         start_warm()
-        return int(loaded.command() if hasattr(loaded, "command") else loaded.main(arguments))
+        if hasattr(loaded, "command"):
+            loaded.command()
+        return int(loaded.main(*([arguments] if signature(loaded.main).parameters else [])))
     except SystemExit as left:
         if isinstance(left.code, str):
             print(left.code, file=sys.stderr)
