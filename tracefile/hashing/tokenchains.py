@@ -64,7 +64,7 @@ class TokenChains:
         if whole:
             computed = tokens if output is None else tokens + max((record.output_tokens or 0) - 1, 0)
             rest = min(max(computed - len(keys), 0), size - 1)
-            keys += self.block_keys(tail_key(chain, record.request_id))[:rest].tolist()
+            keys += list(map(BlockHash, self.block_keys(tail_key(chain, record.request_id))[:rest].tolist()))
         return msgspec.structs.replace(
             record,
             block_hashes=keys[:tokens],
@@ -86,8 +86,7 @@ class TokenChains:
         for at, block in enumerate(chain):
             if block in self.branches:
                 keys[at] = self.block_keys(block)
-        found: list[BlockHash] = keys.ravel().tolist()
-        return found
+        return list(map(BlockHash, keys.ravel().tolist()))
 
 
 def _own_keys(blocks: list[BlockHash], block_size: int) -> UInt64Array:

@@ -1,5 +1,6 @@
 """Branches: what two chains share is known to the token, as a comparison of the tokens themselves says."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def captured(finder: BranchFinder, prompt: list[int], output: list[int] | None, 
     )
 
 
-def common(one: list[int], other: list[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
 
 
@@ -81,7 +82,7 @@ def test_any_two_chains_share_as_many_keys_as_tokens(requests: list[tuple[list[i
     finder = BranchFinder(SIZE)
     records = [captured(finder, prompt, output, number) for number, (prompt, output) in enumerate(requests)]
     finder.check_integrity()
-    seen: list[tuple[list[int], list[int]]] = []
+    seen: list[tuple[Sequence[int], Sequence[int]]] = []
     for record, (prompt, output) in zip(tokenwise(records, SIZE), requests, strict=True):
         assert len(record.block_hashes or ()) == len(prompt)
         keys = [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
@@ -99,7 +100,7 @@ def test_bounded_memory_forgets_the_least_recent_and_never_claims_too_much(promp
     for number, prompt in enumerate(prompts):
         records.append(captured(finder, prompt, None, number))
         finder.check_integrity()
-    seen: list[tuple[list[int], list[int]]] = []
+    seen: list[tuple[Sequence[int], Sequence[int]]] = []
     for record, prompt in zip(tokenwise(records, SIZE), prompts, strict=True):
         keys = list(record.block_hashes or ())
         for other_keys, other_tokens in seen:
