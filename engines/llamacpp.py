@@ -5,13 +5,14 @@ Sources, as of 2026: ``tools/server/README.md`` and ``server-task.cpp``. Its Ope
 empties a slot. ``/tokenize`` takes a text; ``/apply-template`` renders a chat.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from engines.dialect import PAST_ITS_END, Control, Dialect, decoded, post_reset
+from engines.dialect import PAST_ITS_END, Control, Dialect, decoded, post_reset, told_count, told_text
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine
 
 SLOTS_PATH = "/slots"
 OWN_PATH = "/completion"
@@ -22,6 +23,16 @@ def adapter_number(model: str, adapter: str) -> dict[str, Any]:
     if not adapter.isdecimal():
         raise InputError(f"--lora-map: {adapter!r}; expected NAME=NUMBER for llama.cpp, as in its /lora-adapters")
     return {"model": model, "lora": [{"id": int(adapter), "scale": 1.0}]}
+
+
+def read_settings(props: Mapping[str, Any]) -> Engine:
+    """Return the engine that ``/props`` tells of; its cache holds single tokens."""
+    return Engine(
+        name="llamacpp",
+        version=told_text(props.get("build_info")),
+        block_size=1,
+        max_num_seqs=told_count(props.get("total_slots")),
+    )
 
 
 def slot_numbers(control: Control) -> Iterator[object]:
@@ -55,6 +66,7 @@ LLAMA_CPP = Dialect(
     owner="llamacpp",
     metric_prefix="llamacpp:",
     pages={"/props": "build_info"},
+    read_settings=read_settings,
     gauges={
         "running": ("llamacpp:requests_processing",),
         "waiting": ("llamacpp:requests_deferred",),

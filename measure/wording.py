@@ -105,7 +105,7 @@ def rounded_hits(hits: int, block_size: int) -> str:
     """Return a note on hits that end inside the trace's blocks, as those of a token-granular cache do."""
     return (
         f"{count(hits)} captured hits end inside blocks of {block_size} tokens: they are token-granular, and a replay "
-        "rounds them down to blocks; capture with --block-size 1 to have them to the token"
+        "rounds them down to blocks; a tap that knows the engine's page size records them to the token"
     )
 
 

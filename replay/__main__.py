@@ -334,7 +334,8 @@ def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> li
         notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
     if survey.beyond_limit:
         notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
-    if survey.hits_inside_blocks and not config.cold_prompts:
+    exact = survey.meta.hash is not None and survey.meta.hash.branches and config.api == "completions"
+    if survey.hits_inside_blocks and not config.cold_prompts and not exact:
         notes.append(rounded_hits(survey.hits_inside_blocks, survey.block_size))
     return notes
 
@@ -355,7 +356,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
     if engine.name is None and found.certain:
         engine = msgspec.structs.replace(engine, name=found.dialect.name)
     # A cold run's hashes equal no other run's, whatever the capture's key was.
-    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else survey.meta.hash
+    hashes = HashInfo(algorithm="replay-cold") if config.cold_prompts else _to_the_block(survey.meta.hash)
     return Meta(
         source="replay",
         model=model,
@@ -373,6 +374,10 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
         ),
         extra=counters,
     )
+
+
+def _to_the_block(hashes: HashInfo | None) -> HashInfo | None:
+    return None if hashes is None else msgspec.structs.replace(hashes, branches=None)
 
 
 def shape_of(config: ReplayConfig, found: Recognised) -> dict[str, object]:

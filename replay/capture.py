@@ -15,6 +15,8 @@ from tracefile import (
     infer_sessions,
     open_trace,
 )
+from tracefile.hashing.branches import Branch, own_branch, tail_key
+from tracefile.hashing.tokenchains import Branches, branches_of
 from tracefile.records.schema import HashSource, SessionSource
 
 
@@ -34,6 +36,9 @@ class Captured:
     has_hashes: bool
     hash_source: HashSource | None
     output_hashes: Sequence[BlockHash] | None
+    unfilled: BlockHash | None = None
+    """Name of the block that the prompt leaves unfilled (``tracefile.hashing.branches``). Null: no true one."""
+    branch: Branch | None = None
     prompt_tokens: int
     output_tokens: int
     """Tokens to generate, of all choices; of a request cut short, the tokens seen."""
@@ -43,6 +48,11 @@ class Captured:
     n: int | None
     priority: int | None
     lora: str | None
+
+    @property
+    def tail(self) -> BlockHash:
+        """Name of the block that prompt and output leave unfilled."""
+        return tail_key([*self.hashes, *(self.output_hashes or ())], self.request_id)
 
     def as_long(self, record: Record) -> bool:
         """True if a replayed prompt and output have the captured lengths."""
@@ -62,7 +72,7 @@ def load_requests(
     if sessions and survey.meta.block_size is not None and not survey.links_known:
         linked = infer_sessions(read(), survey.block_size).records
         read = partial(iter, linked)
-    has = _membership(read, shard, output_substitution=output_substitution)
+    has = _membership(read, shard, survey.block_size, output_substitution=output_substitution)
     own = [captured_of(record, survey.first_ms, survey.block_size) for record in read() if has(record)]
     own.sort(key=lambda request: request.offset_ms)
     return own
@@ -77,12 +87,20 @@ def read_kept(survey: Survey, selection: Selection) -> Iterator[Record]:
                 yield record
 
 
+def read_branches(survey: Survey) -> Branches | None:
+    """Return the branches of the whole trace; null: it tells to the block only where chains part."""
+    if survey.meta.hash is None or not survey.meta.hash.branches:
+        return None
+    with open_trace(survey.path) as reader:
+        return branches_of(reader, survey.block_size)
+
+
 def _membership(
-    read: Callable[[], Iterator[Record]], shard: Shard, *, output_substitution: bool
+    read: Callable[[], Iterator[Record]], shard: Shard, block_size: int, *, output_substitution: bool
 ) -> Callable[[Record], bool]:
     if shard.count == 1:
         return lambda record: True
-    groups = group_requests(read, output_substitution=output_substitution)
+    groups = group_requests(read, block_size, output_substitution=output_substitution)
     return lambda record: shard.has(groups[record.request_id])
 
 
@@ -102,6 +120,7 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
         del hashes[record.hashable_blocks :]
     output = record.output_block_hashes
     end_ms = record.end_ms()
+    whole = len(hashes) == (record.prompt_tokens or 0) // block_size
     return Captured(
         request_id=record.request_id,
         session_id=record.session_id,
@@ -114,6 +133,8 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
         has_hashes=record.block_hashes is not None,
         hash_source=record.hash_source,
         output_hashes=None if output is None else block_hashes(array("Q", output)),
+        unfilled=unfilled_block(record) if whole and record.block_hashes is not None else None,
+        branch=branch_of(record),
         prompt_tokens=len(hashes) * block_size if record.prompt_tokens is None else record.prompt_tokens,
         output_tokens=output_to_generate(record),
         cached_tokens=record.cached_tokens,
@@ -123,6 +144,18 @@ def captured_of(record: Record, first_ms: float, block_size: int) -> Captured:
         priority=record.priority,
         lora=record.lora,
     )
+
+
+def unfilled_block(record: Record) -> BlockHash:
+    """Return the name of the block that the prompt leaves unfilled: the output fills it, or it is the last."""
+    output = record.output_block_hashes
+    return output[0] if output else tail_key(record.block_hashes or (), record.request_id)
+
+
+def branch_of(record: Record) -> Branch | None:
+    if record.branch_tokens is None or record.branch_hash is None:
+        return None
+    return Branch(record.branch_tokens, record.branch_hash)
 
 
 def block_hashes(values: "array[int]") -> Sequence[BlockHash]:
@@ -150,23 +183,41 @@ class Groups:
         self._parents[high] = low
 
 
-def group_requests(read: Callable[[], Iterable[Record]], *, output_substitution: bool) -> Mapping[RequestId, int]:
+def group_requests(
+    read: Callable[[], Iterable[Record]], block_size: int, *, output_substitution: bool
+) -> Mapping[RequestId, int]:
     """Number every request's group from 0, by first records. ``read`` iterates the records, once or twice."""
     groups = Groups()
     items: dict[RequestId, int] = {}
     names: dict[str, int] = {}
     makers: dict[BlockHash, int] = {}
+    parts: dict[BlockHash, int] = {}
     for record in read():
         item = items[record.request_id] = groups.add()
         for name in _names(record):
             groups.join(names.setdefault(name, item), item)
-        for block in (record.output_block_hashes or ()) if output_substitution else ():
+        for block in _generated(record) if output_substitution else ():
             groups.join(makers.setdefault(block, item), item)
+            parts.setdefault(block, 0)
+        if output_substitution and record.output_block_hashes is not None:
+            parts[unfilled_block(record)] = (record.prompt_tokens or 0) % block_size
     if makers:
         for record in read():
-            _bind_carrier(groups, items[record.request_id], record, makers)
+            carried = list(record.block_hashes or ())
+            branch = own_branch(record, block_size)
+            if branch is not None and branch.tokens > parts.get(branch.block, 0):
+                carried.append(branch.block)  # it goes on with a part of an output
+            _bind_carrier(groups, items[record.request_id], carried, makers)
     numbers: dict[int, int] = {}
     return {request_id: numbers.setdefault(groups.find(item), len(numbers)) for request_id, item in items.items()}
+
+
+def _generated(record: Record) -> list[BlockHash]:
+    """Blocks with output tokens, the unfilled last one included where its name can occur."""
+    if record.output_block_hashes is None:
+        return []
+    chain = [*(record.block_hashes or ()), *record.output_block_hashes]
+    return [*record.output_block_hashes, tail_key(chain, record.request_id)]
 
 
 def _names(record: Record) -> list[str]:
@@ -179,9 +230,9 @@ def _names(record: Record) -> list[str]:
     return names
 
 
-def _bind_carrier(groups: Groups, item: int, record: Record, makers: Mapping[BlockHash, int]) -> None:
+def _bind_carrier(groups: Groups, item: int, carried: Iterable[BlockHash], makers: Mapping[BlockHash, int]) -> None:
     """Join a request with the generators of its prompt's blocks."""
-    for block in record.block_hashes or ():
+    for block in carried:
         maker = makers.get(block)
         if maker is not None:
             groups.join(maker, item)

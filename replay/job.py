@@ -15,7 +15,7 @@ from loadgen.core.job import Shard
 from loadgen.core.plan import Plan, Response, Send
 from loadgen.core.request import PlannedRequest, request_headers
 from loadgen.text.prompts import ChatPrompt
-from replay.capture import Captured, load_requests
+from replay.capture import Captured, load_requests, read_branches
 from replay.config import ReplayConfig
 from replay.rounds import Replay, Round, link_requests, make_replay
 from replay.survey import Survey
@@ -66,8 +66,7 @@ class Replayed:
     def build(self) -> PlannedRequest:
         captured, run = self.captured, self.round.run
         blocks = self.round.blocks(captured).ravel()
-        expansion = self.round.words_for(captured) or self.round.expansion
-        tail = expansion.tail(captured.prompt_tokens - len(blocks), captured.request_id)
+        tail = self.round.tail(captured, captured.prompt_tokens - len(blocks))
         self.prompt = np.concatenate([blocks, tail])
         choices = captured.n or 1
         per_choice = -(-captured.output_tokens // choices)
@@ -164,7 +163,9 @@ class Replayed:
         if self.chat is not None or self.round.run.config.cold_prompts:
             self.output_hashes = [self.round.expansion.rekeyed(each, captured.request_id) for each in recorded]
             return
-        true = self.round.substitution.answered(captured.request_id, recorded, self.prompt, response.token_ids)
+        true = self.round.substitution.answered(
+            captured.request_id, recorded, self.prompt, response.token_ids, captured.tail
+        )
         self.output_hashes = self.round.own(true)
 
     def _count(self, response: Response) -> None:
@@ -224,6 +225,7 @@ class ReplayJob:
             dialect=DIALECTS[self.dialect],
             width=slots_of(config, shard),
             period_ms=self.survey.span_ms,
+            branches=read_branches(self.survey) if self.text is None else None,
             text=None if self.text is None else open_text(self.text, DIALECTS[self.dialect], self.survey.block_size),
         )
         return OpenReplay(replay)

@@ -3,8 +3,7 @@
 import hashlib
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +18,9 @@ from replay.expansion import Expansion
 from replay.fidelity import Fidelity
 from replay.text import TextReplay
 from tracefile import BlockHash, RequestId, SessionId
+from tracefile.hashing.tokenchains import Branches
+
+NO_REQUEST = RequestId("")
 
 
 class OutputSubstitution:
@@ -28,15 +30,29 @@ class OutputSubstitution:
     block, then the output. A hash has one meaning in a run. If a prompt with made-up tokens was sent before the real
     tokens came (open loop, a parent slower than in the capture), the hash keeps the made-up tokens, and the trace gives
     the real block a new hash. The same holds for a second output with the same hash but other tokens.
+
+    Where the capture tells to the token where chains part, a block begins with the tokens of the block that it branches
+    off from, and so does the end of a prompt that fills no block.
     """
 
-    def __init__(self, expansion: Expansion, reused: Collection[BlockHash], *, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        expansion: Expansion,
+        reused: Mapping[BlockHash, int],
+        branches: Branches | None = None,
+        *,
+        enabled: bool = True,
+    ) -> None:
         self._expansion = expansion
+        self._branches = branches
         self._enabled = enabled
         """False: every hash stands for made-up tokens."""
-        self._reused = frozenset(reused)
+        self._reused = reused
+        """Output blocks that come again, each with the number of the prompt's tokens that it begins with."""
         self._real: dict[BlockHash, TokenIds] = {}
         self._made_up: set[BlockHash] = set()
+        self._begun: dict[BlockHash, TokenIds] = {}
+        """First tokens, as sent, of blocks that begin as others do."""
         self.substituted_blocks = 0
         self.missed_blocks = 0
         """Prompt blocks sent with made-up tokens in place of output tokens."""
@@ -45,16 +61,46 @@ class OutputSubstitution:
         """Tokens of a prompt's full blocks, shape (len(hashes), block_size); fixes their meaning."""
         blocks = self._expansion.blocks(hashes, request_id)
         for index, block_hash in enumerate(hashes):
-            if block_hash not in self._reused:
-                continue
-            real = self._real.get(block_hash)
-            if real is not None:
-                blocks[index] = real
-                self.substituted_blocks += 1
-            else:
+            if block_hash in self._reused:
+                real = self._real.get(block_hash)
+                if real is not None:
+                    blocks[index] = real
+                    self.substituted_blocks += 1
+                    continue
                 self._made_up.add(block_hash)
                 self.missed_blocks += 1
+            if self._branches is not None and block_hash in self._branches:
+                blocks[index] = self._begin(block_hash, self._expansion.block_size)
         return blocks
+
+    def tail(self, captured: Captured, count: int) -> TokenIds:
+        """The ``count`` tokens behind a prompt's full blocks."""
+        if self._branches is None or captured.unfilled is None or count >= self._expansion.block_size:
+            return self._expansion.tail(count, captured.request_id)
+        return self._begin(captured.unfilled, count)
+
+    def _begin(self, block: BlockHash, count: int) -> TokenIds:
+        """First tokens of a block, which they are from now on."""
+        tokens = self._first(block, count)
+        if len(self._begun.get(block, ())) < count:
+            self._begun[block] = tokens
+        return tokens
+
+    def _first(self, block: BlockHash, count: int) -> TokenIds:
+        """First tokens of a block: real, as sent before, those of the block that it branches off from, or made up."""
+        tokens = self._expansion.blocks([block], NO_REQUEST)[0]
+        known = self._real.get(block)
+        if known is None:
+            if count > self._reused.get(block, count):  # more than the prompt's own tokens of an output to come
+                self._made_up.add(block)
+            known = self._begun.get(block)
+        parent = None if self._branches is None else self._branches.parent(block)
+        if known is not None:
+            tokens[: len(known)] = known
+        elif parent is not None:
+            shared = min(parent[1], count)
+            tokens[:shared] = self._first(parent[0], shared)
+        return tokens[:count]
 
     def answered(
         self,
@@ -62,8 +108,12 @@ class OutputSubstitution:
         output_hashes: Sequence[BlockHash],
         prompt: TokenIds,
         generated: Sequence[int],
+        tail: BlockHash | None = None,
     ) -> list[BlockHash]:
-        """Let recorded output hashes stand for real tokens; return the valid hashes. The last token has no KV yet."""
+        """Let recorded output hashes stand for real tokens; return the valid hashes. The last token has no KV yet.
+
+        ``tail``: name of the block that the output leaves unfilled.
+        """
         size = self._expansion.block_size
         computed = np.concatenate([prompt, np.asarray(generated[:-1], dtype=np.uint32)])
         first = len(prompt) // size
@@ -75,14 +125,16 @@ class OutputSubstitution:
             # A block's identity is its whole prefix: behind one that differs, none is shared.
             shared = shared and self._stands_for(block_hash, tokens)
             true.append(block_hash if shared else self._expansion.rekeyed(block_hash, request_id))
+        if shared and tail is not None and count == len(output_hashes):
+            self._stands_for(tail, computed[(first + count) * size :][: size - 1])
         return true
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a hash has two meanings, or an unneeded one is stored."""
         assert not self._made_up & self._real.keys()
-        assert self._made_up <= self._reused
-        assert self._real.keys() <= self._reused
-        assert all(len(tokens) == self._expansion.block_size for tokens in self._real.values())
+        assert self._made_up <= self._reused.keys()
+        assert self._real.keys() <= self._reused.keys()
+        assert all(len(tokens) <= self._expansion.block_size for tokens in self._real.values())
 
     def _stands_for(self, block_hash: BlockHash, tokens: TokenIds) -> bool:
         """True if the hash stands for these tokens; sets them if it had none."""
@@ -122,7 +174,10 @@ class Replay:
     period_ms: float
     """Recorded time between starts of rounds."""
     followers: Mapping[RequestId, Sequence[Captured]]
-    reused: AbstractSet[BlockHash]
+    reused: Mapping[BlockHash, int]
+    """Output blocks that come again, each with the number of the prompt's tokens that it begins with."""
+    branches: Branches | None = None
+    """Null: the capture tells to the block only where chains part."""
     text: TextReplay | None = None
     """Null: token ids are sent."""
     over: set[tuple[int, RequestId]] = field(default_factory=set)
@@ -135,7 +190,9 @@ class Replay:
         if number not in self.rounds:
             nonce, cold = round_nonce(self.config.nonce, number), self.config.cold_prompts
             expansion = Expansion(self.block_size, nonce, self.config.vocabulary, cold)
-            substitution = OutputSubstitution(expansion, self.reused, enabled=self.config.output_substitution)
+            substitution = OutputSubstitution(
+                expansion, self.reused, self.branches, enabled=self.config.output_substitution
+            )
             words = None if self.text is None else Expansion(self.block_size, nonce, self.text.vocabulary(), cold)
             self.rounds[number] = Round(self, number, expansion, substitution, words)
         return self.rounds[number]
@@ -178,6 +235,7 @@ class Replay:
         form = None if self.text is None else self.text.form_of(captured)
         api = None if form is None else form.api
         words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora, api)
+        words += () if captured.branch is None else captured.branch
         digest.update(f"{words} {captured.stream}".encode())
         digest.update(struct.pack("<dd4q", *times, *lengths))
         digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
@@ -209,6 +267,13 @@ class Round:
         source = words or (self.expansion if self.run.config.cold_prompts else self.substitution)
         return source.blocks(captured.hashes, captured.request_id)
 
+    def tail(self, captured: Captured, count: int) -> TokenIds:
+        """The ``count`` tokens behind a prompt's full blocks, or the words in their places."""
+        words = self.words_for(captured)
+        if words is None and not self.run.config.cold_prompts:
+            return self.substitution.tail(captured, count)
+        return (words or self.expansion).tail(count, captured.request_id)
+
     def words_for(self, captured: Captured) -> Expansion | None:
         text = self.run.text
         return None if text is None or text.form_of(captured) is None else self.words
@@ -236,11 +301,10 @@ def make_replay(
     dialect: Dialect = VLLM,
     width: int | None = None,
     period_ms: float = 0.0,
+    branches: Branches | None = None,
     text: TextReplay | None = None,
 ) -> Replay:
     """``links`` empty: no request waits for another."""
-    generated = {block_hash for request in requests for block_hash in request.output_hashes or ()}
-    carried = {block_hash for request in requests for block_hash in request.hashes if block_hash in generated}
     followers: dict[RequestId, list[Captured]] = defaultdict(list)
     for request in requests:
         anchor = links.get(request.request_id, ROOT).anchor
@@ -256,9 +320,25 @@ def make_replay(
         width=width,
         period_ms=period_ms,
         followers=dict(followers),
-        reused=frozenset(carried),
+        reused=reused_blocks(requests, block_size),
+        branches=branches,
         text=text,
     )
+
+
+def reused_blocks(requests: Sequence[Captured], block_size: int) -> dict[BlockHash, int]:
+    """Output blocks that a prompt carries or branches off from, each with the prompt's tokens that it begins with."""
+    generated: dict[BlockHash, int] = {}
+    for request in requests:
+        if request.output_hashes is None:
+            continue
+        generated |= dict.fromkeys(request.output_hashes, 0)
+        generated[request.tail] = 0
+        if request.unfilled is not None:
+            generated[request.unfilled] = request.prompt_tokens % block_size
+    again = {block for request in requests for block in request.hashes if block in generated}
+    again |= {request.branch.block for request in requests if request.branch is not None}
+    return {block: generated[block] for block in again if block in generated}
 
 
 def round_nonce(nonce: str, number: int) -> str:

@@ -222,9 +222,9 @@ def test_a_generated_block_binds_whoever_carries_it(traces: ModuleType) -> None:
     carrier = traces.request("carrier", prompt_tokens=12, block_hashes=hashes(1, 2, 3))
     other = traces.request("other", prompt_tokens=12, block_hashes=hashes(1, 2, 9))
     for records in ([maker, other, carrier], [carrier, other, maker]):
-        groups = group_requests(records.__iter__, output_substitution=True)
+        groups = group_requests(records.__iter__, 16, output_substitution=True)
         assert groups[maker.request_id] == groups[carrier.request_id] != groups[other.request_id]
-        assert len(set(group_requests(records.__iter__, output_substitution=False).values())) == 3
+        assert len(set(group_requests(records.__iter__, 16, output_substitution=False).values())) == 3
 
 
 @st.composite

@@ -19,6 +19,8 @@ from replay.expansion import Expansion
 from replay.job import Replayed
 from replay.rounds import OutputSubstitution, Replay, make_replay
 from tracefile import BlockHash, BlockHasher, HashKey, Record, RequestId
+from tracefile.hashing.branches import BranchFinder
+from tracefile.hashing.tokenchains import branches_of
 
 BLOCK = 4
 HASHER = BlockHasher(HashKey(bytes(32)), block_size=BLOCK)
@@ -98,7 +100,12 @@ def capture(asked: list[Asked], engine_block: int) -> Load:
 
 
 def captured(load: Load, index: int) -> Captured:
-    """The record that a tap would have written."""
+    """The request of the record that a tap would have written."""
+    return captured_of(recorded(load, index), 0.0, BLOCK)
+
+
+def recorded(load: Load, index: int, finder: BranchFinder | None = None) -> Record:
+    """The record that a tap would have written; ``finder``: it tells to the token where chains part."""
     prompt, output, ask = load.prompts[index], load.outputs[index], load.asked[index]
     chain = HASHER.hash_blocks([*prompt, *output[:-1]])
     record = Record(
@@ -111,7 +118,10 @@ def captured(load: Load, index: int) -> Captured:
         block_hashes=chain[: len(prompt) // BLOCK],
         output_block_hashes=chain[len(prompt) // BLOCK :],
     )
-    return captured_of(record, 0.0, BLOCK)
+    branch = None if finder is None else finder.add(HASHER.root, chain, prompt, output[:-1], record.request_id)
+    if branch is not None:
+        record.branch_tokens, record.branch_hash = branch.tokens, branch.block
+    return record
 
 
 def config(**flags: bool) -> ReplayConfig:
@@ -170,6 +180,18 @@ def test_the_replays_hits_are_the_captures(asked: list[Asked], engine_block: int
         assert by_id[request.request_id].output_block_hashes == list(request.output_hashes or ())
 
 
+@given(loads(), st.sampled_from([1, 2, BLOCK]))
+@example([Asked(None, 0, 3, 7, True), Asked(None, 0, 3, 7, False), Asked(0, 0, 2, 5, False)], 1)
+def test_the_hits_of_a_cache_of_fewer_tokens_are_the_captures(asked: list[Asked], engine_block: int) -> None:
+    load, finder = capture(asked, engine_block), BranchFinder(BLOCK)
+    order = sorted(range(len(asked)), key=lambda index: asked[index].end_ms(index))  # as a tap writes
+    records = {index: recorded(load, index, finder) for index in order}
+    requests = [captured_of(records[index], 0.0, BLOCK) for index in range(len(asked))]
+    branches = branches_of(records.values(), BLOCK)
+    hits, _ = replay_hits(load, make_replay(config(), "m", requests, {}, BLOCK, branches=branches))
+    assert hits == load.cached
+
+
 @given(loads())
 def test_cold_prompts_share_nothing(asked: list[Asked]) -> None:
     load = capture(asked, BLOCK)
@@ -193,7 +215,7 @@ def prompt_of(substitution: OutputSubstitution, hashes: Sequence[BlockHash], tai
 
 
 def test_a_block_of_prompt_and_answer_is_both() -> None:
-    substitution = OutputSubstitution(EXPANSION, {B})
+    substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = prompt_of(substitution, [A], 3, "first")
     # 7 prompt tokens and 4 generated: block 1 holds the prompt's last 3 and the answer's first; block 2 would need the
     # 5th generated token, and the last one's KV is never computed anyway.
@@ -204,14 +226,14 @@ def test_a_block_of_prompt_and_answer_is_both() -> None:
 
 
 def test_the_last_generated_token_fills_no_block() -> None:
-    substitution = OutputSubstitution(EXPANSION, {B})
+    substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = prompt_of(substitution, [A], 0, "first")
     assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4]) == []
     assert substitution.answered(RequestId("first"), [B], np_tokens(prompt), [1, 2, 3, 4, 5]) == [B]
 
 
 def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
-    substitution = OutputSubstitution(EXPANSION, {B, C})
+    substitution = OutputSubstitution(EXPANSION, {B: 0, C: 0})
     first = prompt_of(substitution, [A], 0, "first")
     early = substitution.blocks([A, B], RequestId("early"))  # open loop: its parent has not answered yet
     true = substitution.answered(RequestId("first"), [B, C], np_tokens(first), list(range(9)))
@@ -223,7 +245,7 @@ def test_what_went_out_made_up_stays_so_and_the_trace_says_it() -> None:
 
 
 def test_one_hash_means_one_thing_when_two_answers_had_it() -> None:
-    substitution = OutputSubstitution(EXPANSION, {B})
+    substitution = OutputSubstitution(EXPANSION, {B: 0})
     prompt = np_tokens(prompt_of(substitution, [A], 0, "first"))
     assert substitution.answered(RequestId("first"), [B], prompt, [1, 2, 3, 4, 5]) == [B]
     assert substitution.answered(RequestId("twin"), [B], prompt, [1, 2, 3, 4, 9]) == [B]

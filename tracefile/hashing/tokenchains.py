@@ -33,6 +33,10 @@ class Branches:
         if found is not None and all(found.own != block for block, _ in self.line(found.block)):
             self._parents.setdefault(found.own, (found.block, found.tokens))
 
+    def parent(self, block: BlockHash) -> tuple[BlockHash, int] | None:
+        """Return the block that ``block`` begins like, and for how many tokens; null: none."""
+        return self._parents.get(block)
+
     def line(self, block: BlockHash) -> Iterator[tuple[BlockHash, int]]:
         """Yield the blocks that the first tokens of ``block`` are in: the nearest first, with their numbers."""
         tokens = self.block_size

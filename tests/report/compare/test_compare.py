@@ -89,7 +89,7 @@ def test_hits_inside_the_traces_blocks_explain_cached_tokens_that_differ(tmp_pat
     other = write(tmp_path / "o.jsonl", [answered(n, 10.0, 96 if n < 30 else 64) for n in range(40)], meta)
     note = (
         "t: 30 captured hits end inside blocks of 16 tokens: they are token-granular, and a replay rounds them down to "
-        "blocks; capture with --block-size 1 to have them to the token."
+        "blocks; a tap that knows the engine's page size records them to the token."
     )
     assert note in compared(f"t={truth}", f"o={other}")["notes"]
     assert note not in compared(f"t={truth}", f"o={truth}")["notes"]
