@@ -4,7 +4,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args, overload
 
@@ -15,14 +15,23 @@ from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.recognition import find_dialect, recognition_notes
-from loadgen.core.bodyfields import read_body_fields
+from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
 from loadgen.core.request import SESSION_HEADER, origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, run_flags
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
-from loadgen.plan.config import RANDOM, STAGED_PARALLEL, STAGED_PROMPT, USUAL_PROMPT, LoadConfig, Pattern, Spacing
+from loadgen.plan.config import (
+    RANDOM,
+    STAGED_PARALLEL,
+    STAGED_PROMPT,
+    USUAL_GROUP,
+    USUAL_PROMPT,
+    LoadConfig,
+    Pattern,
+    Spacing,
+)
 from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
 from loadgen.plan.workload import rate_profile
 from loadgen.preparation import prepare_load_text
@@ -85,6 +94,8 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         rate_to=rate_to,
         burstiness=args.burstiness,
         spacing=args.spacing,
+        group_size=_group_size(args),
+        group_gap_s=None if args.group_gap is None else parse_pause("--group-gap", args.group_gap),
         burst_size=args.burst_size,
         burst_every_s=args.burst_every,
         steps=args.steps,
@@ -110,8 +121,9 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         min_turns=min_turns,
         max_turns=max_turns,
         think_s=None if args.think is None else parse_pause("--think", args.think),
+        tool_latency_s=None if args.tool_latency is None else parse_pause("--tool-latency", args.tool_latency),
         tool_role=args.tool_role,
-        fields=read_body_fields(args, stream=not args.no_stream),
+        fields=_fields(args),
         session_headers=session_headers(args.session_header),
         vocabulary=Vocabulary(args.vocab_low, args.vocab_high),
         timeout_s=args.timeout,
@@ -152,6 +164,18 @@ def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
     return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
 
 
+def _group_size(args: argparse.Namespace) -> int:
+    usual = USUAL_GROUP if args.pattern == "rollouts" else 1
+    return usual if args.group_size is None else int(args.group_size)
+
+
+def _fields(args: argparse.Namespace) -> BodyFields:
+    """Request fields; a group's outputs are sampled, or they would be one and the same."""
+    fields = read_body_fields(args, stream=not args.no_stream)
+    sampled = _group_size(args) > 1 and fields.temperature is None and "temperature" not in fields.extra
+    return replace(fields, temperature=1.0) if sampled else fields
+
+
 def _prompts(args: argparse.Namespace) -> LengthDistribution:
     usual = STAGED_PROMPT if args.pattern == "calibration" else USUAL_PROMPT
     return (
@@ -189,12 +213,22 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("arrivals", "a session is one request, unless it has turns")
     add = group.add_argument
     add("--pattern", choices=get_args(Pattern), default="poisson", help="arrivals of sessions (poisson)")
-    add("--rate", metavar="R", help="sessions a second; staircase and ramp: A:B, from A to B; without: closed loop")
+    add(
+        "--rate",
+        metavar="R",
+        help="sessions or groups a second; staircase and ramp: A:B, from A to B; without: closed loop",
+    )
     add(
         "--burstiness",
         type=float,
         metavar="B",
         help="with gamma: shape of the gaps between arrivals; 1: poisson, below 1: burstier, inf: even",
+    )
+    add("--group-size", type=int, metavar="G", help="sessions that start from one first prompt (1; rollouts: 8)")
+    add(
+        "--group-gap",
+        metavar="TIME",
+        help="pause between starts of a group's sessions, such as 200ms or 0s:2s (0: together)",
     )
     add("--burst-size", type=int, metavar="K", help="burst: sessions a burst")
     add("--burst-every", type=duration, metavar="TIME", help="burst: interval between bursts, such as 10s")
@@ -220,7 +254,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
         default="finish",
         help="at --duration: let open sessions finish, or cancel requests in flight and send no more (finish)",
     )
-    add("--number", type=int, metavar="N", help="total sessions; a shorter dataset starts again")
+    add("--number", type=int, metavar="N", help="total sessions, or groups; a shorter dataset starts again")
     add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight (calibration: 8)")
     add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
 
@@ -254,6 +288,11 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add("--max-turns", type=int, metavar="N", help="cut longer sessions (random: most turns)")
     add("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
     add("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of each later turn (500)")
+    add(
+        "--tool-latency",
+        metavar="TIME",
+        help="pause before a tool's output, such as lognormal:2s,3s (dataset's; random: makes later turns tools')",
+    )
     add("--tool-role", choices=["user", "tool"], default="user", help="role of tool outputs with --api chat (user)")
 
 
@@ -312,7 +351,8 @@ def most_shards(config: LoadConfig) -> int | None:
     """Most shards of which each has sessions, now and then all at once; null: any number."""
     if config.pattern == "calibration":
         return 1
-    bounds = [bound for bound in (config.number, config.sessions_at_once) if bound is not None]
+    sessions = None if config.number is None else config.number * config.group_size
+    bounds = [bound for bound in (sessions, config.sessions_at_once) if bound is not None]
     return min(bounds, default=None)
 
 
@@ -324,7 +364,8 @@ def target_rate(config: LoadConfig) -> TargetRate | None:
 
     def at(second: float) -> float:
         piece = int(np.searchsorted(rates.starts_s, second, side="right")) - 1
-        return float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
+        groups = float(rates.rates[piece] + rates.slopes[piece] * (second - rates.starts_s[piece]))
+        return groups * config.group_size
 
     return at
 

@@ -41,6 +41,7 @@ class Stream(IntEnum):
     ARRIVAL_BOOST = 10
     ARRIVAL_ACCEPTANCE = 11
     STAGE_ORDER = 12
+    GROUP_GAP = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from loadgen.datasets.trie import read_trie
 
 DATASETS: dict[str, Dataset] = {
     "sharegpt": Dataset(read_sharegpt, has_texts=True),
-    "messages": Dataset(read_messages, has_texts=True),
-    "swe-smith": Dataset(read_swe_smith, has_texts=True, cuts_turns=True),
+    "messages": Dataset(read_messages, has_texts=True, has_tools=True),
+    "swe-smith": Dataset(read_swe_smith, has_texts=True, has_tools=True, cuts_turns=True),
     "aiperf": Dataset(read_aiperf, has_texts=True),
-    "trie": Dataset(read_trie, has_texts=False),
+    "trie": Dataset(read_trie, has_texts=False, has_tools=True),
     "mooncake": Dataset(read_trace("mooncake", "aiperf-mooncake"), has_texts=False),
     "bailian": Dataset(read_trace("bailian"), has_texts=False),
     "burstgpt": Dataset(read_trace("burstgpt"), has_texts=False),

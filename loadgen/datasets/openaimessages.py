@@ -52,16 +52,18 @@ def session_of(messages: Iterable[Message], options: DatasetOptions) -> DatasetS
 
 def _turns(messages: Iterable[Message], options: DatasetOptions) -> Iterator[DatasetTurn]:
     said: list[VerbatimMessage] = []
+    from_tool = False
     for message in messages:
         quoted = VerbatimMessage(dict(message))
         if quoted.role == "assistant":
             if any(each.role != "system" for each in said):
-                yield DatasetTurn(quoted=said, output_tokens=_length(quoted, options))
-                said = []
+                yield DatasetTurn(quoted=said, from_tool=from_tool, output_tokens=_length(quoted, options))
+                said, from_tool = [], False
         elif message.get("content"):
+            from_tool = from_tool or quoted.role == "tool"
             said.append(as_user(quoted) if quoted.role == "tool" and options.tool_role == "user" else quoted)
     if any(each.role != "system" for each in said):
-        yield DatasetTurn(quoted=said)
+        yield DatasetTurn(quoted=said, from_tool=from_tool)
 
 
 def as_user(tool: VerbatimMessage) -> VerbatimMessage:

@@ -59,7 +59,7 @@ class DatasetTurn:
     quoted: Sequence[VerbatimMessage] = ()
     """Messages before the response is asked for; empty: only their length is known."""
     from_tool: bool = False
-    """True if the new tokens are a tool's output, not a user's message."""
+    """True if the new tokens are a tool's output: the pause before it is the tool's."""
     output_tokens: int | None = None
     think_ms: float | None = None
     """From the last response to this request."""
@@ -91,5 +91,7 @@ class Dataset:
     """Reads a file's sessions lazily, in order. Raises InputError naming file, line and field."""
     has_texts: bool
     """True if it has texts, not only lengths."""
+    has_tools: bool = False
+    """True if turns may be tool outputs."""
     cuts_turns: bool = False
     """True if its turns are cut by the flags' lengths and counts."""

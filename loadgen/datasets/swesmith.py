@@ -3,7 +3,8 @@
 Two kinds of file, as in evalscope's ``swe_smith`` (evalscope/perf/plugin/datasets/swe_smith.py): trajectories, JSON
 Lines or an array of ``{"messages": [...]}`` (an array, or one as JSON in a string, as SWE-bench/SWE-smith-trajectories
 has it), or one object ``{"conversations": [[{"messages": [...]}, …], …]}`` built already. A turn takes messages up to
-its length and cuts the last one. A trajectory that ends before its turns are full is skipped.
+its length and cuts the last one; turns after the first are tool outputs. A trajectory that ends before its turns are
+full is skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,10 @@ def read_swe_smith(path: Path, options: DatasetOptions) -> Iterator[DatasetSessi
 def _built(conversations: bytes, where: str, most: int | None) -> Iterator[DatasetSession]:
     found = decode(conversations, list[list[BuiltTurn]], f"{where}: conversations", EXPECTED)
     for turns in found:
-        yield [DatasetTurn(quoted=[VerbatimMessage(message) for message in turn.messages]) for turn in turns[:most]]
+        yield [
+            DatasetTurn(quoted=[VerbatimMessage(message) for message in turn.messages], from_tool=number > 0)
+            for number, turn in enumerate(turns[:most])
+        ]
 
 
 def _texts(found: dict[str, msgspec.Raw], where: str) -> Iterator[str]:
@@ -72,7 +76,8 @@ def _cut(texts: Sequence[str], options: DatasetOptions, index: int) -> DatasetSe
         taken, at = take(texts, at, subsequent if turns else first, options.lengths)
         if not taken:
             break
-        turns.append(DatasetTurn(quoted=[VerbatimMessage({"role": "user", "content": text}) for text in taken]))
+        quoted = [VerbatimMessage({"role": "user", "content": text}) for text in taken]
+        turns.append(DatasetTurn(quoted=quoted, from_tool=bool(turns)))
     return None if wanted is not None and len(turns) < wanted else turns or None
 
 

@@ -15,13 +15,17 @@ from loadgen.datasets import DATASETS, Dataset
 from loadgen.text.spoken import Api
 from tracefile import InputError
 
-Pattern = Literal["constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "calibration"]
+Pattern = Literal[
+    "constant", "poisson", "gamma", "burst", "staircase", "ramp", "series", "multiturn", "rollouts", "calibration"
+]
 Spacing = Literal["poisson", "constant", "gamma"]
 
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
 RANDOM = "random"
 ONE_TURN = LengthDistribution(1, 1)
 USUAL_PROMPT = LengthDistribution(256, 256)
+USUAL_GROUP = 8
+"""Sessions of a group with ``--pattern rollouts``."""
 
 STAGED_PROMPT = LengthDistribution(64, 10_000)
 """Of ``--pattern calibration``, shortest to longest."""
@@ -53,6 +57,10 @@ class LoadConfig:
     """Shape of gamma-distributed gaps; null: no gamma."""
     spacing: Spacing | None = None
     """Gaps at a changing rate; null: poisson."""
+    group_size: int = 1
+    """Sessions that start from one first prompt; ``rate`` and ``number`` count these groups."""
+    group_gap_s: LengthDistribution | None = None
+    """Between starts of a group's sessions; null: they start together."""
     burst_size: int | None = None
     burst_every_s: float | None = None
     steps: int | None = None
@@ -89,6 +97,8 @@ class LoadConfig:
     max_turns: int | None = None
     think_s: LengthDistribution | None = None
     """From a response's end to the next send; null: the dataset's, else 0."""
+    tool_latency_s: LengthDistribution | None = None
+    """From a response's end to the turn with a tool's output; null: ``think_s``, else the dataset's."""
     tool_role: Literal["user", "tool"] = "user"
     fields: BodyFields = PLAIN
     """Fields of every body beside those of the plan."""
@@ -105,6 +115,7 @@ class LoadConfig:
         _check_pattern(self)
         _check_staged(self)
         _check_bounds(self)
+        _check_groups(self)
         _check_shape(self)
         _check_dataset(self)
         _check_text(self)
@@ -201,6 +212,8 @@ def _check_staged(config: LoadConfig) -> None:
     _refuse("--rate", config.rate, designed)
     _refuse("--parallel-sessions", config.parallel_sessions, f"{designed}; expected --parallel")
     _refuse("--think", config.think_s, designed)
+    _refuse("--tool-latency", config.tool_latency_s, designed)
+    _refuse("--group-size", None if config.group_size == 1 else config.group_size, designed)
     _refuse("--dataset", config.dataset_path, designed)
     for flag, value in (("--prefix-count", config.prefix_count), ("--dataset-offset", config.dataset_offset)):
         _refuse(flag, value or None, designed)
@@ -229,8 +242,15 @@ def _check_bounds(config: LoadConfig) -> None:
         return
     if config.ends_s is None and config.number is None and config.dataset_path is None:
         raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
-    if not config.open_loop and config.pattern not in ("poisson", "multiturn"):
+    if not config.open_loop and config.pattern not in ("poisson", "multiturn", "rollouts"):
         raise InputError(f"--pattern: {config.pattern} without --rate; a closed loop has no arrivals of its own")
+
+
+def _check_groups(config: LoadConfig) -> None:
+    if config.group_size < 1:
+        raise InputError(f"--group-size: {config.group_size}; expected 1 or more")
+    if config.group_gap_s is not None and (config.group_size == 1 or not config.open_loop):
+        raise InputError("--group-gap: expected it with --group-size of 2 or more, and --rate")
 
 
 def _check_shape(config: LoadConfig) -> None:
@@ -249,12 +269,19 @@ def _check_dataset(config: LoadConfig) -> None:
             raise InputError(f"--dataset: {config.dataset} without a file; expected {config.dataset}:PATH")
         _refuse("--min-turns, --max-turns", config.min_turns or config.max_turns, "random sessions, which have turns")
         _refuse("--first-turn-length", config.first_turn_tokens, "random sessions; expected --prompt-tokens")
+        if config.tool_latency_s is not None and (config.single_turns or config.think_s is not None):
+            raise InputError(
+                "--tool-latency: expected it with --turns of 2 or more, and without --think: later turns of random "
+                "sessions are then tool outputs"
+            )
         return
     name, fewest, most = config.dataset, config.min_turns, config.max_turns
     if fewest is not None and most is not None and fewest > most:
         raise InputError(f"--min-turns, --max-turns: {fewest} and {most}; expected MIN to MAX")
     if config.turns != ONE_TURN:
         raise InputError(f"--turns: {config.turns} with --dataset {name}; expected --min-turns, --max-turns")
+    if config.tool_latency_s is not None and not DATASETS[name].has_tools:
+        raise InputError(f"--tool-latency: with --dataset {name}, which has no tool outputs; expected --think")
     _check_texts(config, DATASETS[name])
 
 

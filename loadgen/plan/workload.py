@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -77,21 +78,29 @@ class Workload:
         return self._of_dataset()
 
     def _of_dataset(self) -> Iterator[SessionShape]:
-        own = chain.from_iterable(zip(*places, strict=True) for places in self._places())
-        entries = enumerate(dataset_sessions(self.config, self.lengths))
-        for index, due_us in own:
-            entry = next((entry for number, entry in entries if number == index), None)
-            if entry is None:
+        entries = dataset_sessions(self.config, self.lengths)
+        in_use: dict[int, tuple[DatasetSession, int]] = {}  # entries by group, each with its sessions to come
+        rows = chain.from_iterable(zip(*chunk, strict=True) for chunk in placed(self.config))
+        for index, (number, due_us) in enumerate(rows):
+            group, size = int(number) // self.config.group_size, self.config.group_size
+            # First sessions of groups come in order of their groups.
+            entry, left = in_use.pop(group) if group in in_use else (next(entries, None), size)
+            if entry is None and not in_use:
                 return
-            yield place_session(self.config, entry, int(index), int(due_us))
+            if entry is None:
+                continue
+            if left > 1:
+                in_use[group] = entry, left - 1
+            if self.shard.has(index):
+                yield place_session(self.config, entry, index, int(number), int(due_us))
 
-    def _places(self) -> Iterator[tuple[Positions, Counts]]:
-        """Chunks of the shard's sessions: numbers in the whole run, and due times."""
+    def _places(self) -> Iterator[tuple[Positions, Positions, Counts]]:
+        """Chunks of the shard's sessions: their order of arrival in the whole run, numbers, and due times."""
         start = 0
-        for due_us in arrivals_us(self.config):
+        for numbers, due_us in placed(self.config):
             first = (self.shard.index - start) % self.shard.count
             indices = np.arange(start + first, start + len(due_us), self.shard.count, dtype=np.uint64)
-            yield indices, due_us[first :: self.shard.count]
+            yield indices, numbers[first :: self.shard.count], due_us[first :: self.shard.count]
             start += len(due_us)
 
     def survey(self) -> Survey:
@@ -133,6 +142,42 @@ def arrivals_us(config: LoadConfig) -> Chunks:
     return before(arrivals, config.number, config.ends_s)
 
 
+def placed(config: LoadConfig) -> Iterator[tuple[Positions, Counts]]:
+    """Chunks of sessions in order of arrival: numbers (group · group size + place in it) and due times.
+
+    Sessions of a group that are due after the next chunk's first group wait for that chunk.
+    """
+    size, start = config.group_size, 0
+    ends_us = round(config.ends_s * SECOND_US) if config.open_loop and config.ends_s is not None else None
+    numbers, due_us = np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+    for groups_us in arrivals_us(config):
+        if not len(groups_us):
+            continue
+        places = np.arange(start * size, (start + len(groups_us)) * size, dtype=np.uint64)
+        start += len(groups_us)
+        numbers = np.concatenate([numbers, places])
+        due_us = np.concatenate([due_us, (groups_us[:, np.newaxis] + group_offsets_us(config, places)).ravel()])
+        order = np.lexsort((numbers, due_us))
+        numbers, due_us = numbers[order], due_us[order]
+        ready = int(np.searchsorted(due_us, groups_us[-1], side="right"))
+        yield numbers[:ready], due_us[:ready]
+        numbers, due_us = numbers[ready:], due_us[ready:]
+    in_time = len(due_us) if ends_us is None else int(np.searchsorted(due_us, ends_us))
+    if in_time:
+        yield numbers[:in_time], due_us[:in_time]
+
+
+def group_offsets_us(config: LoadConfig, numbers: Positions) -> Counts:
+    """Time of each session after its group's first; shape (groups, group size)."""
+    shape = (-1, config.group_size)
+    if config.group_gap_s is None:
+        return np.zeros(len(numbers), dtype=np.int64).reshape(shape)
+    at = numbers + np.uint64(config.dataset_offset * config.group_size)
+    gaps_us = quantities(config.group_gap_s, draw_each(config.seed, Stream.GROUP_GAP, at), SECOND_US).reshape(shape)
+    gaps_us[:, 0] = 0
+    return np.cumsum(gaps_us, axis=1)
+
+
 def spaced(config: LoadConfig) -> Chunks:
     """Arrivals in units of their expected number."""
     spacing = config.spacing or config.pattern
@@ -157,26 +202,35 @@ def rate_profile(config: LoadConfig) -> RateProfile:
     return staircase(config.rate, config.rate_to, config.steps, config.step_s)
 
 
-def draw_sessions(config: LoadConfig, indices: Positions, due_us: Counts) -> Iterator[SessionShape]:
-    """Random sessions by number, each independent of those before it."""
+def draw_sessions(config: LoadConfig, indices: Positions, numbers: Positions, due_us: Counts) -> Iterator[SessionShape]:
+    """Random sessions, each independent of those before it; a group's sessions have one prefix and first prompt."""
     if not len(indices):
         return
     seed = config.seed
-    at = indices + np.uint64(config.dataset_offset)
+    at = numbers + np.uint64(config.dataset_offset * config.group_size)
+    groups = at // np.uint64(config.group_size)
     counts = quantities(config.turns, draw_each(seed, Stream.TURN_COUNT, at))
     turns = np.arange(counts.max(), dtype=np.uint64)
     place = (at[:, np.newaxis], turns)
-    prompts = quantities(config.prompt_tokens, draw_each(seed, Stream.PROMPT_LENGTH, *place)).tolist()
-    keys = draw_each(seed, Stream.PROMPT_TOKENS, *place).tolist()
+    said = (np.where(turns == 0, groups[:, np.newaxis], at[:, np.newaxis]), turns)
+    prompts = quantities(config.prompt_tokens, draw_each(seed, Stream.PROMPT_LENGTH, *said)).tolist()
+    keys = draw_each(seed, Stream.PROMPT_TOKENS, *said).tolist()
     outputs = quantities(config.output_tokens or DEFAULT_OUTPUT, draw_each(seed, Stream.OUTPUT_LENGTH, *place)).tolist()
-    thinks = quantities(config.think_s or DEFAULT_THINK, draw_each(seed, Stream.THINK_TIME, *place), SECOND_US)
+    pause = config.tool_latency_s or config.think_s or DEFAULT_THINK
+    thinks = quantities(pause, draw_each(seed, Stream.THINK_TIME, *place), SECOND_US)
     thinks[:, 0] = 0
     pauses = (thinks / 1000).tolist()
-    prefixes = draw_prefixes(config, at)
+    prefixes = draw_prefixes(config, groups)
     numbered = zip(indices.tolist(), due_us.tolist(), counts.tolist(), strict=True)
     for row, (index, due, length) in enumerate(numbered):
         shapes = [TurnShape(*turn) for turn in zip(prompts[row], keys[row], outputs[row], pauses[row], strict=True)]
+        if config.tool_latency_s is not None and config.tool_role == "tool":
+            shapes[1:] = [msgspec.structs.replace(turn, said=tool_output(turn)) for turn in shapes[1:]]
         yield SessionShape(index, None if due == CLOSED else due / 1000, *prefixes[row], shapes[:length])
+
+
+def tool_output(turn: TurnShape) -> tuple[SyntheticMessage]:
+    return (SyntheticMessage("tool", (Piece(turn.prompt_key, turn.prompt_tokens),)),)
 
 
 def draw_prefixes(config: LoadConfig, at: Positions) -> list[tuple[int | None, int]]:
@@ -223,26 +277,29 @@ def _entries_again(config: LoadConfig, lengths: TextLengths) -> Iterator[Iterato
         yield chain([first], entries)
 
 
-def place_session(config: LoadConfig, entry: DatasetSession, index: int, due_us: int) -> SessionShape:
-    at = index + config.dataset_offset
-    prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, at), config.prefix_count) if config.prefix_count else None
+def place_session(config: LoadConfig, entry: DatasetSession, index: int, number: int, due_us: int) -> SessionShape:
+    at = number + config.dataset_offset * config.group_size
+    group = at // config.group_size
+    prefix = below(draw(config.seed, Stream.PREFIX_CHOICE, group), config.prefix_count) if config.prefix_count else None
     prefix_key = draw(config.seed, Stream.PREFIX_TOKENS, prefix or 0)
-    turns = [_place_turn(config, turn, at, number) for number, turn in enumerate(entry)]
+    turns = [
+        _place_turn(config, turn, at, place, draw(config.seed, Stream.PROMPT_TOKENS, at if place else group, place))
+        for place, turn in enumerate(entry)
+    ]
     return SessionShape(index, None if due_us == CLOSED else due_us / 1000, prefix, prefix_key, turns)
 
 
-def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, number: int) -> TurnShape:
-    key = draw(config.seed, Stream.PROMPT_TOKENS, at, number)
+def _place_turn(config: LoadConfig, turn: DatasetTurn, at: int, place: int, key: int) -> TurnShape:
     output, think_ms = turn.output_tokens, turn.think_ms
     if output is None or config.output_tokens is not None:
         lengths = config.output_tokens or DEFAULT_OUTPUT
-        output = _quantity(lengths, draw(config.seed, Stream.OUTPUT_LENGTH, at, number))
-    if think_ms is None or config.think_s is not None:
-        lengths = config.think_s or DEFAULT_THINK
-        think_ms = _quantity(lengths, draw(config.seed, Stream.THINK_TIME, at, number), SECOND_US) / 1000
-    as_tool = turn.from_tool and config.tool_role == "tool"
-    said = (SyntheticMessage("tool", (Piece(key, turn.new_tokens or 0),)),) if as_tool else turn.quoted
-    return TurnShape(turn.new_tokens or 0, key, output, think_ms if number else 0.0, said)
+        output = _quantity(lengths, draw(config.seed, Stream.OUTPUT_LENGTH, at, place))
+    pause = config.tool_latency_s if turn.from_tool and config.tool_latency_s is not None else config.think_s
+    if think_ms is None or pause is not None:
+        think_ms = _quantity(pause or DEFAULT_THINK, draw(config.seed, Stream.THINK_TIME, at, place), SECOND_US) / 1000
+    placed = TurnShape(turn.new_tokens or 0, key, output, think_ms if place else 0.0, turn.quoted)
+    as_tool = turn.from_tool and config.tool_role == "tool" and not turn.quoted
+    return msgspec.structs.replace(placed, said=tool_output(placed)) if as_tool else placed
 
 
 def _quantity(lengths: LengthDistribution, bits: int, units: int = 1) -> int:

@@ -63,6 +63,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
     max_tokens: int
     stream: bool | None = False
+    temperature: float | None = None
     cache_salt: str | None = None
 
 
@@ -78,7 +79,12 @@ class Messages:
         prompt = render(service, request)
         tools = [Tool(tool.name, tool.input_schema) for tool in request.tools or ()]
         offered, choice = choose_tools(tools, _choice(request.tool_choice))
-        fields = GenerationFields(model=request.model, stream=request.stream, cache_salt=request.cache_salt)
+        fields = GenerationFields(
+            model=request.model,
+            stream=request.stream,
+            temperature=request.temperature,
+            cache_salt=request.cache_salt,
+        )
         return Asked(fields=fields, prompts=[prompt], max_tokens=request.max_tokens, tools=offered, tool_choice=choice)
 
     def voice(self, service: Service, asked: Asked, response_id: str, created_s: int) -> "MessagesVoice":

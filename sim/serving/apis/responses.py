@@ -40,6 +40,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     ignore_eos: bool | None = False
     seed: int | None = None
+    temperature: float | None = None
 
 
 class Responses:
@@ -61,6 +62,7 @@ class Responses:
             cache_salt=request.cache_salt,
             ignore_eos=request.ignore_eos,
             seed=request.seed,
+            temperature=request.temperature,
         )
         prompt = service.vocabulary.render_chat(_messages(request), tools, generation_prompt=True)
         limit = request.max_output_tokens

@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import xxhash
@@ -79,6 +80,8 @@ class Service:
     faults: Faults
     hash_key: HashKey
     """Of this process alone: block keys never leave it."""
+    sampled: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers of outputs without a seed of their own."""
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError unless it is the served model, or none was named."""
@@ -133,7 +136,7 @@ class Service:
         on_progress: Callable[[Generation], None],
     ) -> Generation:
         fields, prompt = asked.fields, prompt_ids.tobytes()
-        seed = self.seed if fields.seed is None else self.seed ^ (fields.seed + 1)
+        seed = self._seed(fields)
         output = draw_output(
             prompt, self.vocabulary, limits, seed, choice, tool=self._tool(asked, prompt, seed + choice)
         )
@@ -149,6 +152,12 @@ class Service:
             priority=fields.priority or 0,
         )
         return Generation(request, output, on_progress)
+
+    def _seed(self, fields: GenerationFields) -> int:
+        """Seed of an output: with a temperature above 0 and no seed another one every time."""
+        if fields.seed is not None:
+            return self.seed ^ (fields.seed + 1)
+        return self.seed ^ (next(self.sampled) << 32) if fields.temperature else self.seed
 
     def _tool(self, asked: Asked, prompt: bytes, seed: int) -> Tool | None:
         """The tool that an output calls: a function of prompt and seed, like the output."""

@@ -31,6 +31,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = False
     n: int | None = 1
     seed: int | None = None
+    temperature: float | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False

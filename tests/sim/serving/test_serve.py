@@ -262,6 +262,14 @@ def test_unknown_fields_are_ignored_and_what_exceeds_the_context_is_cut(engine: 
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_sampled_outputs_differ_unless_a_seed_says_otherwise(engine: httpx.Client) -> None:
+    def texts(**fields: Any) -> set[str]:
+        return {complete(engine, "x", max_tokens=9, ignore_eos=True, **fields)["choices"][0]["text"] for _ in range(3)}
+
+    assert [len(texts(**fields)) for fields in ({}, {"temperature": 0}, {"temperature": 1, "seed": 5})] == [1, 1, 1]
+    assert len(texts(temperature=1)) == 3
+
+
 def test_what_the_engine_says_of_itself(engine: httpx.Client) -> None:
     assert engine.get("/health").status_code == 200
     assert "version" in engine.get("/version").json()
