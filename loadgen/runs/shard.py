@@ -213,7 +213,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             running.close()
     return Done(
         tally=tally,
-        findings=opened.findings() | {UNSENT: running.unsent},
+        findings=opened.findings() | ({} if setup.ends_ms is None else {UNSENT: running.unsent}),
         sent_share=running.sent_share,
         stopped=running.stopped,
         seconds=max(0, running.last_end_ns - begin_ns) / 1e9,
