@@ -88,7 +88,7 @@ class OutputSubstitution:
 
     def _first(self, block: BlockHash, count: int) -> TokenIds:
         """First tokens of a block: real, as sent before, those of the block that it branches off from, or made up."""
-        tokens = self._expansion.blocks([block], NO_REQUEST)[0]
+        tokens: TokenIds = self._expansion.blocks([block], NO_REQUEST)[0]
         known = self._real.get(block)
         if known is None:
             if count > self._reused.get(block, count):  # more than the prompt's own tokens of an output to come
@@ -235,8 +235,8 @@ class Replay:
         form = None if self.text is None else self.text.form_of(captured)
         api = None if form is None else form.api
         words = (captured.request_id, link.anchor, captured.session_id, captured.priority, captured.lora, api)
-        words += () if captured.branch is None else captured.branch
-        digest.update(f"{words} {captured.stream}".encode())
+        branch = "" if captured.branch is None else tuple(captured.branch)
+        digest.update(f"{words} {captured.stream}{branch}".encode())
         digest.update(struct.pack("<dd4q", *times, *lengths))
         digest.update(struct.pack(f"<{len(captured.hashes)}Q", *captured.hashes))
         return digest.digest()
