@@ -10,6 +10,7 @@ import msgspec
 
 from engines.dialect import DialectName, decoded, told_count, told_text
 from engines.recognition import DIALECTS, dialect_of_metrics, dialect_of_owner
+from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE
 from tracefile.records.schema import Engine
 from wire.url import Origin
 
@@ -20,6 +21,8 @@ PAGES = ("/version", "/metrics", "/v1/models")
 MEAN_GAUGES = frozenset({"kv_usage"})
 """Gauges averaged over the engines behind one address; all others are summed."""
 
+MIN_BLOCK_SIZE = 8
+"""Least block size of an engine that hashes take over: with the key, a hash of fewer tokens is guessed at once."""
 MAX_METRICS = 10_000
 """Names kept of a page; engines have some hundreds."""
 
@@ -59,6 +62,16 @@ class EngineFacts:
     """Server that was asked. Null: known to the caller."""
     problem: str | None = None
     """Reason why a page could not be read, for the user. Null: all came, or are not there."""
+
+    @property
+    def hash_block_size(self) -> int:
+        """Block size for hashes: the default, or the engine's if it is smaller but no guessable few tokens."""
+        told = self.engine.block_size
+        return told if told is not None and MIN_BLOCK_SIZE <= told < DEFAULT_BLOCK_SIZE else DEFAULT_BLOCK_SIZE
+
+    def is_finer(self, block_size: int) -> bool:
+        """Return whether the engine's prefix hits end within blocks of this size."""
+        return self.engine.block_size is not None and self.engine.block_size < block_size
 
     @property
     def known_engine(self) -> Engine | None:

@@ -52,7 +52,6 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 
-HASHED_BLOCK_SIZE = 16
 ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
 """Flags that the trace's header has even where they were not given."""
 
@@ -340,8 +339,9 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
         model=model,
         load_id=load_name(config),
         key=load_key(),
-        block_size=min(HASHED_BLOCK_SIZE, facts.engine.block_size or HASHED_BLOCK_SIZE),
-        engine_block_size=facts.engine.block_size or HASHED_BLOCK_SIZE,
+        block_size=facts.hash_block_size,
+        branches=facts.is_finer(facts.hash_block_size) and (config.run.procs == 1 or config.sends_ids),
+        engine_block_size=facts.engine.block_size or facts.hash_block_size,
         target=target,
         dialect=dialect,
     )
@@ -378,7 +378,7 @@ def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
         model=job.model,
         tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
         block_size=job.block_size,
-        hash=job.hasher().info,
+        hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
         engine=facts.engine,
         workload=WorkloadMeta(pattern=config.pattern, seed=config.seed, extra=_shape(config)),
         extra=counters,

@@ -121,6 +121,11 @@ class LoadConfig:
         _check_text(self)
 
     @property
+    def sends_ids(self) -> bool:
+        """True if prompts are token ids without a template."""
+        return self.api == "completions" and not self.chat_template
+
+    @property
     def open_loop(self) -> bool:
         """True if sessions arrive at their own times, not when others end."""
         return self.rate is not None or self.pattern in ("burst", "series")

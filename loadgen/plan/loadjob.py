@@ -25,6 +25,7 @@ from loadgen.plan.workload import Survey, Workload
 from loadgen.text.prompts import Prompt, TextForm, TokenForm
 from loadgen.text.targettext import NO_TARGET, TargetText, TextMaker, open_text_maker
 from tracefile import BlockHasher, HashKey, InputError, Record, RequestId, SessionId, keyed_id
+from tracefile.hashing.branches import BranchFinder
 
 BUSY = 0.6
 """Utilization in stage ``mix``, by the time of sessions alone: requests meet but do not queue up."""
@@ -47,6 +48,8 @@ class Conversations:
     """Part of every id, so that only runs of equal loads have equal request ids."""
     width: int | None
     """Most open sessions of the shard; null: any number."""
+    branches: BranchFinder | None = None
+    """Null: records tell to the block only where their chains part."""
     over: Collection[int] = ()
     """Indices of sessions that an earlier part of the run has ended."""
     not_started: int = field(default=0, init=False)
@@ -177,6 +180,11 @@ class Turn:
         chain = prompt.chain(self.load.hasher, response)
         if chain is None:
             return record
+        if self.load.branches is not None:
+            root, name = self.load.hasher.root, record.request_id
+            branch = self.load.branches.add(root, chain.whole(), chain.computed, (), name)
+            if branch is not None:
+                record = msgspec.structs.replace(record, branch_tokens=branch.tokens, branch_hash=branch.block)
         return msgspec.structs.replace(
             record,
             block_hashes=chain.prompt,
@@ -291,6 +299,8 @@ class LoadJob:
     key: HashKey
     block_size: int
     """Of the trace's hashes."""
+    branches: bool = False
+    """Records tell to the token where their chains part."""
     engine_block_size: int = 16
     """Of the engine's cache, if it tells."""
     dialect: Dialect = VLLM
@@ -314,13 +324,15 @@ class LoadJob:
 
     def text(self) -> str:
         """Fingerprint of the words in the requests; empty: token ids are sent."""
-        if self.config.api == "completions" and not self.config.chat_template:
+        if self.config.sends_ids:
             return ""
         return self.target.fingerprint(rendered=self.config.chat_template)
 
-    def opening(self, text_maker: TextMaker, hasher: BlockHasher) -> Callable[[SessionShape], Prompt]:
+    def opening(
+        self, text_maker: TextMaker, hasher: BlockHasher, branches: BranchFinder | None
+    ) -> Callable[[SessionShape], Prompt]:
         config = self.config
-        if config.api == "completions" and not config.chat_template:
+        if config.sends_ids:
             form = TokenForm(
                 config.vocabulary,
                 self.dialect,
@@ -329,7 +341,7 @@ class LoadJob:
                 text_maker.truth,
                 config.fields,
             )
-            return TokenOpening(form, config.prefix_tokens, hasher)
+            return TokenOpening(form, config.prefix_tokens, hasher, branches)
         api = "chat" if config.api == "completions" else config.api
         form_of_text = TextForm(
             api, text_maker, self.dialect, self.engine_block_size, config.chat_template, config.fields
@@ -342,6 +354,7 @@ class OpenLoad:
 
     def __init__(self, job: LoadJob, shard: Shard) -> None:
         config, hasher = job.config, job.hasher()
+        branches = BranchFinder(job.block_size) if job.branches else None
         self._text_maker = open_text_maker(job.target, encodes=job.encodes())
         tokenizer = self._text_maker.tokenizer
         lengths = ESTIMATED if tokenizer is None else TokenizerLengths(tokenizer)
@@ -353,8 +366,9 @@ class OpenLoad:
         self.load = Conversations(
             workload=Workload(config, shard, lengths, job.text()),
             model=job.model,
-            open_prompt=job.opening(self._text_maker, hasher),
+            open_prompt=job.opening(self._text_maker, hasher, branches),
             hasher=hasher,
+            branches=branches,
             key=job.key,
             load_id=job.load_id,
             width=width,

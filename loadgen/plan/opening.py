@@ -12,7 +12,8 @@ from loadgen.text.messages import Piece, PlannedMessage, SyntheticMessage
 from loadgen.text.prompts import ChatPrompt, Prompt, TextForm, TokenForm, TokenPrompt
 from loadgen.text.spoken import SentMessage
 from loadgen.text.targettext import MOST_ORDERS
-from tracefile import BlockHash, BlockHasher
+from tracefile import BlockHash, BlockHasher, RequestId
+from tracefile.hashing.branches import BranchFinder
 
 MOST_SESSIONS = 1000
 """Sessions searched for orders of roles before a run."""
@@ -25,6 +26,8 @@ class TokenOpening:
     form: TokenForm
     prefix_tokens: int
     hasher: BlockHasher
+    branches: BranchFinder | None = None
+    """Learns each prefix under a name that all shards give it."""
     _prefixes: dict[int, tuple[TokenIds, list[BlockHash]]] = field(default_factory=dict)
 
     def __call__(self, session: SessionShape) -> Prompt:
@@ -33,7 +36,10 @@ class TokenOpening:
             return TokenPrompt(np.concatenate(new), self.form, [])
         if session.prefix not in self._prefixes:
             prefix = tokens_of(session.prefix_key, self.prefix_tokens, self.form.vocabulary)
-            self._prefixes[session.prefix] = prefix, self.hasher.hash_blocks(prefix)
+            known = self.hasher.hash_blocks(prefix)
+            if self.branches is not None:
+                self.branches.add(self.hasher.root, known, prefix, (), RequestId(f"prefix {session.prefix}"))
+            self._prefixes[session.prefix] = prefix, known
         prefix, known = self._prefixes[session.prefix]
         return TokenPrompt(np.concatenate([prefix, *new]), self.form, list(known))
 

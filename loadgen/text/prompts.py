@@ -27,6 +27,8 @@ class Chain:
     prompt: list[BlockHash]
     output: list[BlockHash] | None
     """Null: the generated ids are unknown."""
+    computed: TokenIds
+    """Ids of both, as far as known."""
     source: HashSource = "engine"
     """Source of the prompt's ids: the engine, or a local tokenizer."""
 
@@ -46,11 +48,11 @@ def hash_request(
 ) -> Chain:
     """Chain of a request that begins with blocks of ``known`` hashes; the last generated token has no KV yet."""
     if output is None:
-        return Chain(continue_chain(hasher, known, prompt), None)
+        return Chain(continue_chain(hasher, known, prompt), None, prompt)
     computed = np.concatenate([prompt, np.array(output[:-1], dtype=np.uint32)])
     chain = continue_chain(hasher, known, computed)
     full = len(prompt) // hasher.block_size
-    return Chain(chain[:full], chain[full:])
+    return Chain(chain[:full], chain[full:], computed)
 
 
 class Prompt(Protocol):

@@ -16,7 +16,7 @@ from engines.recognition import DIALECTS
 from engines.tokenizer import tokenizer_folder
 from tap.ipc.exchange import Certificate, Injection, RecorderSetup, WorkerSetup
 from tap.ipc.workercounts import WorkerCounts
-from tracefile.hashing.blockhash import DEFAULT_BLOCK_SIZE, HashKey
+from tracefile.hashing.blockhash import HashKey
 from tracefile.records.errors import InputError
 from tracefile.records.schema import HashAlgorithm, HashInfo, Meta
 from tracefile.storage.output import refuse_inputs
@@ -26,8 +26,6 @@ from wire.url import Origin, parse_listen, parse_url
 
 Route = Literal["round-robin", "session"]
 
-MIN_BLOCK_SIZE = 8
-"""Of the engine's sizes that hashes take over: with the key, a hash of fewer tokens is guessed at once."""
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
 
 
@@ -249,7 +247,7 @@ class Runtime:
 def recorder_setup(config: TapConfig, key: HashKey, facts: EngineFacts, runtime: Runtime) -> RecorderSetup:
     check_injection(config, facts)
     block_size = _block_size(config, facts)
-    branches = _has_branches(facts, block_size) and config.tokenizer != "bytes"
+    branches = facts.is_finer(block_size) and config.tokenizer != "bytes"
     epoch_unix_ns, epoch_ns = time.time_ns(), time.perf_counter_ns()
     is_directory = config.tokenizer not in NAMED_TOKENIZERS
     meta = Meta(
@@ -334,19 +332,13 @@ def check_injection(config: TapConfig, facts: EngineFacts) -> None:
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:
-    """Return the size asked for, else the engine's if it is smaller than the default but no guessable few tokens."""
+    """Return the block size of the hashes; print a note if the engine's hits cannot be counted in such blocks."""
     engine_block = facts.engine.block_size
-    smaller = engine_block is not None and MIN_BLOCK_SIZE <= engine_block < DEFAULT_BLOCK_SIZE
-    block_size = config.block_size or (engine_block if smaller and engine_block else DEFAULT_BLOCK_SIZE)
-    if engine_block and engine_block >= MIN_BLOCK_SIZE and engine_block % block_size:
+    block_size = config.block_size or facts.hash_block_size
+    if engine_block and engine_block % block_size and not facts.is_finer(block_size):
         print(
             f"tap: blocks of {block_size} tokens do not divide the engine's {engine_block}: "
             "hits cannot be counted exactly",
             file=sys.stderr,
         )
     return block_size
-
-
-def _has_branches(facts: EngineFacts, block_size: int) -> bool:
-    """Return whether the engine's cache is finer than the blocks."""
-    return facts.engine.block_size is not None and facts.engine.block_size < block_size

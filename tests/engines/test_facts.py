@@ -3,6 +3,7 @@
 import pytest
 
 from engines.facts import (
+    EngineFacts,
     PrefixCounters,
     add_settings,
     describe_engine,
@@ -76,3 +77,12 @@ def test_what_sglang_says_of_its_settings() -> None:
 
 def test_vllm_is_asked_for_no_page_of_others() -> None:
     assert not settings_pages(read_facts("", METRICS, MODELS))
+
+
+@pytest.mark.parametrize(
+    ("engine_block", "hashed", "finer"),
+    [(None, 16, False), (1, 16, True), (4, 16, True), (8, 8, False), (32, 16, False)],
+)
+def test_hashes_take_over_no_block_size_that_can_be_guessed(engine_block: int | None, hashed: int, finer: bool) -> None:
+    facts = EngineFacts(engine=Engine(block_size=engine_block))
+    assert (facts.hash_block_size, facts.is_finer(facts.hash_block_size)) == (hashed, finer)

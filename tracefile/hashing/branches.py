@@ -85,7 +85,7 @@ class BranchFinder:
         """By a block and the tokens after it, fewer than a block: the block that first began with them."""
 
     def add(
-        self, root: bytes, chain: Sequence[BlockHash], prompt: TokenIds, output: Sequence[int], request_id: RequestId
+        self, root: bytes, chain: Sequence[BlockHash], prompt: TokenIds, output: TokenIds, request_id: RequestId
     ) -> Branch | None:
         """Return the branch of a new chain, of all ids in ``prompt`` and ``output``; null: it parts at a block's end.
 
@@ -93,8 +93,7 @@ class BranchFinder:
         """
         known = self._known(chain)
         start = known * self._block_size
-        ids = [*prompt[start:], *output] if start < len(prompt) else output[start - len(prompt) :]
-        packed = packed_tokens(ids)
+        packed = packed_tokens(prompt[start:]) + packed_tokens(output[max(start - len(prompt), 0) :])
         before = chain[known - 1] if known else BlockHash(int.from_bytes(root, "big"))
         parent = self._owners.get(before) if known else None
         tail = tail_key(chain, request_id)

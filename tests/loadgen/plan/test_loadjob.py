@@ -1,23 +1,29 @@
 """A load as a job: cut into shards, named, and taken up again."""
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.core.draws import TokenIds
 from loadgen.core.job import WHOLE, Shard
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.plan import Response, Send
 from loadgen.datasets.session import TokenizerLengths
 from loadgen.plan.config import LoadConfig, Pattern
 from loadgen.plan.loadjob import LoadJob, load_name, shard_of_cap
+from loadgen.text.prefixtruth import common_prefix
 from loadgen.text.tokenizer import LocalTokenizer
 from tests.fakes.vocabularies import write_model
 from tracefile import HashKey, InputError, Record, RequestId
+from tracefile.hashing.tokenchains import tokenwise
 
 CONFIG = LoadConfig(url="http://x", trace=Path("t"), rate=5.0, number=12, turns=LengthDistribution(1, 3), seed=2)
 
@@ -93,6 +99,28 @@ def starts(plan: Iterable[Send], services: list[int]) -> list[float]:
             order += 1
             heapq.heappush(waiting, (max(end_ms, following.due_ms or 0.0), order, following))
     return started
+
+
+def test_prompts_of_all_shards_share_as_many_keys_as_tokens() -> None:
+    config = replace(CONFIG, prefix_count=2, prefix_tokens=21, prompt_tokens=LengthDistribution(5, 9))
+    records: list[Record] = []
+    prompts: dict[str, TokenIds] = {}
+    for index in range(2):
+        queue = deque(replace(job(config), branches=True).open(Shard(index, 2)).plan())
+        while queue:
+            send = queue.popleft()
+            request = send.build()
+            prompts[request.request_id] = np.array(msgspec.json.decode(request.body)["prompt"], np.uint32)
+            record = Record(request_id=request.request_id, prompt_tokens=request.prompt_tokens, output_tokens=3)
+            answer = Response(record, 0.0, [len(prompts), 2, 3], None, "")
+            queue += send.then(answer)
+            records.append(send.describe(answer))
+    keys = {record.request_id: np.array(record.block_hashes, np.uint64) for record in tokenwise(records, 16)}
+    shared = {(one, other): common_prefix(prompts[one], prompts[other]) for one in prompts for other in prompts}
+    assert {count for (one, other), count in shared.items() if one != other} >= {0, 21}
+    for (one, other), count in shared.items():
+        size = min(len(keys[one]), len(keys[other]))
+        assert np.flatnonzero(keys[one][:size] != keys[other][:size])[:1].tolist() == [count][: count < size]
 
 
 def test_equal_loads_have_equal_names_wherever_they_go() -> None:
