@@ -23,9 +23,9 @@ PAGE_TIMEOUT_S = 2.0
 class ControlClient:
     """Control calls to one target; a context manager. An ``engines.dialect.Control``."""
 
-    def __init__(self, url: str, access: Access = OPEN) -> None:
+    def __init__(self, url: str, access: Access = OPEN, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
         self.url, self.access = url.rstrip("/"), access
-        self._calls = BlockingCalls(self.url, CONTROL_TIMEOUT_S, access)
+        self._calls = BlockingCalls(self.url, timeout_s, access)
 
     def __enter__(self) -> "ControlClient":
         return self
@@ -61,6 +61,12 @@ class ControlClient:
             return _page_of(path, self._calls.get(path))
         except CallError as error:
             return Page("", f"{path}: {error}")
+
+    def status(self, path: str) -> int | None:
+        try:
+            return self._calls.get(path).status
+        except CallError:
+            return None
 
     def post(self, path: str, body: bytes = b"") -> Response:
         try:

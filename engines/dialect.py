@@ -54,8 +54,16 @@ class Control(Protocol):
     def text(self, path: str) -> str:
         """Return the body of a GET; empty on any failure."""
 
+    def status(self, path: str) -> int | None:
+        """Return the HTTP status of a GET; null: no response."""
+
     def post(self, path: str, body: bytes = b"") -> Response:
         """Return the response to a POST; raises InputError if the engine cannot be reached."""
+
+
+def not_told(control: Control) -> bool | None:
+    """Return null: no harmless call to this engine tells."""
+    return None
 
 
 def adapter_as_model(model: str, adapter: str) -> dict[str, Any]:
@@ -85,6 +93,14 @@ class Dialect:
     """Move cached prompts to a tier that a reset may not reach, for the check of it. Null: the engine has none."""
     reset_hint: str = ""
     """Advice in the error for a cache that is not empty after its reset."""
+    has_reset: Callable[[Control], bool | None] = not_told
+    """Whether ``reset_cache`` would work, by a call that changes nothing. Null: not told."""
+    reset_setting: str = ""
+    """Setting of the engine that gives it the reset. Empty: none is needed, or known."""
+    reports_cached: Callable[[Control], bool | None] = not_told
+    """Whether usage has cached tokens, by a call that changes nothing. Null: not told before the first response."""
+    cached_setting: str = ""
+    """Setting of the engine with which usage has cached tokens. Empty: none is needed, or known."""
     injectable: frozenset[str] = frozenset()
     """Fields a proxy may add and remove again unseen: ``usage``, ``token-ids``."""
     tokenizes_content: bool = False

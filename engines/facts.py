@@ -57,6 +57,8 @@ class EngineFacts:
     """The first model that it serves."""
     dialect: DialectName | None = None
     """The engine by its metrics' names, else by the owner of its model."""
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    """Its load as they were read (``Dialect.gauges``)."""
     counters: PrefixCounters | None = None
     origin: Origin | None = None
     """Server that was asked. Null: known to the caller."""
@@ -115,6 +117,7 @@ def read_facts(version_text: str, metrics_text: str, models_text: str) -> Engine
         model=first_model(models_text),
         dialect=None if dialect is None else dialect.name,
         counters=prefix_counters(metrics),
+        gauges=read_gauges(metrics),
     )
 
 

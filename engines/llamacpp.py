@@ -61,6 +61,16 @@ def displace(control: Control) -> None:
         post_reset(control, OWN_PATH, "a llama.cpp that completes prompts", body=msgspec.json.encode(body))
 
 
+def has_reset(control: Control) -> bool | None:
+    """Tell by an action that no server knows: 501 without ``--slot-save-path``, else 400."""
+    return {501: False, 400: True}.get(control.post(f"{SLOTS_PATH}/0?action=none").status)
+
+
+def reports_cached(control: Control) -> bool:
+    """Return True: every response has them."""
+    return True
+
+
 LLAMA_CPP = Dialect(
     "llamacpp",
     owner="llamacpp",
@@ -76,6 +86,9 @@ LLAMA_CPP = Dialect(
         "prefix_hits": ("llamacpp:prompt_tokens_cached",),
     },
     reset_cache=reset_cache,
+    has_reset=has_reset,
+    reset_setting="--slot-save-path DIR",
+    reports_cached=reports_cached,
     displace=displace,
     reset_hint=" (it keeps prompts in memory besides its slots: start it with --cache-ram 0)",
     injectable=frozenset({"usage"}),

@@ -60,11 +60,15 @@ def dialect_of_owner(owner: object) -> Dialect | None:
 
 
 def recognition_notes(found: Recognised) -> list[str]:
-    """Return notes for a run's summary: the evidence, and the dialect's limits."""
-    notes = [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
-    if not found.dialect.exact_lengths:
-        notes.append(f"dialect {found.dialect.name}: outputs may end early; --dialect names the real engine")
-    return notes
+    """Return a note on the evidence for a run's summary; its start line has it already."""
+    return [f"--dialect auto: {found.dialect.name}, {found.evidence}"] if found.evidence else []
+
+
+def dialect_notes(dialect: Dialect) -> list[str]:
+    """Return a note on the dialect's limits, if it has some."""
+    if dialect.exact_lengths:
+        return []
+    return [f"dialect {dialect.name}: outputs may end early; --dialect names the real engine"]
 
 
 def _by_models(control: Control) -> Recognised | None:

@@ -8,7 +8,7 @@ model is ``base:adapter``); ``/flush_cache`` and ``/server_info`` in ``entrypoin
 from collections.abc import Mapping
 from typing import Any
 
-from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, post_reset, told_count, told_text
+from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, decoded, post_reset, told_count, told_text
 from tracefile.records.schema import Engine
 
 
@@ -37,6 +37,18 @@ def reset_cache(control: Control) -> None:
     post_reset(control, "/flush_cache", "an SGLang with nothing in flight")
 
 
+def has_reset(control: Control) -> bool:
+    """Return True: every SGLang has its reset."""
+    return True
+
+
+def reports_cached(control: Control) -> bool | None:
+    """Tell by the settings at ``/server_info``; null: they are not there."""
+    settings = decoded(control.text("/server_info"))
+    told = settings.get("enable_cache_report") if isinstance(settings, dict) else None
+    return told if isinstance(told, bool) else None
+
+
 SGLANG = Dialect(
     "sglang",
     owner="sglang",
@@ -51,6 +63,9 @@ SGLANG = Dialect(
         "prefix_hits": ("sglang:cached_tokens",),
     },
     reset_cache=reset_cache,
+    has_reset=has_reset,
+    reports_cached=reports_cached,
+    cached_setting="--enable-cache-report",
     injectable=frozenset({"usage", "token-ids"}),
     lengths=BOTH_LENGTHS,
     constant=WITH_IDS,

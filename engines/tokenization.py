@@ -10,9 +10,16 @@ from typing import Annotated, Any
 
 import msgspec
 
+from engines.dialect import Control
+from tracefile.records.errors import InputError
+
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 APPLY_TEMPLATE = "/apply-template"
+
+
+PROBE = "time"
+"""Text with tokens in every vocabulary."""
 
 
 class TokenIds(msgspec.Struct):
@@ -37,6 +44,23 @@ class DetokenizedText(msgspec.Struct):
     @property
     def known(self) -> str | None:
         return next((text for text in (self.prompt, self.text, self.content) if text is not None), None)
+
+
+def tokenizer_problem(control: Control, model: str | None, *, as_content: bool) -> str | None:
+    """Return the reason why ``/tokenize`` is of no use; null: it tells the ids of a text. One small POST."""
+    question = text_question(PROBE, special=False, as_content=as_content)
+    named = {} if model is None else {"model": model}
+    try:
+        response = control.post(TOKENIZE, msgspec.json.encode({**named, **question}))
+    except InputError:
+        return f"{TOKENIZE} cannot be asked"
+    if not response.is_success:
+        return f"{TOKENIZE} gave HTTP {response.status}"
+    try:
+        found = msgspec.json.decode(response.content, type=TokenIds).tokens
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return f"{TOKENIZE} answers with no token ids"
+    return None if found else f"{TOKENIZE} finds no tokens in a text"
 
 
 def text_question(text: str, *, special: bool, as_content: bool) -> dict[str, Any]:

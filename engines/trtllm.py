@@ -8,7 +8,7 @@ Priorities are 0 to 1, so no other engine's numbers are sent. Released servers h
 from typing import Any
 
 from engines.dialect import BOTH_LENGTHS, PAST_ITS_END, Control, Dialect, post_reset
-from engines.vllm import RESET_PATH
+from engines.vllm import RESET_PATH, has_reset
 from tracefile.records.errors import InputError
 
 
@@ -30,6 +30,7 @@ TENSORRT_LLM = Dialect(
     "trtllm",
     owner="tensorrt_llm",
     reset_cache=reset_cache,
+    has_reset=has_reset,
     lengths=BOTH_LENGTHS,
     constant={**PAST_ITS_END, "detokenize": False},
     priority=None,

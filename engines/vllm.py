@@ -9,6 +9,8 @@ from engines.dialect import BOTH_LENGTHS, WITH_IDS, Control, Dialect, decoded, p
 from tracefile.records.errors import InputError
 
 RESET_PATH = "/reset_prefix_cache"
+EMBEDDED = "kvtape"
+"""``owned_by`` of ``sim serve``, which speaks vLLM's dialect."""
 
 
 def reset_cache(control: Control) -> None:
@@ -16,6 +18,17 @@ def reset_cache(control: Control) -> None:
     body = post_reset(control, RESET_PATH, "an engine that has it (vLLM: VLLM_SERVER_DEV_MODE=1)")
     if decoded(body) == {"success": False}:
         raise InputError(f"--reset-cache: POST {RESET_PATH} did not succeed; expected an engine with nothing in flight")
+
+
+def has_reset(control: Control) -> bool | None:
+    """Tell by a GET: 405 where the path takes a POST, 404 where it is not."""
+    return {405: True, 404: False}.get(control.status(RESET_PATH) or 0)
+
+
+def reports_cached(control: Control) -> bool | None:
+    """Return True for the embedded engine, which always does; null for vLLM, which does not tell its flag."""
+    listed = control.text("/v1/models").replace(" ", "")
+    return True if f'"owned_by":"{EMBEDDED}"' in listed else None
 
 
 VLLM = Dialect(
@@ -31,6 +44,10 @@ VLLM = Dialect(
         "preemptions": ("vllm:num_preemptions",),
     },
     reset_cache=reset_cache,
+    has_reset=has_reset,
+    reset_setting="VLLM_SERVER_DEV_MODE=1",
+    reports_cached=reports_cached,
+    cached_setting="--enable-prompt-tokens-details",
     injectable=frozenset({"usage", "token-ids"}),
     lengths=BOTH_LENGTHS,
     constant=WITH_IDS,

@@ -4,7 +4,7 @@ import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the res
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, overload
 
@@ -14,15 +14,19 @@ import numpy as np
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.recognition import find_dialect, recognition_notes
+from engines.readiness import readiness_notes, readiness_of, target_words, unreported
+from engines.recognition import dialect_notes, find_dialect, recognition_notes
 from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
-from loadgen.core.request import SESSION_HEADER, origin_of, session_headers
-from loadgen.core.runflags import add_target_arguments, run_flags
+from loadgen.core.request import origin_of, session_headers
+from loadgen.core.runflags import add_target_arguments, output_of, run_flags
 from loadgen.datasets import DATASETS
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (
+    CLOSED_PARALLEL,
+    CLOSED_PATTERNS,
+    CLOSED_ROUNDS,
     RANDOM,
     STAGED_PARALLEL,
     STAGED_PROMPT,
@@ -32,9 +36,11 @@ from loadgen.plan.config import (
     Pattern,
     Spacing,
 )
-from loadgen.plan.loadjob import ELSEWHERE, ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
+from loadgen.plan.header import meta_of
+from loadgen.plan.loadjob import ESTIMATED_LENGTHS, NOT_STARTED, PAUSED, LoadJob, load_name
 from loadgen.plan.workload import rate_profile
 from loadgen.preparation import prepare_load_text
+from loadgen.runs.announcement import announce, tokenizer_words
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome, exit_code
@@ -46,16 +52,10 @@ from loadgen.runs.summary import print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
 from loadgen.text.targettext import TargetText
-from tracefile import InputError, Meta, load_key
-from tracefile import Workload as WorkloadMeta
-from tracefile.commandline.durations import duration
+from tracefile import InputError, load_key
+from tracefile.commandline.durations import duration, seconds
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
-
-ALWAYS_TOLD = frozenset({"api", "rate", "duration_s", "number", "parallel", "prompt_tokens", "output_tokens", "turns"})
-"""Flags that the trace's header has even where they were not given."""
-
-OWN_FIELDS = frozenset({"pattern", "seed", "fields"})
 
 EMPTY = "--duration, --rate: no arrival in that time; expected a longer one or a higher rate"
 EPILOG = """\
@@ -77,12 +77,14 @@ def main(argv: Sequence[str]) -> int:
 def parse_config(argv: Sequence[str]) -> LoadConfig:
     args = _parser().parse_args(argv)
     dataset, dataset_path = parse_dataset(args.dataset)
-    refuse_lost_inputs(args.output, [dataset_path, args.rate_series])
+    output = output_of(args, "loadgen")
+    refuse_lost_inputs(output, [dataset_path, args.rate_series])
     rate, rate_to = parse_rate(args.rate)
+    number, parallel = _bounds(args, dataset_path)
     turns, min_turns, max_turns = _turns(args, dataset_path)
     return LoadConfig(
         url=args.url,
-        trace=args.output,
+        trace=output,
         model=args.model,
         dialect=args.dialect,
         api=args.api,
@@ -103,8 +105,8 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         rate_between=args.rate_between,
         duration_s=args.duration,
         at_end=args.at_end,
-        number=args.number,
-        parallel=STAGED_PARALLEL if args.pattern == "calibration" and args.parallel is None else args.parallel,
+        number=number,
+        parallel=parallel,
         parallel_sessions=args.parallel_sessions,
         seed=args.seed,
         dataset=dataset,
@@ -114,7 +116,7 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         subsequent_turn_tokens=_lengths("--subsequent-turn-length", args.subsequent_turn_length),
         prompt_tokens=_prompts(args),
         output_tokens=_lengths("--output-tokens", args.output_tokens),
-        prefix_count=args.prefix_count,
+        prefix_count=int(args.prefix_tokens > 0) if args.prefix_count is None else args.prefix_count,
         prefix_tokens=args.prefix_tokens,
         turns=turns,
         min_turns=min_turns,
@@ -130,6 +132,20 @@ def parse_config(argv: Sequence[str]) -> LoadConfig:
         as_json=args.json,
         run=run_flags(args),
     )
+
+
+def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | None, int | None]:
+    """Sessions, and requests in flight: a small closed loop where no flag says when sessions begin, or how many."""
+    number, parallel = args.number, args.parallel
+    if args.pattern == "calibration":
+        return number, STAGED_PARALLEL if parallel is None else parallel
+    if args.rate is not None or args.pattern not in CLOSED_PATTERNS:
+        return number, parallel
+    if parallel is None and args.parallel_sessions is None:
+        parallel = CLOSED_PARALLEL
+    if number is None and args.duration is None and dataset_path is None:
+        number = CLOSED_ROUNDS * (args.parallel_sessions or parallel)
+    return number, parallel
 
 
 def parse_dataset(text: str) -> tuple[str, Path | None]:
@@ -215,7 +231,7 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     add(
         "--rate",
         metavar="R",
-        help="sessions or groups a second; staircase and ramp: A:B, from A to B; without: closed loop",
+        help="sessions or groups a second; staircase and ramp: A:B, from A to B (none: a closed loop)",
     )
     add(
         "--burstiness",
@@ -246,15 +262,32 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("amount").add_argument
-    add("--duration", type=duration, metavar="TIME", help="start no session after TIME, such as 5m")
+    add(
+        "--duration",
+        type=seconds,
+        metavar="TIME",
+        help="start no session after TIME, such as 5m; a number alone is seconds",
+    )
     add(
         "--at-end",
         choices=["finish", "cancel"],
         default="finish",
         help="at --duration: let open sessions finish, or cancel requests in flight and send no more (finish)",
     )
-    add("--number", type=int, metavar="N", help="total sessions, or groups; a shorter dataset starts again")
-    add("--parallel", type=int, metavar="P", help="concurrency limit: most requests in flight (calibration: 8)")
+    add(
+        "--number",
+        type=int,
+        metavar="N",
+        help=f"total sessions, or groups; a shorter dataset starts again (closed loop without --duration: "
+        f"{CLOSED_ROUNDS} for each in --parallel)",
+    )
+    add(
+        "--parallel",
+        type=int,
+        metavar="P",
+        help=f"concurrency limit: most requests in flight (closed loop: {CLOSED_PARALLEL}; calibration: "
+        f"{STAGED_PARALLEL})",
+    )
     add("--parallel-sessions", type=int, metavar="P", help="most open sessions, those in a pause included")
 
 
@@ -269,7 +302,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     add("--no-stream", action="store_true", help="ask for whole responses, which have no TTFT and no ITL")
     add("--prompt-tokens", metavar="N", help="new tokens of each turn, without the prefix (256; calibration: 64:10000)")
     add("--output-tokens", metavar="N", help="exact output tokens of each request (the dataset's, else 16)")
-    add("--prefix-count", type=int, default=0, metavar="K", help="number of shared prefixes; 0: none (0)")
+    add("--prefix-count", type=int, metavar="K", help="number of shared prefixes (1 with --prefix-tokens, else 0)")
     add("--prefix-tokens", type=int, default=0, metavar="N", help="tokens of each shared prefix (0)")
     add("--turns", metavar="N", help="turns of a random session (1)")
     add(
@@ -305,14 +338,24 @@ def run_load(config: LoadConfig) -> int:
         asked = Asked(config.api, config.fields, found.dialect, config.vocabulary)
         check_fields(control, asked)
         job = load_job(config, found.dialect, model, before, text.target)
+        ready = readiness_of(control, found.dialect, before)
+        words = [
+            *target_words(control.url, model, before, ready, found.evidence),
+            tokenizer_words(text.before.tokenizer, text.before.unknown),
+            f"hashes of {job.block_size}-token blocks",
+            *config.words(),
+            f"to {config.trace}",
+        ]
+        known = [*dialect_notes(found.dialect), *readiness_notes(ready)]
+        announce("loadgen", words, [*known, *field_notes(asked, 0)], config.run)
         outcome = run_job(
             RunConfig(
                 job=job,
                 url=config.url,
                 trace=config.trace,
-                meta=_meta(job, before),
+                meta=meta_of(job, before),
                 run=config.run,
-                sessions=most_shards(config),
+                sessions=config.most_shards,
                 parallel=config.requests_at_once,
                 timeout_s=config.timeout_s,
                 overwrite=config.overwrite,
@@ -320,14 +363,17 @@ def run_load(config: LoadConfig) -> int:
                 cancels=config.at_end == "cancel",
                 target_rate=target_rate(config),
                 empty=EMPTY,
+                unreported=unreported(found.dialect),
             )
         )
         if outcome.stopped == "refused":
             raise InputError(refusal(control, model, asked, outcome.tally.errors))
         truth = report_truth(text.before, truth_of(outcome.findings))
         unread = outcome.tally.errors["unparseable"]
-        notes = [*recognition_notes(found), *field_notes(asked, unread), *_notes(outcome, config), *truth_notes(truth)]
-        summary = summarize(outcome, pattern=config.pattern, facts=(before, control.facts()), notes=notes)
+        known = [*recognition_notes(found), *known, *field_notes(asked, unread)]
+        notes = [*known, *_notes(outcome, config), *truth_notes(truth)]
+        facts = (before, control.facts())
+    summary = summarize(outcome, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
     print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
     return exit_code(outcome)
@@ -347,15 +393,6 @@ def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFact
     )
 
 
-def most_shards(config: LoadConfig) -> int | None:
-    """Most shards of which each has sessions, now and then all at once; null: any number."""
-    if config.pattern == "calibration":
-        return 1
-    sessions = None if config.number is None else config.number * config.group_size
-    bounds = [bound for bound in (sessions, config.sessions_at_once) if bound is not None]
-    return min(bounds, default=None)
-
-
 def target_rate(config: LoadConfig) -> TargetRate | None:
     """Requests a second as planned; null: bursts, or responses and pauses decide when the next is sent."""
     if not config.open_loop or not config.single_turns or config.pattern == "burst":
@@ -368,40 +405,6 @@ def target_rate(config: LoadConfig) -> TargetRate | None:
         return groups * config.group_size
 
     return at
-
-
-def _meta(job: LoadJob, facts: EngineFacts) -> Meta:
-    config = job.config
-    counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
-    return Meta(
-        source="client",
-        model=job.model,
-        tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
-        block_size=job.block_size,
-        hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
-        engine=facts.engine,
-        workload=WorkloadMeta(pattern=config.pattern, seed=config.seed, extra=_shape(config)),
-        extra=counters,
-    )
-
-
-def _shape(config: LoadConfig) -> dict[str, object]:
-    """Flags that made the load, for readers of the trace; flags left at their defaults are omitted."""
-    given = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in ELSEWHERE}
-    defaults = {each.name: each.default for each in fields(config)}
-    elsewhere: dict[str, object] = {} if config.at_end == "finish" else {"at_end": config.at_end}
-    if config.session_headers != (SESSION_HEADER,):
-        elsewhere["session_headers"] = ", ".join(config.session_headers)
-    told = {name: value for name, value in given.items() if name in ALWAYS_TOLD or value != defaults[name]}
-    return (
-        {
-            name: value if isinstance(value, float | int | None) else str(value)
-            for name, value in told.items()
-            if name not in OWN_FIELDS
-        }
-        | config.fields.described()
-        | elsewhere
-    )
 
 
 def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:

@@ -16,13 +16,15 @@ import msgspec
 from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.recognition import Recognised, find_dialect, recognition_notes
+from engines.readiness import readiness_notes, readiness_of, target_words, unreported
+from engines.recognition import Recognised, dialect_notes, find_dialect, recognition_notes
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.bodyfields import read_body_fields
 from loadgen.core.draws import Vocabulary, text_key, tokens_of
 from loadgen.core.request import origin_of, session_headers
-from loadgen.core.runflags import add_target_arguments, run_flags
+from loadgen.core.runflags import add_target_arguments, output_of, run_flags
+from loadgen.runs.announcement import announce, tokenizer_words
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
 from loadgen.runs.outcome import RunOutcome, exit_code
@@ -46,6 +48,7 @@ from tracefile import HashInfo, InputError, Meta, Workload, open_trace
 from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
+from tracefile.storage.segments import TRACE_SUFFIXES
 
 DEFAULT_PROBE_BLOCK = 256
 """Block size of the cache probe if the engine does not tell its own: more than any engine's."""
@@ -66,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse_config(argv: Sequence[str]) -> ReplayConfig:
     args = _parser().parse_args(argv)
+    args.output = output_of(args, f"{stem_of(args.source)}-replay")
     refuse_lost_inputs(args.output, [args.source])
     return ReplayConfig(
         source=args.source,
@@ -97,6 +101,14 @@ def parse_config(argv: Sequence[str]) -> ReplayConfig:
         overwrite=args.overwrite,
         as_json=args.json,
     )
+
+
+def stem_of(source: Path) -> str:
+    """Name of a trace's file or folder, without the suffixes of its form and compression."""
+    name = source.name or source.resolve().name
+    while Path(name).suffix in (*TRACE_SUFFIXES, ".parquet", ".csv"):
+        name = Path(name).stem
+    return name or "trace"
 
 
 def nonce_of(args: argparse.Namespace) -> str:
@@ -208,16 +220,23 @@ def run_replay(config: ReplayConfig) -> int:
         forms = asked_of(config, survey, found)
         for asked in forms:
             check_fields(control, asked)
-        notes = [*advance_notes(survey, found, config), *field_notes(forms[0], 0)]
+        notes = [*advance_notes(survey, found.dialect, config), *field_notes(forms[0], 0)]
         if config.reset_cache:
             note = reset_prefix_cache(
                 control, found.dialect, cache_probe(found.dialect, model, config.vocabulary, facts.engine.block_size)
             )
             notes += [note] if note else []
             facts = control.facts()
-        text = prepare_replay_text(config, control, model, survey)
+        text = prepare_replay_text(config, control, model, survey, facts.engine.block_size)
+        ready = readiness_of(control, found.dialect, facts)
+        notes += readiness_notes(ready)
+        about_text = tokenizer_words(text.before.tokenizer, text.before.unknown)
+        source = f"{survey.kept} requests of {config.source.name}, hashes of {survey.block_size}-token blocks"
+        target = target_words(control.url, model, facts, ready, found.evidence)
+        announce("replay", [*target, about_text, source, *config.words(), f"to {config.trace}"], notes, config.run)
         outcome = run_job(
             RunConfig(
+                unreported=unreported(found.dialect),
                 job=ReplayJob(config, survey, model, found.dialect.name, text.target),
                 url=config.url,
                 trace=config.trace,
@@ -234,8 +253,7 @@ def run_replay(config: ReplayConfig) -> int:
         if outcome.stopped == "refused":
             raise InputError(refusal(control, model, forms[0], outcome.tally.errors))
         after = control.facts()
-    dialect = found.dialect.name
-    return report(config, survey, outcome, dialect=dialect, facts=(facts, after), notes=notes, before=text.before)
+    return report(config, survey, outcome, found=found, facts=(facts, after), notes=notes, before=text.before)
 
 
 def asked_of(config: ReplayConfig, survey: Survey, found: Recognised) -> list[Asked]:
@@ -258,7 +276,7 @@ def report(
     survey: Survey,
     outcome: RunOutcome,
     *,
-    dialect: str,
+    found: Recognised,
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
     before: Examination,
@@ -272,21 +290,20 @@ def report(
         stopped=outcome.stopped or ("a process died" if outcome.failures else None),
         earlier=sent_earlier(config),
     )
-    notes = [*notes, *session_notes(outcome.findings, config)]
+    notes = [*recognition_notes(found), *notes, *session_notes(outcome.findings, config)]
     notes += fidelity_notes(fidelity, cold=config.cold_prompts, output_substitution=config.output_substitution)
     in_words = before.tokenizer != IDS
     truth, counts = report_truth(before, truth_of(outcome.findings)), text_counts(outcome.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
     summary = msgspec.structs.replace(
-        summarize(outcome, pattern=pattern_of(config), facts=facts, notes=notes),
+        summarize(outcome, pattern=config.words()[0], trace=config.trace, facts=facts, notes=notes),
         prefix_truth=truth if in_words else None,
     )
-    told = [*account_lines(account), *fidelity_lines(fidelity)]
+    told = [*account_lines(account), *fidelity_lines(fidelity, cold=config.cold_prompts)]
     if in_words:
         told += [*truth_lines(truth), *text_lines(counts)]
-    print_summary(
-        ReplaySummary(summary, dialect, account, fidelity), summary_lines(summary, told), as_json=config.as_json
-    )
+    whole = ReplaySummary(summary, found.dialect.name, account, fidelity)
+    print_summary(whole, summary_lines(summary, told), as_json=config.as_json)
     return exit_code(outcome)
 
 
@@ -323,8 +340,8 @@ def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) ->
         raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
 
 
-def advance_notes(survey: Survey, found: Recognised, config: ReplayConfig) -> list[str]:
-    notes = recognition_notes(found)
+def advance_notes(survey: Survey, dialect: Dialect, config: ReplayConfig) -> list[str]:
+    notes = dialect_notes(dialect)
     if config.speedup != 1.0:
         notes.append(
             f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
@@ -346,10 +363,6 @@ def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str
     return []
 
 
-def pattern_of(config: ReplayConfig) -> str:
-    return "replay-sessions" if config.replay_sessions else "replay"
-
-
 def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
     engine = facts.engine
@@ -365,7 +378,7 @@ def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineF
         hash=hashes,
         engine=engine,
         workload=Workload(
-            pattern=pattern_of(config),
+            pattern=config.pattern,
             nonce=config.nonce,
             speedup=None if config.speedup == 1.0 else config.speedup,
             cold_prompts=True if config.cold_prompts else None,
@@ -405,11 +418,12 @@ class PreparedReplayText:
     before: Examination
 
 
-def prepare_replay_text(config: ReplayConfig, control: ControlClient, model: str, survey: Survey) -> PreparedReplayText:
+def prepare_replay_text(
+    config: ReplayConfig, control: ControlClient, model: str, survey: Survey, block_size: int | None
+) -> PreparedReplayText:
     """Ask the tokenizer of ``--tokenizer``; a replay in token ids asks none."""
     if config.api == "completions" or (config.api == "auto" and not any(map(text_api_of, survey.endpoints))):
         return PreparedReplayText(None, Examination(tokenizer=IDS))
-    block_size = control.facts().engine.block_size
     try:
         tokenizer = find_tokenizer(config.tokenizer, control, model)
     except TokenizerError as error:

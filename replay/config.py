@@ -81,6 +81,16 @@ class ReplayConfig:
     def selection(self) -> Selection:
         return Selection(self.start_s, self.end_s, self.limit)
 
+    @property
+    def pattern(self) -> str:
+        return "replay-sessions" if self.replay_sessions else "replay"
+
+    def words(self) -> list[str]:
+        """Return the parts of a start line about the replay."""
+        words = [f"closed loop, {self.pattern}" if self.closed_loop else self.pattern]
+        words += [] if self.parallel is None else [f"at most {self.parallel} in flight"]
+        return [*words, *(["cold prompts"] if self.cold_prompts else []), f"nonce {self.nonce}"]
+
     def _check_numbers(self) -> None:
         for flag, value in {
             "--speedup": self.speedup,

@@ -64,7 +64,7 @@ def fidelity_of(findings: Mapping[str, int]) -> Fidelity:
     return msgspec.convert(counts | {"not_sent": not_sent}, Fidelity)
 
 
-def fidelity_lines(fidelity: Fidelity) -> list[str]:
+def fidelity_lines(fidelity: Fidelity, *, cold: bool) -> list[str]:
     of = fidelity.answered
     lines = [
         f"lengths             prompt as recorded {fidelity.prompt_exact}/{of}, "
@@ -72,6 +72,9 @@ def fidelity_lines(fidelity: Fidelity) -> list[str]:
     ]
     if fidelity.cached_compared:
         lines.append(f"cached as captured  {fidelity.cached_exact}/{fidelity.cached_compared} requests, to the token")
+    if cold and fidelity.cached_reported:
+        of_all = f"{fidelity.cached_reported - fidelity.cached_nonzero} of {fidelity.answered}"
+        lines.append(f"cold: {of_all} requests hit nothing")
     if fidelity.substituted_blocks or fidelity.missed_blocks:
         lines.append(
             f"substituted outputs {fidelity.substituted_blocks} prompt blocks of real generated tokens, "

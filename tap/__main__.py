@@ -12,6 +12,7 @@ from typing import get_args
 from engines.access import add_access_arguments, read_access
 from engines.dialect import DialectName
 from tap.supervisor.config import (
+    AUTO,
     NAMED_TOKENIZERS,
     Route,
     TapConfig,
@@ -33,6 +34,8 @@ from tracefile.commandline.durations import duration
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.hashing.hashkey import key_path
+from tracefile.records.errors import InputError
+from tracefile.storage.output import free_name
 from wire.loop import run
 
 MIB = 1 << 20
@@ -76,9 +79,10 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--listen",
-        required=True,
+        default="127.0.0.1:8001",
         metavar="HOST:PORT",
-        help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port",
+        help="address that clients connect to; no host, as :8001: all addresses; port 0: a free port "
+        "(default %(default)s)",
     )
     group.add_argument(
         "--tls-cert", metavar="FILE", help="serve clients over HTTPS with this PEM chain; read again on SIGHUP"
@@ -107,7 +111,10 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "-o", "--output", required=True, metavar="TRACE", help="the trace to write (.jsonl, .jsonl.zst, .jsonl.gz)"
+        "-o",
+        "--output",
+        metavar="TRACE",
+        help="the trace to write: .jsonl, .jsonl.zst or .jsonl.gz (default: a new name in this folder)",
     )
     group.add_argument("--overwrite", action="store_true", help="replace an existing trace")
     group.add_argument("--resume", action="store_true", help="append to an existing trace")
@@ -145,10 +152,11 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
 def _add_hashes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tokenizer",
-        required=True,
+        default=AUTO,
         metavar="PATH|engine|bytes|ids",
         help="source of the hashed token ids: the model's tokenizer directory; engine: its /tokenize, after the "
-        "request is relayed; bytes: UTF-8 bytes as tokens; ids: only prompts sent as ids",
+        "request is relayed; bytes: UTF-8 bytes as tokens; ids: only prompts sent as ids (default: engine if it has a "
+        "/tokenize, else bytes)",
     )
     group.add_argument(
         "--block-size",
@@ -239,6 +247,13 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "(default %(default)g)",
     )
     group.add_argument(
+        "--log-interval",
+        type=duration,
+        default="30s",
+        metavar="TIME",
+        help="print the account at this interval while there is news; 0: never (default %(default)s)",
+    )
+    group.add_argument(
         "--drain",
         type=duration,
         default="30s",
@@ -253,7 +268,7 @@ def read_config(argv: Sequence[str]) -> TapConfig:
     rotates = args.rotate_mb is not None or args.rotate_age is not None
     return TapConfig(
         **{name: getattr(args, name) for name in UNCHECKED},
-        trace=checked_trace(args.output, overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
+        trace=checked_trace(_output(args), overwrite=args.overwrite, resume=args.resume, inputs=_inputs(args)),
         upstreams=checked_upstreams(args.upstream, args.upstreams),
         upstreams_file=args.upstreams,
         listen=checked_listen("--listen", args.listen),
@@ -275,11 +290,20 @@ def read_config(argv: Sequence[str]) -> TapConfig:
         file_mode=checked_mode(args.file_mode),
         admin_names=tuple(name.lower() for name in args.admin_name),
         drain_s=args.drain,
+        log_interval_s=args.log_interval,
     )
 
 
+def _output(args: argparse.Namespace) -> str:
+    if args.output is not None:
+        return str(args.output)
+    if args.resume:
+        raise InputError("--resume: without --output; expected the trace to go on with")
+    return free_name("tap")
+
+
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    tokenizer = None if args.tokenizer in NAMED_TOKENIZERS else Path(args.tokenizer)
+    tokenizer = None if args.tokenizer in (AUTO, *NAMED_TOKENIZERS) else Path(args.tokenizer)
     files = (args.key_file or key_path(), args.upstreams, tokenizer)
     pems = (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)
     return [path for path in (*files, *(Path(pem) for pem in pems if pem is not None)) if path is not None]

@@ -84,7 +84,7 @@ OLD = [
     ("loadgen", ["--burst-every-s", "1"], "--burst-every-s is now --burst-every"),
     ("loadgen", ["--step-s", "1"], "--step-s is now --step-duration"),
     ("loadgen", ["--timeout-s", "1"], "--timeout-s is now --timeout"),
-    ("loadgen", ["--duration", "60"], "--duration: '60' has no unit; expected 60s, 60ms, 60m or 60h"),
+    ("loadgen", ["--timeout", "60"], "--timeout: '60' has no unit; expected 60s, 60ms, 60m or 60h"),
     (
         "loadgen",
         ["--url", "http://x", "-o", "t", "--json", "s.json"],

@@ -12,6 +12,7 @@ from report.output import write_page
 from sim.latency.modelfile import default_model, save_model
 from tracefile import InputError, load_trace
 from tracefile.__main__ import main as tracefile
+from tracefile.storage.output import free_name
 
 HEADER = '{"meta":{"schema":"kvtape/1","block_size":4,"epoch_unix_ns":1}}\n'
 
@@ -163,3 +164,27 @@ def test_traces_without_a_shared_request_are_exit_code_1_and_no_page(
     assert run("report compare", f"a={one}", f"b={other}", "--html", str(page)) == 1
     assert "share no request" in capsys.readouterr().out
     assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        ([], "tap.jsonl.zst"),
+        (["tap.log", "tap.toml", "tapes.jsonl", "mytap.jsonl"], "tap.jsonl.zst"),
+        (["tap.jsonl.zst"], "tap-2.jsonl.zst"),
+        (["tap.jsonl"], "tap-2.jsonl.zst"),
+        (["tap-2.jsonl.zst"], "tap.jsonl.zst"),
+        (["tap.jsonl.zst", "tap-2.jsonl.zst.shard0.jsonl"], "tap-3.jsonl.zst"),
+        (["tap-000001.jsonl.zst"], "tap-2.jsonl.zst"),
+        (["tap-000001.jsonl.zst.part"], "tap-2.jsonl.zst"),
+        (["tap.recorder.segments.json"], "tap-2.jsonl.zst"),
+        (["tap.jsonl.zst.engine.jsonl"], "tap-2.jsonl.zst"),
+    ],
+)
+def test_a_trace_of_no_name_gets_one_that_no_file_has(
+    there: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for other in there:
+        Path(other).touch()
+    assert free_name("tap") == name

@@ -1,12 +1,14 @@
 """Addresses: where to connect, and where to listen."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from wire.errors import WireError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_ENDPOINT = re.compile(r"/v1(?:/(?:chat/)?completions|/responses|/messages)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host_header.decode()}{self.base_path}"
+
+    def without_endpoint(self) -> "Origin":
+        """Return the server whose paths begin with ``/v1``, for a URL that ends in it or in one of its endpoints."""
+        before, slash, rest = self.base_path.rpartition("/v1")
+        return replace(self, base_path=before) if slash and _ENDPOINT.fullmatch(slash + rest) else self
 
     def target(self, path: str) -> bytes:
         return (self.base_path + path).encode("ascii")

@@ -77,6 +77,6 @@ class RequestWriter:
 
 def origin_of(url: str) -> Origin:
     try:
-        return parse_url(url.rstrip("/").removesuffix("/v1"))
+        return parse_url(url).without_endpoint()
     except WireError as error:
         raise InputError(f"--url: {error}") from None

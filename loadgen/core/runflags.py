@@ -12,8 +12,11 @@ from loadgen.core.bodyfields import add_body_arguments
 from loadgen.core.request import SESSION_HEADER
 from tracefile import InputError
 from tracefile.commandline.durations import duration
+from tracefile.storage.output import free_name
 
 AUTO = "auto"
+STDERR = "-"
+"""For ``--json-progress``: stderr, in place of the panel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class RunFlags:
     """Address of the Ray cluster whose machines run the shards; null: this machine does."""
     json_progress: str | None = None
     """File for a JSON line a second, ``-`` for stderr; null: none."""
+    log_interval_s: float | None = None
+    """Between progress lines; 0: none; null: 10 s, on a terminal none beside the panel."""
     resume: bool = False
     access: Access = OPEN
     """Keys, headers and TLS of every request and control call."""
@@ -33,6 +38,8 @@ class RunFlags:
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
             raise InputError(f"--procs: {self.procs}; expected 1 or more, or {AUTO}")
+        if self.log_interval_s and self.json_progress == STDERR:
+            raise InputError(f"--log-interval: with --json-progress {STDERR}; expected one of them on stderr")
         if self.ray is not None and self.resume:
             raise InputError("--resume: with --ray; expected one of them: what is to go on lies on this machine")
 
@@ -43,7 +50,12 @@ ONE_PROCESS = RunFlags()
 def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="base URL of the engine, or of a tap before it")
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="TRACE", help="the trace to write (.gz and .zst compress)"
+        "-o",
+        "--output",
+        "--out",
+        type=Path,
+        metavar="TRACE",
+        help="the trace to write; .gz and .zst compress (default: a new name in this folder)",
     )
     parser.add_argument("--model", default=AUTO, help="served model's name (auto: the first of /v1/models)")
     parser.add_argument(
@@ -85,7 +97,22 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--ray", metavar="ADDRESS", help="run the shards on this Ray cluster (auto: this machine's cluster)"
     )
     run.add_argument("--json-progress", metavar="FILE", help="write progress as a JSON line a second; -: to stderr")
+    run.add_argument(
+        "--log-interval",
+        type=duration,
+        metavar="TIME",
+        help="print a progress line at this interval, also on a terminal; 0: none (10s; on a terminal none)",
+    )
     run.add_argument("--resume", action="store_true", help="continue a run that was killed, and append to its trace")
+
+
+def output_of(args: argparse.Namespace, stem: str) -> Path:
+    """Return ``--output``, or a name that no file has. Raises InputError if there is no run to go on with."""
+    if args.output is not None:
+        return Path(args.output)
+    if args.resume:
+        raise InputError("--resume: without --output; expected the trace to go on with")
+    return Path(free_name(stem))
 
 
 def run_flags(args: argparse.Namespace) -> RunFlags:
@@ -93,6 +120,7 @@ def run_flags(args: argparse.Namespace) -> RunFlags:
         procs=parse_procs(args.procs),
         ray=args.ray,
         json_progress=args.json_progress,
+        log_interval_s=args.log_interval,
         resume=args.resume,
         access=read_access(args, api=args.api, url=args.url),
     )

@@ -20,6 +20,11 @@ Pattern = Literal[
 ]
 Spacing = Literal["poisson", "constant", "gamma"]
 
+CLOSED_PATTERNS: tuple[Pattern, ...] = ("poisson", "multiturn", "rollouts")
+"""Patterns that without a rate are a closed loop."""
+CLOSED_PARALLEL = 4
+CLOSED_ROUNDS = 8
+"""Sessions for each one at a time, where no flag bounds a closed loop."""
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
 RANDOM = "random"
 ONE_TURN = LengthDistribution(1, 1)
@@ -131,6 +136,23 @@ class LoadConfig:
         return self.rate is not None or self.pattern in ("burst", "series")
 
     @property
+    def arrivals(self) -> str:
+        """The pattern's name; a closed loop has no arrivals of its own."""
+        if self.open_loop or self.pattern not in CLOSED_PATTERNS:
+            return self.pattern
+        return "closed loop, rollouts" if self.pattern == "rollouts" else "closed loop"
+
+    def words(self) -> list[str]:
+        """Return the parts of a start line about the load."""
+        rate = "" if self.rate is None else f" {self.rate:g}{'' if self.rate_to is None else f':{self.rate_to:g}'}/s"
+        words = [f"{self.arrivals}{rate}"]
+        words += [] if self.ends_s is None else [f"for {self.ends_s:g} s"]
+        groups = "" if self.group_size == 1 else f"groups of {self.group_size} "
+        words += [] if self.number is None else [f"{self.number} {groups}sessions"]
+        words += [] if self.requests_at_once is None else [f"at most {self.requests_at_once} in flight"]
+        return [*words, f"seed {self.seed}"]
+
+    @property
     def ends_s(self) -> float | None:
         """Seconds; null: ``number`` or the dataset ends the run."""
         if self.pattern == "staircase" and self.steps is not None and self.step_s is not None:
@@ -153,6 +175,14 @@ class LoadConfig:
         if self.parallel_sessions is not None or self.open_loop:
             return self.parallel_sessions
         return self.parallel
+
+    @property
+    def most_shards(self) -> int | None:
+        """Most shards of which each has sessions, now and then all at once; null: any number."""
+        if self.pattern == "calibration":
+            return 1
+        sessions = None if self.number is None else self.number * self.group_size
+        return min((bound for bound in (sessions, self.sessions_at_once) if bound is not None), default=None)
 
     @property
     def requests_at_once(self) -> int | None:
@@ -237,6 +267,8 @@ def _check_staged(config: LoadConfig) -> None:
 
 
 def _check_bounds(config: LoadConfig) -> None:
+    if not config.open_loop and config.pattern not in (*CLOSED_PATTERNS, "calibration"):
+        raise InputError(f"--rate: missing; expected arrivals a second with --pattern {config.pattern}")
     if not config.open_loop and config.parallel is None and config.parallel_sessions is None:
         raise InputError(
             "--rate: missing; expected arrivals a second, or --parallel or --parallel-sessions for a closed loop"
@@ -247,8 +279,6 @@ def _check_bounds(config: LoadConfig) -> None:
         return
     if config.ends_s is None and config.number is None and config.dataset_path is None:
         raise InputError("--duration, --number: both missing; expected a bound, or the run would never end")
-    if not config.open_loop and config.pattern not in ("poisson", "multiturn", "rollouts"):
-        raise InputError(f"--pattern: {config.pattern} without --rate; a closed loop has no arrivals of its own")
 
 
 def _check_groups(config: LoadConfig) -> None:

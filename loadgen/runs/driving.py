@@ -13,7 +13,7 @@ from typing import TextIO
 import msgspec
 
 from loadgen.core.job import Job, Shard, add_shares
-from loadgen.core.runflags import ONE_PROCESS, RunFlags, usable_cores
+from loadgen.core.runflags import ONE_PROCESS, STDERR, RunFlags, usable_cores
 from loadgen.runs.merging import merge_parts, part_of, parts_of
 from loadgen.runs.outcome import RunOutcome, outcome_of
 from loadgen.runs.progress import RunProgress, TargetRate
@@ -26,8 +26,6 @@ from tracefile.storage.mending import mend
 from tracefile.storage.output import PROGRESS, check_output
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-STDERR = "-"
-"""For ``--json-progress``: stderr, in place of the panel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,8 @@ class RunConfig:
     """True if requests in flight are cancelled at ``duration_s``."""
     target_rate: TargetRate | None = None
     empty: str = "nothing to send"
+    unreported: str = "the engine reports no cached tokens"
+    """Warning after the first output without cached tokens."""
 
 
 def run_job(config: RunConfig) -> RunOutcome:
@@ -148,8 +148,10 @@ class Run:
                 # Imported while the shards work: rich takes longer to load than the run to start.
                 from loadgen.runs.view import watched  # noqa: PLC0415
 
-                async with watched(progress, json_file):
-                    words = await shards.ended(partial(_heed, shards, progress))
+                warning = UnreportedWarning(config.unreported, over=config.run.json_progress == STDERR)
+
+                async with watched(progress, json_file, config.run.log_interval_s):
+                    words = await shards.ended(partial(_heed, shards, progress, warning))
             self._stopped = shards.stopping
             self._meta = await shards.fetch(self._parts)
         return words
@@ -230,9 +232,30 @@ def last_send_s(ready: Sequence[Ready], duration_s: float | None) -> float | Non
     return max(planned) if planned and len(planned) == len(ready) else duration_s
 
 
-def _heed(shards: Shards, progress: RunProgress, index: int, word: Progress | Done | Failed) -> None:
+@dataclass(slots=True)
+class UnreportedWarning:
+    """Warning, once, that completed requests came without cached tokens: the run need not go on to its end."""
+
+    text: str
+    over: bool = False
+
+    def heed(self, progress: RunProgress) -> None:
+        if not self.over and (reported := progress.reports_cached()) is not None:
+            self.over = True
+            if not reported:
+                print(f"warning: {self.text}", file=sys.stderr, flush=True)
+
+
+def _heed(
+    shards: Shards,
+    progress: RunProgress,
+    unreported: UnreportedWarning,
+    index: int,
+    word: Progress | Done | Failed,
+) -> None:
     """End a run if the engine refuses every request, which no single shard can see."""
     progress.hear(index, word)
+    unreported.heed(progress)
     if progress.only_refusals():
         shards.stop("refused")
 

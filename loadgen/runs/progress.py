@@ -174,6 +174,12 @@ class RunProgress:
             shards=[self._shard(index, now_s) for index in range(len(self._where))],
         )
 
+    def reports_cached(self) -> bool | None:
+        """Return True if a completed request had cached tokens; null: none has completed."""
+        if any(counts.cached_reported for counts in self._counts):
+            return True
+        return False if any(counts.statuses["ok"] for counts in self._counts) else None
+
     def only_refusals(self) -> bool:
         return all(counts.only_refusals for counts in self._counts)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -65,6 +66,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run; null where there is no sample."""
 
     pattern: str
+    trace: str
+    """File that was written."""
     digest: str
     """Workload's: equal digests, equal planned traffic."""
     sent_digest: str | None
@@ -121,6 +124,7 @@ def summarize(
     outcome: RunOutcome,
     *,
     pattern: str,
+    trace: Path,
     facts: tuple[EngineFacts, EngineFacts],
     notes: list[str],
 ) -> Summary:
@@ -131,6 +135,7 @@ def summarize(
     offered = offered_share(outcome)
     return Summary(
         pattern=pattern,
+        trace=str(trace),
         digest=outcome.digest,
         sent_digest=outcome.sent_digest,
         interrupted=outcome.stopped,
@@ -285,6 +290,7 @@ def _counted(summary: Summary) -> list[str]:
     lines += [
         f"client              {_late(summary)}; {_cpu(summary)} of a core; "
         f"{summary.queued} queued by the concurrency limit",
+        f"trace               {summary.trace}",
         f"workload            {summary.digest}",
         f"sent                {summary.sent_digest or 'unknown: a process died'}",
     ]

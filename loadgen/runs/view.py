@@ -1,9 +1,10 @@
-"""A run as people watch it: a live panel on a terminal, one line every 10 s in a log."""
+"""A run as people watch it: a live panel on a terminal, a progress line at an interval in a log, or both."""
 
 import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TextIO
 
 import msgspec
@@ -161,10 +162,18 @@ def _shards_line(status: Status) -> Text:
 
 
 @contextlib.asynccontextmanager
-async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncIterator[None]:
+async def watched(
+    progress: RunProgress, json_file: TextIO | None, log_interval_s: float | None = None
+) -> AsyncIterator[None]:
+    """``log_interval_s``: between progress lines; 0: none; null: 10 s, and none beside the panel."""
     watches: list[Watch] = [] if json_file is None else [_writing(json_file)]
     if json_file is not sys.stderr:
-        watches.append(_show_live if sys.stderr.isatty() else _show_lines)
+        live = Live(console=CommandConsole(sys.stderr), auto_refresh=False, transient=True)
+        terminal = sys.stderr.isatty()
+        if terminal:
+            watches.append(partial(_show_live, live))
+        if interval_s := (0.0 if terminal else LINE_INTERVAL_S) if log_interval_s is None else log_interval_s:
+            watches.append(partial(_show_lines, live.console, interval_s))
     tasks = [asyncio.create_task(watch(progress)) for watch in watches]
     try:
         yield
@@ -176,19 +185,18 @@ async def watched(progress: RunProgress, json_file: TextIO | None) -> AsyncItera
                 print(f"warning: the run's progress was not shown to its end: {error!r}", file=sys.stderr)
 
 
-async def _show_live(progress: RunProgress) -> None:
+async def _show_live(live: Live, progress: RunProgress) -> None:
 
-    with Live(console=CommandConsole(sys.stderr), auto_refresh=False, transient=True) as live:
+    with live:
         while True:
             live.update(View(progress.status()), refresh=True)
             await asyncio.sleep(LIVE_INTERVAL_S)
 
 
-async def _show_lines(progress: RunProgress) -> None:
-
+async def _show_lines(console: Console, interval_s: float, progress: RunProgress) -> None:
     while True:
-        await asyncio.sleep(LINE_INTERVAL_S)
-        print(status_line(progress.status()), file=sys.stderr, flush=True)
+        await asyncio.sleep(interval_s)
+        console.out(status_line(progress.status()), highlight=False)  # above the panel, where there is one
 
 
 def _writing(file: TextIO) -> Watch:

@@ -17,6 +17,7 @@ from engines.tokenization import (
     TokenIds,
     chat_question,
     text_question,
+    tokenizer_problem,
 )
 from loadgen.text.tokenizer import LocalTokenizer, Message, Tokenizer, TokenizerError
 from tracefile import InputError
@@ -24,8 +25,6 @@ from tracefile import InputError
 Response = TypeVar("Response")
 EXPECTED = {TOKENIZE: "no token ids", APPLY_TEMPLATE: "no prompt", DETOKENIZE: "no text"}
 AUTO, ENGINE, NONE = "auto", "engine", "none"
-PROBE = "time"
-"""Text with tokens in every vocabulary."""
 
 
 class EngineTokenizer:
@@ -35,16 +34,11 @@ class EngineTokenizer:
 
     def __init__(self, control: Control, model: str) -> None:
         self._control, self._model = control, model
-        self._takes_content = False
-        try:
-            asked = self.encode(PROBE)
-        except TokenizerError:
-            asked = []
-        if not asked:
-            # llama.cpp reads another field, and finds no tokens in a request without it.
-            self._takes_content = True
-            if not self.encode(PROBE):
-                raise TokenizerError("the engine's /tokenize finds no tokens in a text")
+        # llama.cpp reads another field, and finds no tokens in a request without it.
+        self._takes_content = tokenizer_problem(control, model, as_content=False) is not None
+        problem = tokenizer_problem(control, model, as_content=True) if self._takes_content else None
+        if problem is not None:
+            raise TokenizerError(f"the engine's {problem}")
 
     def encode(self, text: str) -> list[int]:
         return self._encode(text, special=False)

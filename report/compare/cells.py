@@ -447,6 +447,7 @@ def _workload(run: Run) -> str | None:
         return None
     said = [
         workload.pattern,
+        "closed loop" if workload.extra.get("closed_loop") else None,
         f"seed {workload.seed}" if workload.seed is not None else None,
         "cold prompts" if workload.cold_prompts else None,
         f"speedup {workload.speedup:g}" if workload.speedup not in (None, 1.0) else None,

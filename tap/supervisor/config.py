@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -26,6 +26,7 @@ from wire.url import Origin, parse_listen, parse_url
 
 Route = Literal["round-robin", "session"]
 
+AUTO = "auto"
 NAMED_TOKENIZERS = ("engine", "bytes", "ids")
 
 
@@ -55,7 +56,7 @@ class TapConfig:
     """Request headers that records keep, in lower case."""
     upload: str | None
     tokenizer: str
-    """``engine``, ``ids``, ``bytes`` or a directory."""
+    """``engine``, ``ids``, ``bytes`` or a directory; ``auto``, until the engine is there: engine, or else bytes."""
     block_size: int | None
     """Null: 16, or the engine's if that is 8 to 15."""
     algorithm: HashAlgorithm
@@ -79,6 +80,8 @@ class TapConfig:
     admin_names: tuple[str, ...]
     """Host names for the admin port, besides those that no stranger can own."""
     drain_s: float
+    log_interval_s: float
+    """Between lines of the account; 0: none before the end."""
 
 
 def checked_upstreams(urls: Sequence[str], file: Path | None) -> tuple[Origin, ...]:
@@ -128,7 +131,7 @@ def checked_certificate(cert: str | None, key: str | None) -> Certificate | None
 
 
 def checked_tokenizer(text: str) -> str:
-    if text in NAMED_TOKENIZERS:
+    if text in (AUTO, *NAMED_TOKENIZERS):
         return text
     return str(tokenizer_folder(Path(text), others=", `engine`, `bytes` or `ids`"))
 
@@ -207,10 +210,11 @@ def _checked_url(text: str, place: str) -> Origin:
         origin = parse_url(text)
     except WireError as error:
         raise InputError(f"{place}: {error}") from None
-    if not origin.base_path.endswith("/v1"):
-        return origin
-    print(f"tap: {place} {text}: /v1 is left out, since it is in the clients' paths", file=sys.stderr)
-    return replace(origin, base_path=origin.base_path.removesuffix("/v1").rstrip("/"))
+    server = origin.without_endpoint()
+    if server != origin:
+        left = origin.base_path.removeprefix(server.base_path)
+        print(f"tap: {place} {text}: {left} is left out, since it is in the clients' paths", file=sys.stderr)
+    return server
 
 
 def _distinct(found: Sequence[tuple[Origin, str]]) -> tuple[Origin, ...]:

@@ -18,6 +18,7 @@ from engines.facts import EngineFacts, parse_metrics, read_gauges
 from tap.ipc.exchange import RecorderSetup, ServiceStats
 from tap.supervisor.account import Account, Ledger, keep_account
 from tap.supervisor.config import Runtime, TapConfig, checked_certificate, read_upstreams, recorder_setup
+from tap.supervisor.engineprobe import Probed, probe_engine
 from tap.supervisor.processes import AdminProcess, RecorderProcess, Workers
 from tap.supervisor.restarting import say
 from tap.supervisor.signals import Signals
@@ -192,7 +193,6 @@ async def _sample(file: SampleFile, origin: Origin, access: Access, said: set[st
     return msgspec.convert({"at_ms": at_ms, "upstream": str(origin), **gauges}, EngineSample)
 
 
-REPORT_INTERVAL_S = 30.0
 MAX_SOCKET_PATH = 103
 """Bytes of a ``sockaddr_un`` path on every system."""
 FLUSH_TIMEOUT_S = 60.0
@@ -205,6 +205,8 @@ async def serve(config: TapConfig) -> None:
     key = load_key(config.key_file)
     config, reached = await reach_upstreams(config, signals, listeners, pages)
     facts = await learn(config, reached)
+    probed = await probe_engine(config, facts, reached[0])
+    config = probed.config
     with runtime_folder() as runtime:
         ledger = Ledger(runtime.map_counts(config.workers), config.workers)
         setup = recorder_setup(config, key, facts, runtime)
@@ -217,7 +219,7 @@ async def serve(config: TapConfig) -> None:
                 if admin is not None:
                     await admin.start(service.stats)
                 signals.started()
-                _announce(config, listeners[0].getsockname()[1], admin)
+                _announce(config, listeners[0].getsockname()[1], admin, probed, setup.block_size)
                 await service.run(signals, sample_file(config, setup, ledger.progress.epoch_ns))
                 await service.end(signals, admin)
             except BaseException:
@@ -250,7 +252,9 @@ class Service:
         self._draining = False
 
     async def run(self, signals: Signals, samples: SampleFile) -> None:
-        going = [self._report_regularly(), self._reload_when_told(signals)]
+        going = [self._reload_when_told(signals)]
+        if self._config.log_interval_s:
+            going.append(self._report_regularly())
         if self._config.engine_facts:
             going.append(watch_engines(self._upstreams, self._engine, self._engine_changed, access=self._config.access))
         if self._config.engine_metrics_s:
@@ -322,7 +326,7 @@ class Service:
     async def _report_regularly(self) -> None:
         reported = 0
         while True:
-            await asyncio.sleep(REPORT_INTERVAL_S)
+            await asyncio.sleep(self._config.log_interval_s)
             account = self._ledger.account()
             if account.offered != reported:
                 reported = account.offered
@@ -371,12 +375,15 @@ def _close_account(trace: str, account: Account) -> None:
         say(f"the account could not be kept beside the trace: {error}")
 
 
-def _announce(config: TapConfig, port: int, admin: AdminProcess | None) -> None:
+def _announce(config: TapConfig, port: int, admin: AdminProcess | None, probed: Probed, block_size: int) -> None:
     address = Origin("http" if config.certificate is None else "https", config.listen[0], port)
     line = f"tap: listening on {address}, recording to {config.trace}, upstream {_names(config.upstreams)}"
     if admin is not None and config.admin is not None:
         line += f", admin pages on {Origin('http', config.admin[0], admin.port)}"
-    print(f"{line}\ntap: hashes keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it", flush=True)
+    key = f"hashes of {block_size}-token blocks keyed by {config.key_file or key_path()}; Ctrl-C or SIGTERM ends it"
+    print(f"{line}\ntap: {probed.line}\ntap: {key}", flush=True)
+    for note in probed.notes:
+        say(f"note: {note}")
 
 
 def _names(origins: Sequence[Origin]) -> str:

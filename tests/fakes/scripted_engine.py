@@ -32,6 +32,9 @@ class ScriptedEngine:
     reports_cached: bool = True
     has_reset: bool = True
     reset_works: bool = True
+    running: int = 0
+    waiting: int = 0
+    """Load of others, by its metrics."""
     stalls: bool = False
     """Streams a first token and then nothing."""
     statuses: dict[int, int] = field(default_factory=dict)
@@ -113,7 +116,7 @@ class ScriptedEngine:
         if path in {"/v1/completions", "/v1/chat/completions"}:
             self.headers.append(headers)
             return await self._watched(reader, self._complete(path, json.loads(body), writer))
-        status, answer = self._control(path)
+        status, answer = self._control(method, path)
         writer.write(_response(status, answer, self.says))
         await writer.drain()
         return True
@@ -132,7 +135,7 @@ class ScriptedEngine:
                 return False
         return task.result()
 
-    def _control(self, path: str) -> tuple[int, bytes]:
+    def _control(self, method: str, path: str) -> tuple[int, bytes]:
         if path == "/v1/models":
             return 200, json.dumps({"data": [{"id": "scripted"}]}).encode()
         if path == "/version":
@@ -143,8 +146,11 @@ class ScriptedEngine:
                 f'enable_prefix_caching="True",engine="0"}} 1.0\n'
                 f'vllm:prefix_cache_queries_total{{engine="0"}} {self.cache.queries}.0\n'
                 f'vllm:prefix_cache_hits_total{{engine="0"}} {self.cache.hits}.0\n'
+                f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting {self.waiting}\n"
             ).encode()
         if path == "/reset_prefix_cache" and self.has_reset:
+            if method == "GET":
+                return 405, b"{}"
             if self.reset_works:
                 self.cache.clear()
             return 200, b""

@@ -394,6 +394,7 @@ class Lab:
             "file_mode": 0o600,
             "admin_names": (),
             "drain_s": 5.0,
+            "log_interval_s": 30.0,
             "overwrite": False,
         }
         return TapConfig(**(defaults | settings))

@@ -10,6 +10,11 @@ NUMBER: Final = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION: Final = re.compile(rf"(?P<number>{NUMBER})(?P<unit>ms|s|m|h)")
 
 
+def seconds(text: str) -> float:
+    """Seconds of a duration, or of a number without a unit, as other load generators take it."""
+    return float(text) if re.fullmatch(NUMBER, text) else duration(text)
+
+
 def duration(text: str) -> float:
     """Seconds of a duration, as the ``type`` of a flag; raises ArgumentTypeError."""
     found = DURATION.fullmatch(text)

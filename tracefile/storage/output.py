@@ -1,6 +1,7 @@
 """Files that commands write: never one of their inputs, never over a file of another kind, and whole or not at all."""
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -29,6 +30,18 @@ PAGE = Kind("an HTML page", re.compile(rb"\s*(?:<!doctype\s+html|<html)", re.IGN
 MODEL = Kind("a model.json", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-model/'))
 MANIFEST = Kind("a manifest of segments", re.compile(rb'\s*\{\s*"schema"\s*:\s*"kvtape-segments/'))
 PROGRESS = Kind("a progress log", re.compile(rb'\{"elapsed_s"'))
+
+
+def free_name(stem: str) -> str:
+    """Return the first of STEM.jsonl.zst, STEM-2.jsonl.zst, … in the working folder without a file of its own there."""
+    there = os.listdir()
+    for number in itertools.count(1):
+        name = stem if number == 1 else f"{stem}-{number}"
+        # Beside TRACE: TRACE.engine.jsonl, TRACE.shard0.jsonl, NAME-000001.jsonl.zst, NAME.recorder.segments.json.
+        own = re.compile(rf"{re.escape(name)}(-\d{{6}})?\.(jsonl|recorder)")
+        if not any(map(own.match, there)):
+            break
+    return f"{name}.jsonl.zst"
 
 
 def refuse_inputs(output: Name, inputs: Iterable[Name], flag: str = "--output") -> None:

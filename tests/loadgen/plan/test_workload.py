@@ -1,5 +1,6 @@
 """The load as drawn: bounds, shapes, and a digest that tells two loads apart."""
 
+import shlex
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from loadgen.__main__ import parse_config
 from loadgen.core.draws import Stream, Vocabulary, below, draw
 from loadgen.core.job import Shard, add_shares
 from loadgen.core.lengths import LengthDistribution
+from loadgen.core.request import origin_of
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.workload import DIGESTED_SESSIONS, Workload
 from tracefile import InputError
@@ -168,7 +170,7 @@ OPEN = ["--rate", "1", "--number", "1"]
     ("argv", "message"),
     [
         (["--rate", "1"], "--duration, --number: both missing"),
-        (["--number", "1"], "--rate: missing"),
+        (["--pattern", "gamma", "--burstiness", "2", "--number", "1"], "--rate: missing"),
         (["--rate", "0", "--number", "1"], "--rate: 0; expected a number above 0"),
         (["--rate", "nan", "--number", "1"], "--rate: nan"),
         (["--rate", "fast", "--number", "1"], "--rate: 'fast'"),
@@ -208,7 +210,7 @@ OPEN = ["--rate", "1", "--number", "1"]
             "--steps: 1; expected 2",
         ),
         (["--pattern", "series", "--number", "1"], "--rate-series: missing"),
-        ([*CLOSED, "--pattern", "constant"], "--pattern: constant without --rate"),
+        ([*CLOSED, "--pattern", "constant"], "--rate: missing; expected arrivals a second with --pattern constant"),
         ([*CLOSED, "--dataset", "nosuch:f"], "--dataset: 'nosuch:f'; expected random, or NAME:PATH"),
         ([*CLOSED, "--dataset", "trie"], "--dataset: trie without a file; expected trie:PATH"),
         ([*CLOSED, "--dataset", f"trie:{__file__}", "--turns", "2"], "--turns: with a dataset's file"),
@@ -257,3 +259,73 @@ def test_turns_are_said_in_three_ways() -> None:
 def test_caps(flags: list[str], sessions: int | None, requests: int | None) -> None:
     config = parse_config([*URL, "--number", "9", *flags])
     assert (config.sessions_at_once, config.requests_at_once) == (sessions, requests)
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_its_own")
+@pytest.mark.parametrize(
+    ("argv", "number", "parallel", "name"),
+    [
+        ([], 32, 4, "closed loop"),
+        (["--parallel", "16"], 128, 16, "closed loop"),
+        (["--parallel-sessions", "3", "--turns", "2"], 24, None, "closed loop"),
+        (["--number", "5"], 5, 4, "closed loop"),
+        (["--duration", "9s"], None, 4, "closed loop"),
+        (["--pattern", "multiturn", "--turns", "3"], 32, 4, "closed loop"),
+        (["--dataset", f"trie:{__file__}"], None, 4, "closed loop"),
+        (["--rate", "2", "--number", "7"], 7, None, "poisson"),
+        (["--pattern", "calibration"], None, 8, "calibration"),
+    ],
+)
+def test_a_url_alone_is_a_small_closed_loop(
+    argv: list[str], number: int | None, parallel: int | None, name: str
+) -> None:
+    config = parse_config([*URL[:2], *argv])
+    assert (config.number, config.parallel, config.arrivals, config.seed) == (number, parallel, name, 0)
+    assert config.trace == Path("loadgen.jsonl.zst")
+
+
+@pytest.mark.parametrize(
+    ("argv", "prefixes"),
+    [([], 0), (["--prefix-tokens", "9"], 1), (["--prefix-tokens", "9", "--prefix-count", "3"], 3)],
+)
+def test_a_prefix_of_some_length_is_one_prefix(argv: list[str], prefixes: int) -> None:
+    assert parse_config([*URL, *argv]).prefix_count == prefixes
+
+
+def test_a_run_that_goes_on_names_its_trace() -> None:
+    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+        parse_config([*URL[:2], "--resume"])
+
+
+@pytest.fixture
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# The line of another project's page on agentic load, and evalscope's examples in the words of docs/evalscope.md.
+LINES = {
+    "agentic": "--url http://127.0.0.1:8000 --model Qwen/Qwen3-8B --pattern multiturn --rate 1 --turns 5 "
+    "--prefix-tokens 6500 --prompt-tokens 128 --output-tokens 128 --duration 120 --out run.json",
+    "random": "--model M --url h --api chat --prompt-tokens 256:512 --output-tokens 256 --min-turns 2 --max-turns 5 "
+    "--number 20 --parallel 10",
+    "sharegpt": "--model M --url h --api chat --dataset sharegpt:F --output-tokens 512 --max-turns 3 --number 300 "
+    "--parallel 10",
+    "custom": "--model M --url h --api chat --dataset messages:F --output-tokens 512 --max-turns 3 --number 100 "
+    "--parallel 10",
+    "swe_smith": "--model M --url h --api chat --dataset swe-smith:F --first-turn-length 8192 "
+    "--subsequent-turn-length 1024 --min-turns 3 --max-turns 8 --seed 42 --number 20 --parallel 10 --output-tokens 512 --dataset-offset 100",
+    "trie": "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trie:F "
+    "--parallel 4 --number 10 --duration 600",
+}
+
+
+@pytest.mark.usefixtures("_in_a_folder_of_its_own")
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_lines_of_other_load_generators_are_taken(line: str) -> None:
+    Path("F").touch()
+    config = parse_config(shlex.split(line))
+    assert config.duration_s in (None, 120.0, 600.0)
+    if "--prefix-tokens" in line:
+        assert (config.prefix_count, config.trace, config.arrivals) == (1, Path("run.json"), "multiturn")
+    if "compatible-mode" in line:
+        assert str(origin_of(config.url)) == "https://h/compatible-mode"

@@ -50,7 +50,7 @@ def driven(lag_ms: Sequence[float], failures: Sequence[str] = ()) -> RunOutcome:
 def summary_of(run: RunOutcome) -> Summary:
     counters = (PrefixCounters(queries=0, hits=0), PrefixCounters(queries=300, hits=150))
     before, after = (EngineFacts(Engine(), counters=counted) for counted in counters)
-    return summarize(run, pattern="poisson", facts=(before, after), notes=["mind the gap"])
+    return summarize(run, pattern="poisson", trace=Path("t.jsonl"), facts=(before, after), notes=["mind the gap"])
 
 
 def test_the_summary_in_lines() -> None:
@@ -65,6 +65,7 @@ def test_the_summary_in_lines() -> None:
         "  throughput          0.8 completed requests, 100 prompt and 10 output tokens a second",
         "  client              0 requests late by more than 5.0 ms; shard 50%, sender 95% of a core; "
         "1 queued by the concurrency limit",
+        "  trace               t.jsonl",
         f"  workload            {'d' * 64}",
         f"  sent                {'e' * 64}",
         "  engine's counters   150 of 300 tokens looked up were hits",

@@ -140,3 +140,13 @@ def test_a_trace_that_is_there_is_neither_replaced_nor_continued_unasked() -> No
         read_config(REQUIRED)
     assert read_config([*REQUIRED, "--resume"]).resume
     assert read_config([*REQUIRED, "--overwrite"]).overwrite
+
+
+def test_an_upstream_alone_is_enough(tmp_path: Path) -> None:
+    config = read_config(["--upstream", "http://a:1"])
+    assert (config.listen, config.trace) == (("127.0.0.1", 8001), "tap.jsonl.zst")
+    assert (config.tokenizer, config.log_interval_s) == ("auto", 30.0)
+    (tmp_path / "tap.jsonl.zst").touch()
+    assert read_config(["--upstream", "http://a:1", "--log-interval", "0"]).trace == "tap-2.jsonl.zst"
+    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+        read_config(["--upstream", "http://a:1", "--resume"])

@@ -362,7 +362,7 @@ def test_a_tap_before_its_engine_goes_on_when_it_comes_and_when_its_trace_goes(l
                 await tap.post("/v1/completions", COMPLETION)
                 await tap.end()
             assert (tap.code, "Traceback" in tap.errors) == (0, False), tap.errors
-            assert f"hashes keyed by {lab.folder / 'keys' / 'key'}; Ctrl-C or SIGTERM ends it" in tap.output
+            assert f"blocks keyed by {lab.folder / 'keys' / 'key'}; Ctrl-C or SIGTERM ends it" in tap.output
         finally:
             if process.returncode is None:
                 process.kill()

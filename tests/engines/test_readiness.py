@@ -1,0 +1,115 @@
+"""State of an engine before a run: what each says of itself, and what the user reads of it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from engines.dialect import Dialect, Response
+from engines.facts import read_facts
+from engines.llamacpp import LLAMA_CPP
+from engines.readiness import Readiness, readiness_notes, readiness_of, target_words, unreported
+from engines.recognition import DIALECTS
+from engines.sglang import SGLANG
+from engines.trtllm import TENSORRT_LLM
+from engines.vllm import VLLM
+
+OPENAI = DIALECTS["openai"]
+
+
+class Answers:
+    """A control that answers from a table, and keeps what it was asked."""
+
+    def __init__(self, answers: Mapping[str, tuple[int, str]]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def text(self, path: str) -> str:
+        status, text = self._answer("GET", path)
+        return text if status == 200 else ""
+
+    def status(self, path: str) -> int | None:
+        return self._answer("GET", path)[0] or None
+
+    def post(self, path: str, body: bytes = b"") -> Response:
+        status, text = self._answer("POST", path)
+        return Response(status, text.encode())
+
+    def _answer(self, method: str, path: str) -> tuple[int, str]:
+        self.asked.append(f"{method} {path}")
+        return self.answers.get(f"{method} {path}", (404, ""))
+
+
+NO_ACTION = "POST /slots/0?action=none"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answers", "reports_cached", "has_reset"),
+    [
+        # vLLM has its reset for POST alone, in development mode; its flag for cached tokens is told nowhere.
+        (VLLM, {"GET /reset_prefix_cache": (405, "")}, None, True),
+        (VLLM, {}, None, False),
+        (VLLM, {"GET /reset_prefix_cache": (0, "")}, None, None),
+        (VLLM, {"GET /v1/models": (200, '{"data": [{"id": "s", "owned_by": "kvtape"}]}')}, True, False),
+        (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": true}')}, True, True),
+        (SGLANG, {"GET /server_info": (200, '{"enable_cache_report": false}')}, False, True),
+        (SGLANG, {"GET /server_info": (200, "[]")}, None, True),
+        # Without --slot-save-path every action is refused as unsupported, with it an unknown one as invalid.
+        (LLAMA_CPP, {NO_ACTION: (400, "")}, True, True),
+        (LLAMA_CPP, {NO_ACTION: (501, "")}, True, False),
+        (TENSORRT_LLM, {}, None, False),
+        (OPENAI, {}, None, None),
+    ],
+)
+def test_each_engine_tells_by_harmless_calls(
+    dialect: Dialect, answers: dict[str, tuple[int, str]], reports_cached: bool | None, has_reset: bool | None
+) -> None:
+    control = Answers(answers)
+    found = readiness_of(control, dialect, read_facts("", "", ""))
+    assert (found.reports_cached, found.has_reset) == (reports_cached, has_reset)
+    # No generation, and no reset: vLLM's is a POST, SGLang's a GET too, llama.cpp's an action of its own.
+    assert set(control.asked) <= {"GET /reset_prefix_cache", "GET /v1/models", "GET /server_info", NO_ACTION}
+
+
+def test_an_engine_at_work_or_without_its_cache_is_told() -> None:
+    metrics = """vllm:num_requests_running{engine="0"} 2.0
+vllm:num_requests_running{engine="1"} 1.0
+vllm:num_requests_waiting 4.0
+vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
+"""
+    found = readiness_of(Answers({}), VLLM, read_facts("", metrics, ""))
+    assert (found.running, found.waiting, found.caches_prefixes) == (3, 4, False)
+    assert readiness_notes(found) == [
+        "the engine is not idle: 3 requests running, 4 waiting before the first; times and hits will not be this "
+        "load's alone",
+        "the engine's prefix cache is off: no request can hit it",
+    ]
+    assert readiness_notes(Readiness(VLLM, running=0, waiting=0)) == []
+    assert readiness_notes(Readiness(SGLANG, reports_cached=False)) == [
+        "the engine reports no cached tokens: hits stay unknown; start sglang with --enable-cache-report"
+    ]
+    assert unreported(OPENAI) == "the engine reports no cached tokens: hits stay unknown"
+
+
+def test_the_start_line_has_the_engine_and_what_it_lacks() -> None:
+    facts = read_facts('{"version": "0.32.0"}', 'vllm:cache_config_info{block_size="32"} 1', "")
+    words = target_words("http://h:1", "tiny", facts, Readiness(VLLM, has_reset=False), "as /v1/models says")
+    assert list(words) == [
+        "http://h:1",
+        "model tiny",
+        "vllm 0.32.0 (as /v1/models says)",
+        "engine blocks of 32",
+        "cached tokens reported with --enable-prompt-tokens-details",
+        "no cache reset (VLLM_SERVER_DEV_MODE=1)",
+    ]
+    unknown = target_words("http://h:1", None, read_facts("", "", ""), Readiness(OPENAI), "no evidence")
+    assert list(unknown) == ["http://h:1", "model unknown", "openai (no evidence)", "engine blocks of unknown size"]
+    told = target_words("http://h:1", "m", facts, Readiness(VLLM, reports_cached=True, has_reset=True), "")
+    assert list(told) == ["http://h:1", "model m", "vllm 0.32.0", "engine blocks of 32"]
+
+
+def test_an_engine_is_known_by_its_model_list_before_its_metrics() -> None:
+    """llama.cpp has no metrics unless it is told to."""
+    models = '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}'
+    assert read_facts("", "", models).dialect == "llamacpp"
+    assert read_facts("", "vllm:x 1", models).dialect == "llamacpp"
+    assert read_facts("", "vllm:x 1", '{"data": [{"id": "tiny", "owned_by": 7}]}').dialect == "vllm"
