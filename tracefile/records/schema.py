@@ -74,7 +74,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Load of a writer that generates its own. Null: the writer generates none."""
 
     pattern: str | None = None
-    """How arrivals were made: a pattern of loadgen's, replay, or replay-sessions."""
+    """How arrivals were made: a pattern of loadgen's, closed loop, replay, or replay-sessions."""
     seed: int | None = None
     digest: str | None = None
     """SHA-256 over every planned request (arrival, shape, body): equal digests mean equal traffic."""

@@ -313,7 +313,8 @@ LINES = {
     "custom": "--model M --url h --api chat --dataset messages:F --output-tokens 512 --max-turns 3 --number 100 "
     "--parallel 10",
     "swe_smith": "--model M --url h --api chat --dataset swe-smith:F --first-turn-length 8192 "
-    "--subsequent-turn-length 1024 --min-turns 3 --max-turns 8 --seed 42 --number 20 --parallel 10 --output-tokens 512 --dataset-offset 100",
+    "--subsequent-turn-length 1024 --min-turns 3 --max-turns 8 --seed 42 --number 20 --parallel 10 "
+    "--output-tokens 512 --dataset-offset 100",
     "trie": "--model qwen-plus --url https://h/compatible-mode/v1/chat/completions --api chat --dataset trie:F "
     "--parallel 4 --number 10 --duration 600",
 }
