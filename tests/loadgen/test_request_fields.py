@@ -155,6 +155,9 @@ class Pages:
     def text(self, path: str) -> str:
         return json.dumps(self.page)
 
+    def status(self, path: str) -> int | None:
+        raise AssertionError(path)
+
     def post(self, path: str, body: bytes = b"") -> Response:
         raise AssertionError(path)
 
