@@ -5,6 +5,7 @@ from dataclasses import fields
 import msgspec
 
 from engines.facts import EngineFacts
+from loadgen.core.request import SESSION_HEADER
 from loadgen.plan.config import LoadConfig
 from loadgen.plan.loadjob import ELSEWHERE, LoadJob
 from tracefile import Meta, Workload
