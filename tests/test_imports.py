@@ -30,7 +30,10 @@ MORE = {
 }
 # A room's folders from the ground up: a folder imports only those before it, and "" (the room's own files) all of them.
 FLOORS = {
-    "tracefile": ["records", "commandline", "hashing", "storage", "parquet", "importers", "files", "study", ""],
+    "tracefile": [
+        *("records", "commandline", "hashing", "storage", "parquet"),
+        *("importers", "exporters", "files", "study", ""),
+    ],
     "tap": ["ipc", "prompts", "recorder", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
     "sim": [

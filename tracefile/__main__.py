@@ -1,36 +1,45 @@
-"""``tracefile``: inspect, check, convert, join and scale traces."""
+"""``tracefile``: inspect, check, convert, cut, join and scale traces."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from tracefile.commandline.console import CommandConsole
 from tracefile.commandline.ending import run_command
-from tracefile.commandline.parser import Parser
 from tracefile.commandline.printing import printable
+<<<<<<< HEAD
 from tracefile.commandline.progress import counted
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer
 from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
+=======
+from tracefile.config import Config, parse_config
+from tracefile.files.reading import open_trace
+>>>>>>> b7a877b (Add six formats to read, nine to write, and cut, anonymize, align and mean sessions of traces)
 from tracefile.records.encoding import encode_meta, encode_record, meta_object
 from tracefile.records.errors import USAGE_ADVICE, InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta
-from tracefile.sessions import NO_CHAINS, SessionIndex
+from tracefile.rewriting import (
+    anonymize_trace,
+    convert_trace,
+    cut_trace,
+    join_traces,
+    synthesize_trace,
+    warn,
+)
 from tracefile.study.checking import check_trace
 from tracefile.study.summary import Summary, share, summarise, summary_object
-from tracefile.study.synthesis import Scale, Source, synthesize, synthetic_meta
 
 FINDINGS_SHOWN = 100
+<<<<<<< HEAD
 OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
 
 
@@ -108,6 +117,8 @@ def parse_config(argv: Sequence[str]) -> Config:
     )
     synthesis.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
     return Config(**vars(parser.parse_args(argv)))
+=======
+>>>>>>> b7a877b (Add six formats to read, nine to write, and cut, anonymize, align and mean sessions of traces)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,11 +131,13 @@ def main(argv: Sequence[str]) -> int:
         "check": show_check,
         "cat": print_lines,
         "convert": convert_trace,
+        "cut": cut_trace,
+        "anonymize": anonymize_trace,
         "synthesize": synthesize_trace,
     }
     with open_trace(config.trace) as reader:
         code = actions[config.action](config, reader)
-        _warn(reader)
+        warn(reader)
     return code
 
 
@@ -165,6 +178,7 @@ def print_lines(config: Config, reader: TraceReader) -> int:
     return 0
 
 
+<<<<<<< HEAD
 def convert_trace(config: Config, reader: TraceReader) -> int:
     """Copy record by record; constant memory, but for the session index's bounded one."""
     assert config.output is not None
@@ -227,6 +241,8 @@ def join_traces(config: Config) -> int:
     return 0
 
 
+=======
+>>>>>>> b7a877b (Add six formats to read, nine to write, and cut, anonymize, align and mean sessions of traces)
 def counts_table(reader: TraceReader, summary: Summary) -> Table:
     """Table of the summary."""
     table = Table(title=Text(printable(f"{reader.path} ({reader.format})")), show_header=False, title_justify="left")
@@ -262,16 +278,6 @@ def meta_table(reader: TraceReader) -> Table:
     for name, value in meta_object(reader.meta).items():
         table.add_row(Text(printable(name)), Text(printable(value if isinstance(value, str) else json.dumps(value))))
     return table
-
-
-def _first_meta(trace: str) -> Meta:
-    with open_trace(trace) as reader:
-        return reader.meta
-
-
-def _warn(reader: TraceReader) -> None:
-    for warning in reader.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _span(summary: Summary) -> str:

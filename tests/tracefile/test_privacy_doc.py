@@ -1,12 +1,12 @@
 """What docs/privacy.md tells people to run before they hand a trace out does what it says."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from tracefile import Meta, Record, RequestId, TraceWriter, load_trace
+from tracefile.__main__ import main
 from tracefile.files.reading import open_trace
 from tracefile.study.checking import check_trace
 
@@ -15,20 +15,20 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "privacy.md"
 
 def test_names_and_the_date_are_left_out_and_all_else_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meta = Meta(source="tap", model="canary-model", block_size=16, epoch_unix_ns=1_700_000_000_000_000_000)
-    record = Record(request_id=RequestId("r"), arrival_ms=1.0, e2e_ms=2.0, prompt_tokens=3)
+    record = Record(request_id=RequestId("canary"), arrival_ms=1.0, e2e_ms=25.0, prompt_tokens=3)
     record.model, record.lora = "canary-model", "canary-adapter"
     record.upstream, record.headers = "http://canary.internal:8000", {"x-tenant": "canary"}
     monkeypatch.chdir(tmp_path)
     with TraceWriter("monday.jsonl.zst", meta) as writer:
         writer.write(record)
 
-    script = re.search(r"python - <<'END'\n(.*?)\n +END", PAGE.read_text(), re.DOTALL)
-    assert script is not None
-    exec(textwrap.dedent(script[1]), {})
+    command = re.search(r"^ *tracefile (anonymize .*)$", PAGE.read_text(), re.MULTILINE)
+    assert command is not None
+    assert main(command[1].split()) == 0
 
     shared_meta, [shared] = load_trace("shared.jsonl.zst")
     assert "canary" not in f"{shared_meta}{shared}"
     assert (shared_meta.epoch_unix_ns, shared_meta.block_size) == (None, 16)
-    assert (shared.request_id, shared.arrival_ms, shared.e2e_ms, shared.prompt_tokens) == ("r", 1.0, 2.0, 3)
+    assert (shared.arrival_ms, shared.e2e_ms, shared.prompt_tokens) == (0.0, 20.0, 3)
     with open_trace("shared.jsonl.zst") as trace:
         assert list(check_trace(trace)) == []

@@ -3,32 +3,31 @@
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import msgspec
 
 from tracefile.files.columns import columns_reader
-from tracefile.importers.blocktraces import (
-    AIPERF_TEXTS,
-    BAILIAN_KEYS,
-    AiperfMooncakeDecoder,
-    BailianDecoder,
-    MooncakeDecoder,
-)
-from tracefile.importers.csvtraces import AZURE_COLUMNS, BURSTGPT_COLUMNS, AzureDecoder, BurstGptDecoder, has_columns
-from tracefile.importers.vcr import VcrDecoder
+from tracefile.importers.recognition import CSV_FORMATS, recognise
 from tracefile.parquet.layout import is_parquet
-from tracefile.records.decoding import KvtapeDecoder, RecordDecoder, decode_meta, is_header, is_object, parse_object
+from tracefile.records.decoding import (
+    NOT_JSON,
+    GroupDecoder,
+    LineDecoder,
+    RecordDecoder,
+    decode_meta,
+    is_header,
+    is_object,
+    parse_object,
+)
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
-from tracefile.records.schema import SCHEMA, Meta, Record, TraceFormat
-from tracefile.storage.lines import LineReader
+from tracefile.records.schema import Meta, Record, TraceFormat
 from tracefile.storage.output import MANIFEST, MODEL, PAGE
 from tracefile.storage.remote import given_path
 from tracefile.storage.segments import absent_segments, open_lines, trace_files
 
-CSV_FORMATS: Collection[TraceFormat] = ("burstgpt", "azure")
-"""Formats without JSON: a last line without its end is not torn."""
-MOONCAKE_KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 SHARED_BY_SEGMENTS = ("source", "epoch_unix_ns", "block_size", "hash")
 """Fields in which all headers of one trace agree."""
 
@@ -44,7 +43,9 @@ class LineTraceReader(TraceReader):
         self._later_meta: Meta | None = None
         self._warnings = _absence(os.fspath(path))
         try:
-            trace_format, self._decoder, self._first = self._recognise()
+            trace_format, self._decoder, lines = self._recognise()
+            self._groups = isinstance(self._decoder, GroupDecoder)
+            self._begun = self._begin(lines)
         except BaseException:
             self._lines.close()
             raise
@@ -74,22 +75,34 @@ class LineTraceReader(TraceReader):
     def close(self) -> None:
         self._lines.close()
 
-    def _recognise(self) -> tuple[TraceFormat, RecordDecoder, bytes | None]:
-        """Return the format by the first line, its decoder, and that line if it is a record already."""
+    def _recognise(self) -> tuple[TraceFormat, LineDecoder, Sequence[bytes]]:
+        """Return the format by the first line, its decoder, and the lines of records that telling it took."""
         first = next(self._lines, None)
         where = f"{self._lines.path}:{self._lines.number or 1}"
         if first is None:
             raise InputError(f'{where}: no lines; expected a trace, which begins with {{"meta": …}}')
-        if other := _other_kind(first, self._lines):
+        lines = self._document(first)
+        if other := _other_kind(b"".join(lines[:1])):
             raise InputError(f"{self._lines.path}: {other}, not a trace")
-        if not self._lines.complete and first.startswith(b"{") and not is_object(first):
+        if not self._lines.complete and first.startswith(b"{") and not is_object(lines[0]):
             raise InputError(f"{where}: cut short in its first line; expected a trace")
-        found, decoder, is_record = recognise(first, where)
-        return found, decoder, first if is_record else None
+        found, decoder, is_record = recognise(lines[0], where)
+        return found, decoder, lines if is_record else ()
+
+    def _document(self, first: bytes) -> Sequence[bytes]:
+        """Return the lines of a file that is one JSON value over many lines, or an array; else its first line."""
+        if first.lstrip()[:1] not in (b"{", b"[") or is_object(first):
+            return [first]
+        whole = b"\n".join([first, *self._lines])
+        if not whole.lstrip().startswith(b"["):
+            return [whole] if is_object(whole) else [first]
+        try:
+            return [bytes(item) for item in msgspec.json.decode(whole, type=list[msgspec.Raw])] or [first]
+        except NOT_JSON:
+            return [first]
 
     def results(self) -> Iterator[Record | InputError]:
-        if self._first is not None:
-            yield self._decode(self._first)
+        yield from self._begun
         yield from self._rest_of_file()
         for path in self._files[1:]:
             self._starts.append(self.line)
@@ -103,7 +116,7 @@ class LineTraceReader(TraceReader):
                 self._note_end("torn last line skipped; its writer was cut short")
                 return
             if not is_header(line):
-                yield self._decode(line)
+                yield from self._decode(line)
             elif error := self._take_header(line):
                 yield error
         if self._lines.torn:
@@ -131,17 +144,26 @@ class LineTraceReader(TraceReader):
         self._later_meta = later
         return None
 
-    def _decode(self, line: bytes) -> Record | InputError:
+    def _begin(self, lines: Sequence[bytes]) -> list[Record | InputError]:
+        """Results of the lines that were read, and of more where the header is complete with the first record."""
+        begun = [result for line in lines for result in self._decode(line)]
+        while not begun and self._groups and (line := next(self._lines, None)) is not None:
+            begun.extend(self._decode(line))
+        return begun
+
+    def _decode(self, line: bytes) -> Iterable[Record | InputError]:
+        where = f"{self._lines.path}:{self._lines.number}"
         try:
-            return self._decoder.decode(line, f"{self._lines.path}:{self._lines.number}")
+            # isinstance() of a protocol is slow.
+            if self._groups:
+                return cast(GroupDecoder, self._decoder).decode_all(line, where)
+            return (cast(RecordDecoder, self._decoder).decode(line, where),)
         except InputError as error:
-            return error
+            return (error,)
 
 
-def _other_kind(first: bytes, lines: LineReader) -> str | None:
-    """Return the name of another kind of file of ours, told by its first line or, of indented JSON, by its second."""
-    if first == b"{":
-        first += next(lines, b"")
+def _other_kind(first: bytes) -> str | None:
+    """Return the name of another kind of file of ours, told by its beginning."""
     return next((kind.name for kind in (MODEL, MANIFEST, PAGE) if kind.begins.match(first)), None)
 
 
@@ -171,41 +193,3 @@ def load_trace(path: str | os.PathLike[str]) -> tuple[Meta, list[Record]]:
         for warning in reader.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         return reader.meta, records
-
-
-def recognise(line: bytes, where: str) -> tuple[TraceFormat, RecordDecoder, bool]:
-    """A first line's format, by columns or keys, its decoder, and whether it is a record already; raises InputError."""
-    if not line.startswith(b"{"):
-        if has_columns(line, BURSTGPT_COLUMNS):
-            return "burstgpt", BurstGptDecoder(line), False
-        if has_columns(line, AZURE_COLUMNS):
-            return "azure", AzureDecoder(line), False
-        raise InputError(f'{where}: {_beginning(line)}; expected a trace, which begins with {{"meta": …}}')
-    found = parse_object(line, where)
-    meta = found.get("meta")
-    if isinstance(meta, dict) and "schema" in meta:
-        return "kvtape", KvtapeDecoder(decode_meta(meta, where)), False
-    if isinstance(meta, dict):
-        return "vllm-vcr", VcrDecoder(meta, where), False
-    return *_recognise_record(found, where), True
-
-
-def _beginning(line: bytes) -> str:
-    """Begin an error with the beginning of a line that is none of a trace."""
-    text = line[:40].decode("utf-8", "replace")
-    return f"begins with {text!r}{'…' if len(line) > 40 else ''}"
-
-
-def _recognise_record(found: dict[str, Any], where: str) -> tuple[TraceFormat, RecordDecoder]:
-    if found.keys() >= set(BAILIAN_KEYS):
-        return "bailian", BailianDecoder()
-    if found.keys() >= MOONCAKE_KEYS and not found.keys() & {"session_id", "delay"}:
-        return "mooncake", MooncakeDecoder()
-    if "input_length" in found or found.keys() & set(AIPERF_TEXTS):
-        return "aiperf-mooncake", AiperfMooncakeDecoder()
-    if "prompt_tokens" in found and "request_id" not in found:
-        return "vllm-vcr", VcrDecoder({}, where)
-    raise InputError(
-        f"{where}: neither a trace's header nor a record of a known format; "
-        f'expected {{"meta": {{"schema": "{SCHEMA}", …}}}}, or a Mooncake, Bailian, BurstGPT, Azure or vllm-vcr trace'
-    )

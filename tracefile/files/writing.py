@@ -144,3 +144,24 @@ def new_writer(
     if has_parquet_suffix(path):
         return columns_writer(path)(path, meta, overwrite=overwrite)
     return TraceWriter(path, meta, overwrite=overwrite, whole=is_replaceable(path))
+
+
+def write_lines(
+    path: str | os.PathLike[str],
+    lines: Iterable[bytes],
+    *,
+    inputs: Iterable[str | os.PathLike[str]],
+    overwrite: bool = False,
+) -> None:
+    """Write lines of another format, compressed by suffix, whole or not at all; ``-``: to stdout. Raises InputError."""
+    path = "/dev/stdout" if os.fspath(path) == "-" else path
+    refuse_inputs(path, inputs)
+    if has_parquet_suffix(path):
+        raise InputError(f"{os.fspath(path)}: columns are kvtape's own; expected .jsonl, .jsonl.gz or .jsonl.zst")
+    file = (new_whole_file if is_replaceable(path) else new_trace_file)(path, overwrite=overwrite)
+    try:
+        for line in lines:
+            file.take(line)
+        file.finish()
+    finally:
+        file.abandon()

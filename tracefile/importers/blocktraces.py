@@ -64,7 +64,7 @@ class MooncakeDecoder:
             found = self._decoder.decode(line)
         except NOT_JSON as error:
             raise InputError(f"{where}: {error}; expected a Mooncake line") from None
-        ids, rest = _split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
+        ids, rest = split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
         self._count += 1
         return Record(
             request_id=RequestId(f"mooncake-{self._count}"),
@@ -150,15 +150,17 @@ def _hashes(found: AiperfLine, where: str) -> list[BlockHash] | None:
     """The ids of a first turn's full blocks; null: it has none."""
     if found.hash_ids is None:
         return None
-    ids, _ = _split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
+    ids, _ = split_ids(found.hash_ids, found.input_length, MOONCAKE_BLOCK_SIZE, where)
     return [BlockHash(block_id) for block_id in ids]
 
 
-def _split_ids(ids: list[int], tokens: int, block_size: int, where: str) -> tuple[list[int], list[int]]:
+def split_ids(
+    ids: list[int], tokens: int, block_size: int, where: str, name: str = "hash_ids"
+) -> tuple[list[int], list[int]]:
     """Split ``ids`` after those of the full blocks; raises InputError if there are fewer."""
     full_blocks = tokens // block_size
     if len(ids) < full_blocks:
-        raise InputError(f"{where}: hash_ids: {len(ids)} ids; expected {full_blocks}, one for every full block")
+        raise InputError(f"{where}: {name}: {len(ids)} ids; expected {full_blocks}, one for every full block")
     return ids[:full_blocks], ids[full_blocks:]
 
 
@@ -190,7 +192,7 @@ class BailianDecoder:
             found = self._decoder.decode(line)
         except NOT_JSON as error:
             raise InputError(f"{where}: {error}; expected a Bailian line") from None
-        ids, _ = _split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
+        ids, _ = split_ids(found.hash_ids, found.input_length, BAILIAN_BLOCK_SIZE, where)
         if found.chat_id in self._roots:
             raise InputError(f"{where}: chat_id: {found.chat_id} again; expected unique ids")
         has_parent = found.parent_chat_id != NO_PARENT
@@ -211,9 +213,8 @@ class BailianDecoder:
         )
 
 
-def chained(block_ids: Sequence[int]) -> Iterator[BlockHash]:
-    """Each block's id with all before it: equal only where the prompts are equal up to there."""
-    before = 0
+def chained(block_ids: Sequence[int], before: int = 0) -> Iterator[BlockHash]:
+    """Each block's id with all before it: equal only where the prompts, and ``before``, are equal up to there."""
     for block_id in block_ids:
         before = xxhash.xxh3_64_intdigest(before.to_bytes(8, "little") + block_id.to_bytes(8, "little"))
         yield BlockHash(before)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import inspect
@@ -74,6 +74,25 @@ class RecordDecoder(Protocol):
 
     def decode(self, line: bytes, where: str) -> Record:
         """Return the line's record; ``where`` is ``file:line`` for the InputError."""
+
+
+@runtime_checkable
+class GroupDecoder(Protocol):
+    """Decoder of a format whose line is any number of records; its header is complete with the first of them."""
+
+    @property
+    def meta(self) -> Meta:
+        """The trace's header, as far as the format has one."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Data lost or assumed; complete after the last line."""
+
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
+        """Return the line's records; ``where`` is ``file:line`` for the InputError."""
+
+
+LineDecoder = RecordDecoder | GroupDecoder
 
 
 class KvtapeDecoder:

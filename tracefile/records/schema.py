@@ -35,8 +35,22 @@ OutputHashSource = Literal["engine", "tokenizer", "text"]
 """``text`` is what version 0.1 wrote for ``tokenizer``."""
 SessionSource = Literal["explicit", "inferred"]
 HashAlgorithm = Literal["xxh3_64", "blake2b"]
-TraceFormat = Literal["kvtape", "mooncake", "aiperf-mooncake", "bailian", "burstgpt", "azure", "vllm-vcr"]
-"""Formats that can be read; ``kvtape`` alone is written."""
+TraceFormat = Literal[
+    "kvtape",
+    "mooncake",
+    "aiperf-mooncake",
+    "bailian",
+    "burstgpt",
+    "azure",
+    "vllm-vcr",
+    "dynamo",
+    "weka",
+    "trie",
+    "guidellm",
+    "litellm",
+    "otlp",
+]
+"""Formats that can be read."""
 
 
 class HashInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -1,0 +1,232 @@
+"""Other people's formats, written: literal lines, and what comes back when they are read again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracefile import HashInfo, InputError, Meta, Record, RequestId, SessionId, TraceWriter, load_trace
+from tracefile.__main__ import main
+from tracefile.exporters.formats import TARGETS
+from tracefile.records.schema import BlockHash
+
+EPOCH_NS = 1_763_769_600 * 10**9
+
+
+def record(name: str, arrival_ms: float, prompt: int, output: int, blocks: list[int], **more: Any) -> Record:
+    return Record(
+        request_id=RequestId(name),
+        arrival_ms=arrival_ms,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        block_hashes=[BlockHash(block) for block in blocks],
+        **more,
+    )
+
+
+FIRST = record("a", 1000.5, 40, 7, [11, 12], session_id=SessionId("s"), turn=1, ttft_ms=20.0, e2e_ms=90.25)
+SECOND = record(
+    "b", 3000.0, 64, 5, [11, 12, 13, 14], session_id=SessionId("s"), turn=2, parent_id=RequestId("a"), think_ms=1909.25
+)
+OTHER = record("c", 500.0, 16, 1, [21], session_id=SessionId("o"), turn=1, cached_tokens=0, finish_reason="stop")
+
+
+def trace(path: Path, *records: Record, meta: Meta | None = None) -> str:
+    header = meta or Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS, model="m")
+    with TraceWriter(path, header) as writer:
+        for found in records:
+            writer.write(found)
+    return str(path)
+
+
+def exported(
+    tmp_path: Path, target: str, *flags: str, records: tuple[Record, ...] = (FIRST, SECOND, OTHER)
+) -> list[Any]:
+    out = tmp_path / f"{target}.out"
+    assert main(["convert", trace(tmp_path / f"{target}.jsonl", *records), str(out), "--to", target, *flags]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_mooncake_is_in_order_of_arrival_with_an_id_for_every_started_block(tmp_path: Path) -> None:
+    assert exported(tmp_path, "mooncake", "--block-size", "16") == [
+        {"timestamp": 500, "input_length": 16, "output_length": 1, "hash_ids": [5]},
+        {"timestamp": 1000, "input_length": 40, "output_length": 7, "hash_ids": [0, 1, 2]},
+        {"timestamp": 3000, "input_length": 64, "output_length": 5, "hash_ids": [0, 1, 3, 4]},
+    ]
+
+
+def test_mooncakes_own_blocks_are_512_tokens(tmp_path: Path) -> None:
+    long = record("l", 0.0, 1030, 1, list(range(100, 164)))
+    (line,) = exported(tmp_path, "mooncake", records=(long,))
+    assert line["hash_ids"] == [0, 1, 2]
+
+
+def test_a_block_size_that_is_no_multiple_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--block-size 24: expected a multiple of 16, the trace's"):
+        exported(tmp_path, "mooncake", "--block-size", "24")
+
+
+def test_timed_traces_have_seconds(tmp_path: Path) -> None:
+    assert exported(tmp_path, "vllm-timed-trace")[1]["timestamp"] == 1.0005
+    assert exported(tmp_path, "guidellm")[1] == {
+        "timestamp": 1.0005,
+        "input_length": 40,
+        "output_length": 7,
+        "hash_ids": [0, 1, 2],
+        "duration": 0.09025,
+    }
+
+
+def test_aiperfs_later_turns_say_what_is_new(tmp_path: Path) -> None:
+    assert exported(tmp_path, "aiperf-mooncake", "--block-size", "16") == [
+        {"session_id": "s1", "timestamp": 500.0, "input_length": 16, "output_length": 1, "hash_ids": [0]},
+        {"session_id": "s2", "timestamp": 1000.5, "input_length": 40, "output_length": 7, "hash_ids": [1, 2, 3]},
+        {"session_id": "s2", "delay": 1909.25, "input_length": 17, "output_length": 5},
+    ]
+
+
+def test_tries_rows_are_sessions(tmp_path: Path) -> None:
+    assert exported(tmp_path, "trie") == [
+        {
+            "num_turns": 0,
+            "input_prompt_length": 16,
+            "assistant_response_length": [],
+            "tool_call_output_length": [],
+            "tool_call_latency": [],
+            "final_assistant_response_length": 1,
+        },
+        {
+            "num_turns": 1,
+            "input_prompt_length": 40,
+            "assistant_response_length": [7],
+            "tool_call_output_length": [17],
+            "tool_call_latency": [1.90925],
+            "final_assistant_response_length": 5,
+        },
+    ]
+
+
+def test_branches_compaction_and_aborts_follow_the_stated_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = SessionId("s")
+    root = record("r", 0.0, 20, 10, [], session_id=session, turn=1)
+    aborted = record("x", 10.0, 35, 0, [], session_id=session, turn=2, parent_id=RequestId("r"), status="client_abort")
+    longer = record("l", 20.0, 40, 10, [], session_id=session, turn=2, parent_id=RequestId("r"), think_ms=1000.0)
+    branch = record("b", 21.0, 33, 5, [], session_id=session, turn=2, parent_id=RequestId("r"))
+    compacted = record("k", 30.0, 12, 2, [], session_id=session, turn=3, parent_id=RequestId("l"))
+    rows = exported(tmp_path, "trie", records=(root, aborted, longer, branch, compacted))
+    found = [
+        (row["input_prompt_length"], row["tool_call_output_length"], row["final_assistant_response_length"])
+        for row in rows
+    ]
+    # The longest path goes on; what is shorter than its context, and the branch, begin sessions of their own.
+    assert found == [(20, [10], 10), (12, [], 2), (33, [], 5)]
+    said = capsys.readouterr().err
+    assert "1 requests left out: no prompt, or no output" in said
+    assert "1 requests branch off from a session" in said
+    assert "1 requests are shorter than the context before" in said
+
+
+def test_dynamos_events(tmp_path: Path) -> None:
+    first, _, _ = exported(tmp_path, "dynamo")
+    assert first == {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "event_time_unix_ms": 1_763_769_601_091,
+        "event_source": "dynamo",
+        "agent_context": {"session_id": "s"},
+        "request": {
+            "request_id": "a",
+            "model": "m",
+            "input_tokens": 40,
+            "output_tokens": 7,
+            "request_received_ms": 1_763_769_601_000,
+            "ttft_ms": 20.0,
+            "total_time_ms": 90.25,
+            "replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [0, 1, 2]},
+        },
+    }
+
+
+def test_spans_hold_no_content_and_no_hashes(tmp_path: Path) -> None:
+    (line,) = exported(tmp_path, "otlp")
+    (scope,) = line["resourceSpans"][0]["scopeSpans"]
+    assert len(scope["spans"]) == 3
+    told = {item["key"]: item["value"] for item in scope["spans"][2]["attributes"]}
+    assert told["gen_ai.usage.cache_read.input_tokens"] == {"intValue": "0"}
+    assert told["gen_ai.response.finish_reasons"] == {"arrayValue": {"values": [{"stringValue": "stop"}]}}
+    assert "hash" not in json.dumps(line)
+
+
+@pytest.mark.parametrize(
+    ("target", "kept"),
+    [
+        ("mooncake", ("prompt_tokens", "output_tokens")),
+        ("aiperf-mooncake", ("prompt_tokens", "output_tokens", "turn")),
+        ("bailian", ("arrival_ms", "prompt_tokens", "output_tokens", "turn")),
+        ("dynamo", ("prompt_tokens", "output_tokens", "turn", "ttft_ms", "cached_tokens", "session_id", "request_id")),
+        ("trie", ("prompt_tokens", "output_tokens", "turn")),
+        ("vllm-vcr", ("arrival_ms", "prompt_tokens", "output_tokens", "ttft_ms", "block_hashes", "cached_tokens")),
+        ("otlp", ("arrival_ms", "e2e_ms", "prompt_tokens", "output_tokens", "ttft_ms", "session_id", "request_id")),
+    ],
+)
+def test_a_trace_comes_back_but_for_what_is_said_to_be_lost(tmp_path: Path, target: str, kept: tuple[str, ...]) -> None:
+    exported(tmp_path, target)
+    _, records = load_trace(tmp_path / f"{target}.out")
+    back = sorted(tuple(str(getattr(found, name)) for name in kept) for found in records)
+    assert back == sorted(tuple(str(getattr(found, name)) for name in kept) for found in (FIRST, SECOND, OTHER))
+
+
+@given(
+    prompts=st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8),
+    rest=st.integers(0, 3),
+    target=st.sampled_from(["mooncake", "bailian", "dynamo", "vllm-timed-trace"]),
+)
+def test_ids_are_equal_exactly_where_prefixes_are(
+    prompts: list[list[str]], rest: int, target: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    chains = [[hash(tuple(prompt[: n + 1])) % 2**64 for n in range(len(prompt))] for prompt in prompts]
+    records = [record(f"r{n}", n, 4 * len(chain) + rest + 1, 1, chain) for n, chain in enumerate(chains)]
+    meta = Meta(block_size=4, hash=HashInfo(algorithm="xxh3_64"), epoch_unix_ns=EPOCH_NS)
+    path = trace(folder / "t.jsonl", *records, meta=meta)
+    assert main(["convert", path, str(folder / "o"), "--to", target, "--block-size", "4"]) == 0
+    lines = [json.loads(line) for line in (folder / "o").read_text().splitlines()]
+    ids = [line.get("hash_ids") or line["request"]["replay"]["input_sequence_hashes"] for line in lines]
+    for one, own in zip(prompts, ids, strict=True):
+        tokens = 4 * len(one) + rest + 1
+        assert len(own) == -(-tokens // 4)
+        for other, others in zip(prompts, ids, strict=True):
+            common = next(
+                (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+            )
+            assert [a == b for a, b in zip(own[: len(one)], others[: len(other)], strict=False)] == [
+                n < common for n in range(min(len(one), len(other)))
+            ]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_a_trace_that_a_format_cannot_hold_is_refused_in_a_line(tmp_path: Path, target: str) -> None:
+    bare = Record(request_id=RequestId("a"))
+    meta = Meta(block_size=16, hash=HashInfo(algorithm="xxh3_64"))
+    out = tmp_path / "o"
+    with pytest.raises(InputError, match=f"nothing to write as {target}: no "):
+        main(["convert", trace(tmp_path / "t.jsonl", bare, meta=meta), str(out), "--to", target])
+    assert not out.exists()
+
+
+def test_a_trace_without_hashes_has_no_blocks_to_name(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", FIRST, meta=Meta())
+    with pytest.raises(InputError, match=r"meta\.block_size: missing; expected a trace with block hashes"):
+        main(["convert", path, str(tmp_path / "o"), "--to", "dynamo"])
+
+
+def test_requests_without_hashes_are_said_to_share_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = Record(request_id=RequestId("u"), arrival_ms=9.0, prompt_tokens=33, output_tokens=1)
+    lines = exported(tmp_path, "mooncake", "--block-size", "16", records=(FIRST, unknown))
+    assert [line["hash_ids"] for line in lines] == [[3, 4, 5], [0, 1, 2]]
+    assert "1 requests have no hashes: their ids are shared with none" in capsys.readouterr().err

@@ -1,0 +1,258 @@
+"""Traces of events and conversations: Dynamo, OTLP, LiteLLM, Weka, guidellm and trie, a few rows of each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracefile import InputError, Record, TraceFormat, load_trace, open_trace
+from tracefile.importers.blocktraces import PARTIAL_BLOCK
+
+DAY_MS = 1_763_769_600_000  # 2025-11-22T00:00:00Z
+DYNAMO: dict[str, Any] = {
+    "schema": "dynamo.request.trace.v1",
+    "event_type": "request_end",
+    "event_time_unix_ms": DAY_MS + 5_350,
+    "agent_context": {"session_id": "s"},
+    "request": {
+        "request_id": "r1",
+        "model": "m",
+        "output_tokens": 20,
+        "cached_tokens": 0,
+        "request_received_ms": DAY_MS + 5_000,
+        "ttft_ms": 50.5,
+        "avg_itl_ms": 10.0,
+        "finish_reason_metadata": {"finish_reason": "stop"},
+        "replay": {"trace_block_size": 4, "input_length": 10, "input_sequence_hashes": [7, 8, 9]},
+    },
+}
+WEKA: dict[str, Any] = {
+    "id": "c1",
+    "models": ["m"],
+    "block_size": 4,
+    "hash_id_scope": "local",
+    "requests": [
+        {"t": 0.0, "type": "n", "in": 9, "out": 3, "hash_ids": [1, 2, 3], "stop": "tool_use", "api_time": 2},
+        {
+            "t": 5.0,
+            "type": "subagent",
+            "agent_id": "a",
+            "requests": [{"t": 1.0, "type": "s", "in": 4, "out": 1, "hash_ids": [1]}],
+        },
+        {"t": 9.5, "type": "s", "model": "m", "in": 17, "out": 3, "hash_ids": [1, 2, 3, 4, 5], "ttft": 0.25},
+    ],
+}  # fmt: skip
+GUIDELLM: dict[str, Any] = {
+    "benchmarks": [
+        {
+            "requests": {
+                "successful": [
+                    {
+                        "request_id": "g1",
+                        "output": "a secret text",
+                        "info": {
+                            "conversation_id": "c",
+                            "turn_index": 0,
+                            "timings": {
+                                "targeted_start": 1000.0,
+                                "request_start": 1000.5,
+                                "first_token_iteration": 1000.75,
+                                "request_end": 1002.0,
+                            },
+                        },
+                        "input_metrics": {"text_tokens": 12, "cached_tokens": 8},
+                        "output_metrics": {"text_tokens": 5},
+                    }
+                ],
+                "errored": [
+                    {
+                        "request_id": "g2",
+                        "info": {"timings": {"resolve_start": 1000.25, "resolve_end": 1000.3}},
+                        "input_metrics": {},
+                        "output_metrics": {},
+                    }
+                ],
+                "incomplete": None,
+            }
+        }
+    ]
+}
+LITELLM: dict[str, Any] = {
+    "request_id": "l1",
+    "startTime": "2025-11-22T00:00:01Z",
+    "completionStartTime": "2025-11-22T00:00:01.200Z",
+    "endTime": "2025-11-22T00:00:02Z",
+    "prompt_tokens": 20,
+    "completion_tokens": 3,
+    "model": "m",
+    "messages": "a secret text",
+    "metadata": {"prefix_block_hashes": {"block_size": 16, "hashes": ["00000000000000ff", "0000000000000100"]}},
+}
+TRIE = {
+    "num_turns": 1,
+    "input_prompt_length": 32,
+    "assistant_response_length": [16],
+    "tool_call_output_length": [8],
+    "tool_call_latency": [0.5],
+    "final_assistant_response_length": 64,
+}
+SPAN: dict[str, Any] = {
+    "spanId": "ab",
+    "name": "chat m",
+    "startTimeUnixNano": str((DAY_MS + 2_000) * 10**6),
+    "endTimeUnixNano": str((DAY_MS + 2_500) * 10**6),
+    "attributes": [
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "12"}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "3"}},
+        {"key": "gen_ai.usage.cache_read.input_tokens", "value": {"intValue": "8"}},
+        {"key": "gen_ai.conversation.id", "value": {"stringValue": "c"}},
+        {"key": "gen_ai.response.finish_reasons", "value": {"arrayValue": {"values": [{"stringValue": "stop"}]}}},
+        {"key": "gen_ai.input.messages", "value": {"stringValue": "a secret text"}},
+    ],
+    "status": {"code": 2},
+}
+
+
+def read(path: Path, expected: TraceFormat, *lines: Any) -> tuple[list[Record], list[str]]:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with open_trace(path) as reader:
+        assert reader.format == expected
+        records = list(reader)
+        return records, reader.warnings
+
+
+def test_dynamo_events_become_records_of_sessions(tmp_path: Path) -> None:
+    later = json.loads(json.dumps(DYNAMO))
+    later["event_time_unix_ms"] = DAY_MS + 7_000
+    later["request"] |= {"request_id": "r2", "request_received_ms": DAY_MS + 6_000, "total_time_ms": 999.5}
+    path = tmp_path / "t"
+    payload = {"event_type": "request_payload", "request_id": "r1", "payload": "a secret text"}
+    wrapped = {"timestamp": 1, "event": later}
+    (first, second), warnings = read(path, "dynamo", payload, DYNAMO, wrapped)
+    # t = 0 is midnight, so that no request that ended later can have arrived before it.
+    assert (first.arrival_ms, first.e2e_ms, first.ttft_ms) == (5_000.0, 350.0, 50.5)
+    assert (first.prompt_tokens, first.output_tokens, first.cached_tokens) == (10, 20, 0)
+    assert (first.block_hashes, first.extra) == ([7, 8], {"avg_itl_ms": 10.0, PARTIAL_BLOCK: 9})
+    assert (first.session_id, first.parent_id, first.turn, first.finish_reason) == ("s", None, 1, "stop")
+    assert (second.parent_id, second.turn, second.think_ms, second.e2e_ms) == ("r1", 2, 650.0, 999.5)
+    assert warnings == ["1 request_payload events dropped"]
+    meta, _ = load_trace(path)
+    assert (meta.block_size, meta.epoch_unix_ns) == (4, DAY_MS * 10**6)
+
+
+def test_a_dynamo_trace_of_two_block_sizes_is_refused(tmp_path: Path) -> None:
+    later = json.loads(json.dumps(DYNAMO))
+    later["request"]["replay"]["trace_block_size"] = 8
+    with pytest.raises(InputError, match=r":2: replay.trace_block_size: 8; expected 4"):
+        read(tmp_path / "t", "dynamo", DYNAMO, later)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_weka_conversation_with_a_subagent(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(WEKA, indent=indent))
+    with open_trace(path) as reader:
+        assert reader.format == "weka"
+        first, third, agent = reader
+        assert reader.warnings == []
+    assert (first.request_id, first.turn, first.arrival_ms, first.e2e_ms) == ("c1-1", 1, 0.0, 2000.0)
+    assert (first.finish_reason, first.stream, len(first.block_hashes or [])) == ("tool_calls", False, 2)
+    assert (third.parent_id, third.turn, third.think_ms, third.ttft_ms) == ("c1-1", 2, 7500.0, 250.0)
+    assert (third.block_hashes or [])[:2] == first.block_hashes
+    # The agent's t counts from its own start, 5 s into the conversation; its blocks are the conversation's.
+    assert (agent.session_id, agent.arrival_ms, agent.parent_id) == ("c1::a", 6000.0, None)
+    assert agent.block_hashes == (first.block_hashes or [])[:1]
+
+
+def test_weka_block_ids_are_local_to_a_conversation(tmp_path: Path) -> None:
+    records, warnings = read(tmp_path / "t", "weka", WEKA, WEKA | {"id": "c2"})
+    first, other = records[0].block_hashes or [], records[3].block_hashes or []
+    assert not set(first) & set(other)
+    assert warnings == ["2 conversations, each on a clock of its own: all begin at t = 0"]
+
+
+def test_a_guidellm_report(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(GUIDELLM, indent=1))
+    meta, (failed, good) = load_trace(path)
+    assert meta.epoch_unix_ns == 1000_250_000_000
+    assert (failed.request_id, failed.status, failed.arrival_ms, failed.prompt_tokens) == ("g2", "error", 0.0, None)
+    assert (good.arrival_ms, good.scheduled_ms, good.ttft_ms, good.e2e_ms) == (250.0, -250.0, 250.0, 1500.0)
+    assert (good.prompt_tokens, good.cached_tokens, good.output_tokens, good.turn) == (12, 8, 5, 1)
+    assert "secret" not in repr(good)
+
+
+def test_a_row_of_litellms_spend_logs(tmp_path: Path) -> None:
+    text = LITELLM | {"metadata": json.dumps(LITELLM["metadata"]), "request_id": "l2"}
+    (row, again), warnings = read(tmp_path / "t", "litellm", LITELLM, text)
+    assert (row.arrival_ms, row.ttft_ms, row.e2e_ms) == (1000.0, 200.0, 1000.0)
+    assert (row.block_hashes, row.extra) == ([255], {PARTIAL_BLOCK: 256})  # 20 tokens: one block of 16 and a rest
+    assert (again.block_hashes, warnings) == ([255], [])
+    assert "secret" not in repr(row)
+
+
+def test_trie_rows_become_sessions_that_share_nothing(tmp_path: Path) -> None:
+    (first, second, other, _), warnings = read(tmp_path / "t", "trie", TRIE, TRIE)
+    assert (first.prompt_tokens, first.output_tokens, first.think_ms) == (32, 16, None)
+    assert (second.prompt_tokens, second.output_tokens, second.think_ms) == (56, 64, 500.0)  # 32 + 16 + 8
+    assert (second.session_id, second.parent_id, second.turn) == ("trie-1", "trie-1.1", 2)
+    # 47 computed tokens end within the third block, which the second prompt fills.
+    assert (len(second.block_hashes or []), first.output_block_hashes) == (3, [])
+    assert (second.block_hashes or [])[:2] == first.block_hashes
+    assert not set(first.block_hashes or []) & set(other.block_hashes or [])
+    assert warnings == []
+
+
+def test_otlp_spans(tmp_path: Path) -> None:
+    tool = SPAN | {"attributes": [{"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}}]}
+    line = {"resourceSpans": [{"scopeSpans": [{"spans": [tool, SPAN]}]}]}
+    (span,), warnings = read(tmp_path / "t", "otlp", line)
+    assert (span.request_id, span.session_id, span.status) == ("ab", "c", "error")
+    assert (span.arrival_ms, span.e2e_ms, span.finish_reason) == (2000.0, 500.0, "stop")
+    assert (span.prompt_tokens, span.output_tokens, span.cached_tokens) == (12, 3, 8)
+    assert warnings == [
+        "1 spans tell no prompt and output tokens: no requests, left out",
+        "messages of 1 spans dropped: they are content",
+    ]
+
+
+def test_a_span_a_line_as_the_python_sdk_prints_them(tmp_path: Path) -> None:
+    span = {
+        "context": {"span_id": "0x1"},
+        "start_time": "2025-11-22T00:00:01.000000Z",
+        "end_time": "2025-11-22T00:00:01.500000Z",
+        "status": {"status_code": "UNSET"},
+        "attributes": {
+            "gen_ai.usage.prompt_tokens": 4,
+            "gen_ai.usage.completion_tokens": 2,
+            "gen_ai.latency.time_to_first_token": 0.125,
+        },
+    }
+    (record,), _ = read(tmp_path / "t", "otlp", span)
+    assert (record.request_id, record.arrival_ms, record.ttft_ms, record.e2e_ms) == ("0x1", 1000.0, 125.0, 500.0)
+    assert (record.prompt_tokens, record.output_tokens, record.status) == (4, 2, "ok")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (TRIE | {"num_turns": 2}, "assistant_response_length: 1 of them; expected 2, as num_turns says"),
+        (WEKA | {"requests": [{"t": 0, "type": "n", "in": -1, "out": 1}]}, r"requests: item 1: .*\$.in"),
+        ({"benchmarks": [{"requests": {"successful": [{}]}}]}, "expected a guidellm report"),
+        (LITELLM | {"startTime": "yesterday"}, "startTime: 'yesterday'; expected a time"),
+        (SPAN | {"startTimeUnixNano": "soon"}, "start: 'soon'; expected"),
+        (DYNAMO | {"request": {"request_id": "r"}, "event_time_unix_ms": None}, "request_received_ms: missing"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, line: dict[str, Any], message: str) -> None:
+    path = tmp_path / "t"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(InputError, match="t:1: .*" + message):
+        load_trace(path)
+
+
+def test_an_array_of_rows_is_read_like_lines(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([TRIE, TRIE], indent=1))
+    assert len(load_trace(path)[1]) == 4

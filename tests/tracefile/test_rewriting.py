@@ -1,0 +1,201 @@
+"""Traces made from traces: cut, anonymized, aligned, averaged."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracefile import (
+    Engine,
+    HashInfo,
+    InputError,
+    Meta,
+    Record,
+    RequestId,
+    SessionId,
+    TraceWriter,
+    load_trace,
+    open_trace,
+)
+from tracefile.__main__ import main
+from tracefile.records.schema import BlockHash
+from tracefile.study.anonymity import Pseudonyms, anonymize
+from tracefile.study.checking import check_trace
+
+META = Meta(
+    source="tap",
+    block_size=4,
+    hash=HashInfo(algorithm="blake2b", key_id="k"),
+    epoch_unix_ns=10**18,
+    model="secret-model",
+    engine=Engine(name="vllm", version="secret-1", num_gpu_blocks=64, extra={"host": "secret"}),
+    extra={"note": "secret"},
+)
+
+
+def record(name: str, arrival_ms: float, session: str | None = None, **more: Any) -> Record:
+    return Record(
+        request_id=RequestId(name),
+        session_id=None if session is None else SessionId(session),
+        arrival_ms=arrival_ms,
+        **more,
+    )
+
+
+def trace(path: Path, *records: Record, meta: Meta = META) -> str:
+    with TraceWriter(path, meta) as writer:
+        for found in records:
+            writer.write(found)
+    return str(path)
+
+
+def names(path: Path) -> list[str]:
+    return [found.request_id for found in load_trace(path)[1]]
+
+
+def test_a_cut_has_whole_sessions_that_begin_in_the_span(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "t",
+        record("a1", 100.0, "a"),
+        record("b1", 1200.0, "b"),
+        record("a2", 1300.0, "a"),
+        record("c", 1500.0),
+        record("b2", 9000.0, "b"),
+    )
+    out = tmp_path / "o"
+    assert main(["cut", path, "--from", "1s", "--to", "2s", "-o", str(out)]) == 0
+    assert names(out) == ["b1", "c", "b2"]
+    assert main(["cut", path, "--sessions", "1", "-o", str(out), "--overwrite"]) == 0
+    assert names(out) == ["a1", "a2"]
+
+
+def test_a_cut_of_nothing_says_how_long_the_trace_is(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", record("a", 0.0), record("b", 2500.0))
+    with pytest.raises(InputError, match=r"no session begins in that span; expected one within 2\.5 s"):
+        main(["cut", path, "--from", "5s", "-o", str(tmp_path / "o")])
+    with pytest.raises(InputError, match="--to 1s: expected a time after --from 1s"):
+        main(["cut", path, "--from", "1s", "--to", "1s", "-o", str(tmp_path / "o")])
+
+
+def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> None:
+    first = record(
+        "secret-a",
+        1005.25,
+        "secret-s",
+        first_byte_ms=18.0,
+        ttft_ms=18.5,
+        itl_ms=[3.4, 9.9],
+        itl_tokens=[1, 1],
+        e2e_ms=44.5,
+        prompt_tokens=9,
+        output_tokens=3,
+        block_hashes=[BlockHash(5), BlockHash(6)],
+        model="secret-model",
+        upstream="http://secret",
+        headers={"x": "secret"},
+        extra={"y": "secret"},
+    )
+    second = record("b", 1099.0, "secret-s", parent_id=RequestId("secret-a"), turn=2, think_ms=49.25,
+                    prompt_tokens=8, block_hashes=[BlockHash(5), BlockHash(7)])  # fmt: skip
+    out = tmp_path / "o"
+    assert main(["anonymize", trace(tmp_path / "t", first, second), "-o", str(out)]) == 0
+    assert "secret" not in out.read_text()
+    meta, (one, two) = load_trace(out)
+    assert meta == Meta(
+        source="tap", block_size=4, hash=HashInfo(algorithm="anonymized"), engine=Engine(num_gpu_blocks=64)
+    )
+    assert (one.arrival_ms, one.ttft_ms, one.itl_ms, one.e2e_ms) == (0.0, 10.0, [10.0, 10.0], 40.0)
+    assert (two.arrival_ms, two.think_ms, two.parent_id, two.session_id) == (90.0, 40.0, one.request_id, one.session_id)
+    assert one.block_hashes is not None
+    assert two.block_hashes is not None
+    assert one.block_hashes[0] == two.block_hashes[0] != one.block_hashes[1]
+    assert len({*one.block_hashes, *two.block_hashes, 5, 6, 7}) == 6
+    with open_trace(out) as reader:
+        assert list(check_trace(reader)) == []
+
+
+def test_two_runs_give_unrelated_names(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t", record("a", 0.0))
+    for name in ("x", "y"):
+        main(["anonymize", path, "-o", str(tmp_path / name)])
+    assert names(tmp_path / "x") != names(tmp_path / "y")
+
+
+@given(
+    ttft_ms=st.floats(0, 500),
+    gaps_ms=st.lists(st.floats(0, 100), max_size=6),
+    tail_ms=st.floats(0, 50),
+    rounding_ms=st.sampled_from([0.1, 1.0, 10.0, 250.0]),
+)
+def test_rounded_moments_stay_in_order(
+    ttft_ms: float, gaps_ms: list[float], tail_ms: float, rounding_ms: float
+) -> None:
+    e2e_ms = ttft_ms + sum(gaps_ms) + tail_ms
+    found = record("a", 5.0, ttft_ms=ttft_ms, itl_ms=gaps_ms, itl_tokens=[1] * len(gaps_ms), e2e_ms=e2e_ms)
+    (made,) = anonymize([found], Pseudonyms(), 5.0, rounding_ms)
+    assert made.ttft_ms is not None
+    assert made.e2e_ms is not None
+    assert min([0.0, *made.itl_ms]) >= 0
+    last_ms = made.ttft_ms + sum(made.itl_ms)
+    assert last_ms <= made.e2e_ms + 1e-3
+    assert abs(last_ms - (ttft_ms + sum(gaps_ms))) <= rounding_ms + 1e-3
+
+
+def test_aligned_traces_are_on_the_first_ones_clock(tmp_path: Path) -> None:
+    one = trace(tmp_path / "1", record("a", 0.0, e2e_ms=100.0), record("b", 3000.0, e2e_ms=100.0))
+    later = msgspec.structs.replace(META, epoch_unix_ns=10**18 + 1_500_000_000)
+    two = trace(tmp_path / "2", record("a", 0.0, e2e_ms=100.0, scheduled_ms=0.0), meta=later)
+    out = tmp_path / "o"
+    assert main(["join", one, two, "--align", "-o", str(out)]) == 0
+    meta, records = load_trace(out)
+    assert meta.epoch_unix_ns == 10**18
+    assert [(found.request_id, found.arrival_ms, found.scheduled_ms) for found in records] == [
+        ("a", 0.0, None),
+        ("a~2", 1500.0, 1500.0),
+        ("b", 3000.0, None),
+    ]
+
+
+def test_traces_that_cannot_be_aligned(tmp_path: Path) -> None:
+    one = trace(tmp_path / "1", record("a", 0.0))
+    clockless = trace(tmp_path / "2", record("b", 0.0), meta=msgspec.structs.replace(META, epoch_unix_ns=None))
+    with pytest.raises(InputError, match=r"2: meta.epoch_unix_ns: missing; expected a wall clock"):
+        main(["join", one, clockless, "--align", "-o", str(tmp_path / "o")])
+    other = trace(
+        tmp_path / "3", record("b", 0.0), meta=msgspec.structs.replace(META, hash=HashInfo(algorithm="xxh3_64"))
+    )
+    with pytest.raises(InputError, match=r"3: meta.hash: .*expected"):
+        main(["join", one, other, "--align", "-o", str(tmp_path / "o")])
+
+
+def test_the_mean_session_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = {"output_tokens": 4}
+    path = trace(
+        tmp_path / "t",
+        record("a1", 0.0, "a", prompt_tokens=10, block_hashes=[BlockHash(1), BlockHash(2)], **lengths),
+        record("a2", 50.0, "a", prompt_tokens=20, think_ms=1000.0, turn=2, **lengths),
+        record("a3", 90.0, "a", prompt_tokens=30, think_ms=2000.0, turn=3, output_tokens=9),
+        record("b1", 70.0, "b", prompt_tokens=13, block_hashes=[BlockHash(1), BlockHash(3)], output_tokens=2),
+    )
+    out = tmp_path / "o"
+    assert main(["synthesize", path, "--mean-session", "-o", str(out)]) == 0
+    meta, records = load_trace(out)
+    assert (meta.block_size, meta.workload and meta.workload.extra) == (4, {"mean_session": True})
+    # Turns (3 + 1) / 2; prompt (10 + 13) / 2 up; new (6 + 6) / 2; final (9 + 2) / 2 up; one common block.
+    found = [(r.request_id, r.arrival_ms, r.think_ms, r.prompt_tokens, r.output_tokens) for r in records]
+    assert found == [
+        ("mean-1.1", 0.0, None, 12, 4),
+        ("mean-1.2", None, 1500.0, 22, 6),
+        ("mean-2.1", 70.0, None, 12, 4),
+        ("mean-2.2", None, 1500.0, 22, 6),
+    ]
+    blocks = [r.block_hashes or [] for r in records]
+    assert blocks[0][0] == blocks[2][0]
+    assert not set(blocks[0][1:]) & set(blocks[2][1:])
+    assert blocks[1][:3] == blocks[0] + [*(records[0].output_block_hashes or [])][: 3 - len(blocks[0])]
+    assert "2 sessions of 2 turns: prompt 12 tokens, response 4, then 6 new after 1.5 s, final response 6" in (
+        capsys.readouterr().err
+    )

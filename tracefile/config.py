@@ -1,0 +1,145 @@
+"""Command line of ``tracefile``."""
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tracefile.commandline.durations import duration
+from tracefile.commandline.parser import Parser
+from tracefile.exporters.formats import TARGETS
+
+OUTPUT_HELP = "a .gz or .zst suffix compresses, .parquet makes columns"
+FORMATS_READ = (
+    "kvtape, Mooncake (AIPerf's too), Bailian, BurstGPT, Azure, vllm-vcr, Dynamo, Weka, trie, guidellm, LiteLLM or OTLP"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of one call of the command."""
+
+    action: Literal["info", "check", "cat", "convert", "cut", "anonymize", "join", "synthesize"]
+    trace: str = ""
+    traces: tuple[str, ...] = ()
+    """Traces of ``join``, in order."""
+    as_json: bool = False
+    output: str | None = None
+    overwrite: bool = False
+    sessions: bool = False
+    to: str = "kvtape"
+    block_size: int | None = None
+    align: bool = False
+    from_s: float = 0.0
+    to_s: float | None = None
+    """Null: to the trace's end."""
+    most_sessions: int | None = None
+    round_s: float = 0.01
+    scale: float | None = None
+    mean_session: bool = False
+    spread: float = 1.0
+    seed: int = 0
+    head: int | None = None
+    """Records that ``cat`` prints; null: all."""
+
+
+def parse_config(argv: Sequence[str]) -> Config:
+    """Return the command line as a Config."""
+    parser = Parser(prog="tracefile", description="``tracefile``: inspect, check, convert, cut, join and scale traces.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    info = actions.add_parser("info", help="summarise a trace: counts, time span, sessions, shared prefixes")
+    info.add_argument("trace", metavar="TRACE", help=f"a {FORMATS_READ} trace; plain, .gz or .zst, or .parquet")
+    info.add_argument("--json", dest="as_json", action="store_true", help="print one JSON object instead of tables")
+    check = actions.add_parser(
+        "check", help="check a trace against the schema; exit 1 and list the lines that break a rule"
+    )
+    check.add_argument("trace", metavar="TRACE")
+    cat = actions.add_parser("cat", help="print a trace as JSON Lines")
+    cat.add_argument("trace", metavar="TRACE")
+    cat.add_argument("--head", type=int, metavar="N", help="print the first N records only")
+    convert = actions.add_parser(
+        "convert", help="write a trace of any known format in this schema, or in another format"
+    )
+    convert.add_argument("trace", metavar="IN", help=f"a {FORMATS_READ} trace")
+    convert.add_argument("output", metavar="OUT", help=OUTPUT_HELP)
+    convert.add_argument(
+        "--to",
+        choices=["kvtape", *TARGETS],
+        default="kvtape",
+        metavar="FORMAT",
+        help=f"kvtape (default), {', '.join(TARGETS)}",
+    )
+    convert.add_argument(
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="tokens in a block of OUT, a multiple of the trace's "
+        "(default: the format's usual size, 512 or 16, where that is one; else the trace's)",
+    )
+    _overwrites(convert)
+    convert.add_argument(
+        "--sessions", action="store_true", help="infer sessions from shared prefixes for records without one"
+    )
+    cut = actions.add_parser("cut", help="write the sessions that begin in a span of time, whole")
+    cut.add_argument("trace", metavar="TRACE")
+    cut.add_argument(
+        "--from",
+        dest="from_s",
+        type=duration,
+        default=0.0,
+        metavar="DURATION",
+        help="from the first arrival (default 0)",
+    )
+    cut.add_argument(
+        "--to", dest="to_s", type=duration, metavar="DURATION", help="from the first arrival (default: all)"
+    )
+    cut.add_argument("--sessions", dest="most_sessions", type=int, metavar="N", help="the first N sessions only")
+    _writes(cut)
+    anonymous = actions.add_parser(
+        "anonymize",
+        help="write a trace with new hashes and ids, rounded times, no date, names, headers or unknown fields",
+    )
+    anonymous.add_argument("trace", metavar="TRACE")
+    anonymous.add_argument(
+        "--round",
+        dest="round_s",
+        type=duration,
+        default=0.01,
+        metavar="DURATION",
+        help="grain of every time (default 10ms)",
+    )
+    _writes(anonymous)
+    join = actions.add_parser("join", help="write a trace that is in segments, or in several files, as one file")
+    join.add_argument("traces", metavar="TRACE", nargs="+", help="a folder of segments, a manifest, or files in order")
+    join.add_argument(
+        "--align", action="store_true", help="join traces of several clocks: shift times to the first's, merge by end"
+    )
+    _writes(join)
+    synthesis = actions.add_parser("synthesize", help="scale a trace: more, or less, of the same traffic")
+    synthesis.add_argument("trace", metavar="TRACE")
+    size = synthesis.add_mutually_exclusive_group(required=True)
+    size.add_argument("--scale", type=float, metavar="X", help="conversations to write, as a multiple of the trace's")
+    size.add_argument(
+        "--mean-session", action="store_true", help="replace every session by the mean one, to see what averaging hides"
+    )
+    synthesis.add_argument(
+        "--spread",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="share of the added conversations that get new prefixes; the rest reuse existing ones (default 1)",
+    )
+    synthesis.add_argument("--seed", type=int, default=0, help="seed of draws and new hashes (default 0)")
+    _writes(synthesis, default="/dev/stdout")
+    return Config(**vars(parser.parse_args(argv)))
+
+
+def _writes(parser: ArgumentParser, default: str | None = None) -> None:
+    """Add the flags of a command that writes a trace."""
+    told = OUTPUT_HELP if default is None else f"default stdout; {OUTPUT_HELP}"
+    parser.add_argument("-o", "--output", required=default is None, default=default, metavar="OUT", help=told)
+    _overwrites(parser)
+
+
+def _overwrites(parser: ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")

@@ -1,0 +1,144 @@
+"""LiteLLM's spend logs with prefix block ids, JSON Lines: a row a request of the proxy.
+
+Source: LiteLLM's ``prefix_block_hashes`` callback (1.111): chained HMAC-SHA256 digests cut to 16 hex digits, one for
+every started block, in the row's ``metadata``. The ids are looked for by that name at any depth there, as a list or in
+an object that also says its block size. Messages and responses, where they were stored, are dropped on sight.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tracefile.importers.blocktraces import PARTIAL_BLOCK
+from tracefile.importers.wallclock import iso_unix_ns, midnight_ns
+from tracefile.records.decoding import convert_object, parse_object
+from tracefile.records.errors import InputError
+from tracefile.records.schema import BlockHash, Count, HashInfo, Meta, Record, RequestId, SessionId
+
+IDS = "prefix_block_hashes"
+ID_LISTS = ("hashes", "block_hashes", "hash_ids", "ids")
+"""Names of the list in an object of ids."""
+
+
+class LitellmRow(msgspec.Struct, kw_only=True):
+    """Row of the spend logs; other columns are left alone."""
+
+    request_id: str
+    startTime: str | float  # noqa: N815 - the column's name
+    endTime: str | float | None = None  # noqa: N815
+    completionStartTime: str | float | None = None  # noqa: N815
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    model: str | None = None
+    status: str | None = None
+    session_id: str | None = None
+    metadata: dict[str, Any] | str | None = None
+    extra: dict[str, Any] = {}
+
+
+class LitellmIds(msgspec.Struct, frozen=True):
+    """Block ids of a prompt, and tokens in a block if the row says so."""
+
+    ids: Sequence[str]
+    block_size: int | None
+
+
+def is_litellm(found: dict[str, Any]) -> bool:
+    """Return whether a line is a row of the spend logs."""
+    return {"request_id", "startTime", "completion_tokens"} <= found.keys()
+
+
+class LitellmDecoder:
+    """Rows as records; t = 0 is the midnight before the first row's start."""
+
+    def __init__(self) -> None:
+        self.meta = Meta()
+        self._zero_ms: float | None = None
+        self._without_size = 0
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        if not self._without_size:
+            return ()
+        return [f"{self._without_size} rows have block ids of no stated size: left without hashes"]
+
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
+        row = convert_object(parse_object(line, where), LitellmRow, where)
+        found = _ids(_object(row.metadata))
+        start_ms = _unix_ms(row.startTime, f"{where}: startTime")
+        if self._zero_ms is None:
+            self._begin(start_ms, found)
+        assert self._zero_ms is not None
+        end_ms = None if row.endTime is None else _unix_ms(row.endTime, f"{where}: endTime")
+        first_ms = None if row.completionStartTime is None else _unix_ms(row.completionStartTime, where)
+        hashes, extra = self._hashes(found, row.prompt_tokens, where)
+        record = Record(
+            request_id=RequestId(row.request_id),
+            session_id=None if not row.session_id else SessionId(row.session_id),
+            session_source=None if not row.session_id else "explicit",
+            arrival_ms=start_ms - self._zero_ms,
+            ttft_ms=None if first_ms is None or first_ms == end_ms else first_ms - start_ms,
+            e2e_ms=None if end_ms is None else end_ms - start_ms,
+            status="error" if row.status == "failure" else "ok",
+            model=row.model or None,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.completion_tokens,
+            tokens_source="usage",
+            block_hashes=hashes,
+            hash_source=None if hashes is None else "tokenizer",
+            extra=extra,
+        )
+        return [record]
+
+    def _begin(self, first_ms: float, found: LitellmIds | None) -> None:
+        zero_ns = midnight_ns(round(first_ms * 1e6))
+        self._zero_ms = zero_ns / 1e6
+        size = None if found is None else found.block_size
+        known = None if size is None else HashInfo(algorithm="litellm")
+        self.meta = Meta(block_size=size, hash=known, epoch_unix_ns=zero_ns)
+
+    def _hashes(
+        self, found: LitellmIds | None, tokens: int | None, where: str
+    ) -> tuple[list[BlockHash] | None, dict[str, Any]]:
+        """Hashes of full blocks, and the id of a partial last block to keep."""
+        if found is None:
+            return None, {}
+        size = found.block_size or self.meta.block_size
+        if size is None or tokens is None:
+            self._without_size += 1
+            return None, {}
+        if size != self.meta.block_size:
+            raise InputError(f"{where}: block_size: {size}; expected {self.meta.block_size}, as in the first row")
+        try:
+            ids = [BlockHash(int(text, 16)) for text in found.ids]
+        except ValueError:
+            raise InputError(f"{where}: {IDS}: not hex digits; expected 16 of them an id") from None
+        full = min(len(ids), tokens // size)
+        return ids[:full], ({PARTIAL_BLOCK: ids[full]} if len(ids) > full else {})
+
+
+def _ids(found: Any) -> LitellmIds | None:
+    """Block ids at any depth of an object."""
+    if not isinstance(found, dict):
+        return None
+    here = found.get(IDS)
+    if isinstance(here, list):
+        return LitellmIds(here, found.get("block_size"))
+    if isinstance(here, dict):
+        for name in ID_LISTS:
+            if isinstance(here.get(name), list):
+                return LitellmIds(here[name], here.get("block_size"))
+    return next((ids for value in found.values() if (ids := _ids(value)) is not None), None)
+
+
+def _object(metadata: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Metadata as an object; exports of the database have it as text."""
+    if isinstance(metadata, str):
+        return parse_object(metadata.encode(), "metadata")
+    return metadata or {}
+
+
+def _unix_ms(at: str | float, where: str) -> float:
+    """Milliseconds since 1970, of a number of seconds or of ISO 8601."""
+    return at * 1000 if isinstance(at, float | int) else iso_unix_ns(at, where) / 1e6

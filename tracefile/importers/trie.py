@@ -1,0 +1,96 @@
+"""trie's workloads as traces: a row is a session of ``num_turns`` + 1 requests, by lengths and tool latencies.
+
+Source: applied-compute/trie (trie/types.py, ``Workload.from_jsonl_row``). Prompts of a run are random for each row, so
+sessions share nothing, and a later prompt begins with all before it: the hashes are made to say that. Rows have no
+arrivals; a later turn comes its tool's latency after the response before.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from tracefile.hashing.invented import invented_blocks
+from tracefile.records.decoding import NOT_JSON
+from tracefile.records.errors import InputError
+from tracefile.records.schema import Count, HashInfo, Meta, Record, RequestId, SessionId
+
+TRIE_BLOCK_SIZE = 16
+TRIE_KEYS = {"num_turns", "input_prompt_length", "assistant_response_length"}
+EXPECTED = "a trie workload of lengths of 0 or more"
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class TrieRow(msgspec.Struct, kw_only=True):
+    """Workload row as published."""
+
+    input_prompt_length: Count
+    num_turns: Count
+    assistant_response_length: list[Count]
+    tool_call_output_length: list[Count]
+    tool_call_latency: list[Seconds]
+    final_assistant_response_length: Count
+
+
+@dataclass(frozen=True, slots=True)
+class TrieTurn:
+    """Request of a row; a length of 0 is 1 token."""
+
+    new_tokens: int
+    output_tokens: int
+    tool_latency_ms: float | None
+    """Null: the first turn, after no tool."""
+
+
+def trie_turns(row: TrieRow, where: str) -> Iterator[TrieTurn]:
+    """Turns of a row; raises InputError if its lists are not as long as ``num_turns`` says."""
+    for name in ("assistant_response_length", "tool_call_output_length", "tool_call_latency"):
+        if (count := len(getattr(row, name))) != row.num_turns:
+            raise InputError(f"{where}: {name}: {count} of them; expected {row.num_turns}, as num_turns says")
+    outputs = [max(1, tokens) for tokens in (*row.assistant_response_length, row.final_assistant_response_length)]
+    yield TrieTurn(max(1, row.input_prompt_length), outputs[0], None)
+    tools = zip(row.tool_call_output_length, row.tool_call_latency, outputs[1:], strict=True)
+    for tokens, latency_s, output_tokens in tools:
+        yield TrieTurn(max(1, tokens), output_tokens, latency_s * 1000)
+
+
+class TrieDecoder:
+    """Rows as records under ids ``trie-1.1``, ``trie-1.2``, …: row, then turn."""
+
+    def __init__(self) -> None:
+        self.meta = Meta(block_size=TRIE_BLOCK_SIZE, hash=HashInfo(algorithm="trie"))
+        self.warnings: Sequence[str] = ()
+        self._rows = 0
+        self._decoder = msgspec.json.Decoder(TrieRow)
+
+    def decode_all(self, line: bytes, where: str) -> list[Record]:
+        try:
+            row = self._decoder.decode(line)
+        except NOT_JSON as error:
+            raise InputError(f"{where}: {error}; expected {EXPECTED}") from None
+        self._rows += 1
+        return list(self._records(trie_turns(row, where)))
+
+    def _records(self, turns: Iterator[TrieTurn]) -> Iterator[Record]:
+        name = f"trie-{self._rows}"
+        tokens = 0
+        for number, turn in enumerate(turns, start=1):
+            prompt_tokens = tokens + turn.new_tokens
+            tokens = prompt_tokens + turn.output_tokens
+            yield Record(
+                request_id=RequestId(f"{name}.{number}"),
+                session_id=SessionId(name),
+                session_source="explicit",
+                parent_id=RequestId(f"{name}.{number - 1}") if number > 1 else None,
+                turn=number,
+                think_ms=turn.tool_latency_ms,
+                prompt_tokens=prompt_tokens,
+                output_tokens=turn.output_tokens,
+                tokens_source="estimate",
+                block_hashes=invented_blocks(self._rows, 0, prompt_tokens // TRIE_BLOCK_SIZE),
+                output_block_hashes=invented_blocks(
+                    self._rows, prompt_tokens // TRIE_BLOCK_SIZE, (tokens - 1) // TRIE_BLOCK_SIZE
+                ),
+            )

@@ -1,0 +1,215 @@
+"""Commands that write a trace from traces: convert, cut, anonymize, join, synthesize."""
+
+import contextlib
+import heapq
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tracefile.commandline.progress import counted
+from tracefile.config import Config
+from tracefile.exporters.formats import TARGETS, Export, export_lines
+from tracefile.exporters.loss import Loss
+from tracefile.files.digest import trace_digest
+from tracefile.files.reading import check_continues, open_trace
+from tracefile.files.writing import new_writer, write_lines
+from tracefile.records.errors import InputError
+from tracefile.records.reader import TraceReader
+from tracefile.records.schema import Meta, Record, RequestId
+from tracefile.sessions import NO_CHAINS, SessionIndex
+from tracefile.study.anonymity import Pseudonyms, anonymize, anonymous_meta
+from tracefile.study.averaging import SessionMeans, mean_meta, mean_records
+from tracefile.study.cutting import Part, Sessions, cut
+from tracefile.study.synthesis import Scale, Source, synthesize, synthetic_meta
+
+
+def convert_trace(config: Config, reader: TraceReader) -> int:
+    """Copy record by record; constant memory, but for the session index's bounded one."""
+    if config.to != "kvtape":
+        return export_trace(config, reader)
+    if config.block_size is not None:
+        raise InputError("--block-size: of another format's blocks; expected --to FORMAT beside it")
+    index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
+    later_turns = 0
+
+    def linked() -> Iterator[Record]:
+        nonlocal later_turns
+        for record in counted(reader, "records converted"):
+            found = index.link(record) if index else record
+            later_turns += (found.turn or 1) > 1
+            yield found
+
+    _write(config, reader.meta, linked(), reader)
+    if index:
+        told = f"{later_turns:,} later turns of sessions" if later_turns else NO_CHAINS
+        print(f"{config.output}: {told}", file=sys.stderr)
+    return 0
+
+
+def export_trace(config: Config, reader: TraceReader) -> int:
+    """Write another format, and say which facts it does not hold."""
+    assert config.output is not None
+    index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
+    records = counted(reader, "records converted")
+    loss = Loss()
+    export = Export(
+        meta=reader.meta,
+        records=(index.link(record) for record in records) if index else records,
+        where=config.trace,
+        block_size=config.block_size,
+        loss=loss,
+    )
+    lines = export_lines(config.to, export)
+    write_lines(config.output, lines, inputs=[config.trace], overwrite=config.overwrite)
+    print(f"{config.output}: {loss.kept:,} requests as {config.to}; lost: {TARGETS[config.to].lost}", file=sys.stderr)
+    for sentence in loss.lines():
+        print(f"{config.output}: {sentence}", file=sys.stderr)
+    return 0
+
+
+def cut_trace(config: Config, reader: TraceReader) -> int:
+    """Read the trace once for its sessions, and once more to copy the part's."""
+    part = Part(
+        from_ms=config.from_s * 1000,
+        **({} if config.to_s is None else {"to_ms": config.to_s * 1000}),
+        sessions=config.most_sessions,
+    )
+    sessions = Sessions()
+    with open_trace(config.trace) as first:
+        for record in counted(first, "records read"):
+            sessions.add(record)
+    taken = sessions.taken(part)
+    _write(config, reader.meta, cut(counted(reader, "records read again"), taken), reader)
+    print(f"{config.output}: {len(taken):,} of {len(sessions.begins_ms):,} sessions", file=sys.stderr)
+    return 0
+
+
+def anonymize_trace(config: Config, reader: TraceReader) -> int:
+    """Read the trace once for its first arrival, and once more to write it under new names."""
+    with open_trace(config.trace) as first:
+        arrivals_ms = (record.arrival_ms for record in counted(first, "records read"))
+        zero_ms = min((at_ms for at_ms in arrivals_ms if at_ms is not None), default=0.0)
+    records = anonymize(counted(reader, "records written"), Pseudonyms(), zero_ms, config.round_s * 1000)
+    _write(config, anonymous_meta(reader.meta), records)
+    print(
+        f"{config.output}: still told: lengths, shared prefixes, order, times to {config.round_s * 1000:g} ms, "
+        "endpoints, the engine's settings",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def synthesize_trace(config: Config, reader: TraceReader) -> int:
+    """Scale the trace; only it and the conversations that have turns to come are in memory."""
+    digest = trace_digest(config.trace)
+    if config.mean_session:
+        return _write_mean_sessions(config, reader, digest)
+    assert config.scale is not None
+    scale = Scale(times=config.scale, spread=config.spread, seed=config.seed)
+    source = Source(counted(reader, "records read"), config.trace)
+    _write(config, synthetic_meta(reader.meta, digest, scale), counted(synthesize(source, scale), "records made"))
+    return 0
+
+
+def _write_mean_sessions(config: Config, reader: TraceReader, digest: str) -> int:
+    means = SessionMeans()
+    for record in counted(reader, "records read"):
+        means.add(record)
+    mean, header = means.mean(), mean_meta(reader.meta, digest)
+    assert header.block_size is not None
+    starts_ms = [session[0].arrival_ms for session in means.ordered()]
+    _write(config, header, mean_records(mean, starts_ms, header.block_size))
+    print(
+        f"{config.output}: {len(starts_ms):,} sessions of {mean.turns} turns: prompt {mean.input_prompt:,} tokens,"
+        f" response {mean.response:,}, then {mean.new_tokens:,} new after {mean.think_ms / 1000:.3g} s, "
+        f"final response {mean.final_response:,}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def join_traces(config: Config) -> int:
+    """Copy the records of one trace after another, or merge them on one clock."""
+    metas = [_first_meta(trace) for trace in config.traces]
+    if config.align:
+        return _align(config, metas)
+    for trace, meta in zip(config.traces, metas, strict=True):
+        check_continues(metas[0], meta, trace)
+    assert config.output is not None
+    with new_writer(config.output, metas[0], inputs=config.traces, overwrite=config.overwrite) as writer:
+        for trace in config.traces:
+            with open_trace(trace) as reader:
+                for record in counted(reader, "records joined"):
+                    writer.change_meta(reader.latest_meta)
+                    writer.write(record)
+                warn(reader)
+    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+    return 0
+
+
+def _align(config: Config, metas: Sequence[Meta]) -> int:
+    """Merge traces whose clocks differ: times become the first trace's, request ids stay unique."""
+    zero_ns = metas[0].epoch_unix_ns
+    used: Counter[RequestId] = Counter()
+    with contextlib.ExitStack() as opened:
+        shifted = []
+        for trace, meta in zip(config.traces, metas, strict=True):
+            if meta.epoch_unix_ns is None or zero_ns is None:
+                raise InputError(f"{trace}: meta.epoch_unix_ns: missing; expected a wall clock to align by")
+            check_continues(
+                metas[0], msgspec.structs.replace(meta, epoch_unix_ns=zero_ns, source=metas[0].source), trace
+            )
+            reader = opened.enter_context(open_trace(trace))
+            shifted.append(_shifted(reader, (meta.epoch_unix_ns - zero_ns) / 1e6))
+        merged = heapq.merge(*shifted, key=lambda record: record.end_ms() or record.arrival_ms or 0.0)
+        _write(config, metas[0], _unique(counted(merged, "records joined"), used), inputs=config.traces)
+    return 0
+
+
+def _shifted(reader: TraceReader, shift_ms: float) -> Iterator[Record]:
+    for record in reader:
+        if record.arrival_ms is not None:
+            record.arrival_ms = round(record.arrival_ms + shift_ms, 6)
+        if record.scheduled_ms is not None:
+            record.scheduled_ms = round(record.scheduled_ms + shift_ms, 6)
+        yield record
+    warn(reader)
+
+
+def _unique(records: Iterator[Record], used: Counter[RequestId]) -> Iterator[Record]:
+    """Records whose ids are not used before: a second one of a name gets its number."""
+    for record in records:
+        used[record.request_id] += 1
+        if (number := used[record.request_id]) > 1:
+            record.request_id = RequestId(f"{record.request_id}~{number}")
+        yield record
+
+
+def _write(
+    config: Config,
+    meta: Meta,
+    records: Iterator[Record],
+    reader: TraceReader | None = None,
+    inputs: Sequence[str] = (),
+) -> None:
+    """Write the output whole; with ``reader``, also the later headers of the trace that it reads."""
+    assert config.output is not None
+    with new_writer(config.output, meta, inputs=inputs or [config.trace], overwrite=config.overwrite) as writer:
+        for record in records:
+            if reader is not None:
+                writer.change_meta(reader.latest_meta)
+            writer.write(record)
+    print(f"{config.output}: {writer.count} records", file=sys.stderr)
+
+
+def _first_meta(trace: str) -> Meta:
+    with open_trace(trace) as reader:
+        return reader.meta
+
+
+def warn(reader: TraceReader) -> None:
+    """Print what was skipped, dropped or assumed."""
+    for warning in reader.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
