@@ -73,8 +73,8 @@ def parse_config(argv: Sequence[str]) -> Config:
         "--block-size",
         type=int,
         metavar="N",
-        help="tokens in a block of OUT, a multiple of the trace's "
-        "(default: the format's usual size, 512 or 16, where that is one; else the trace's)",
+        help="tokens in a block: a multiple of the trace's, or a divisor if it tells to the token where prompts part "
+        "(default: the trace's, or 512 for Mooncake and 16 for Bailian where that is a multiple)",
     )
     _overwrites(convert)
     convert.add_argument(

@@ -2,19 +2,21 @@
 
 import contextlib
 import heapq
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from tracefile.commandline.progress import counted
 from tracefile.config import Config
-from tracefile.exporters.formats import TARGETS, Export, export_lines
+from tracefile.exporters.formats import TARGETS, Export, export_lines, usual_block_size
 from tracefile.exporters.loss import Loss
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import check_continues, open_trace
 from tracefile.files.writing import new_writer, write_lines
+from tracefile.hashing.tokenchains import Resizing, branches_of, is_finer
 from tracefile.records.errors import InputError
 from tracefile.records.reader import TraceReader
 from tracefile.records.schema import Meta, Record, RequestId
@@ -26,47 +28,50 @@ from tracefile.study.synthesis import Scale, Source, synthesize, synthetic_meta
 
 
 def convert_trace(config: Config, reader: TraceReader) -> int:
-    """Copy record by record; constant memory, but for the session index's bounded one."""
-    if config.to != "kvtape":
-        return export_trace(config, reader)
-    if config.block_size is not None:
-        raise InputError("--block-size: of another format's blocks; expected --to FORMAT beside it")
+    """Copy record by record, in another block size or format if asked; constant memory, but for the session index's."""
     index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
+    block_size = config.block_size or usual_block_size(config.to, reader.meta)
+    resizing = None if block_size is None else resizing_of(block_size, reader)
+    meta_of = (lambda meta: meta) if resizing is None else resizing.meta
     later_turns = 0
 
-    def linked() -> Iterator[Record]:
+    def converted() -> Iterator[Record]:
         nonlocal later_turns
         for record in counted(reader, "records converted"):
-            found = index.link(record) if index else record
-            later_turns += (found.turn or 1) > 1
-            yield found
+            linked = index.link(record) if index else record
+            later_turns += (linked.turn or 1) > 1
+            yield linked if resizing is None else resizing.record(linked)
 
-    _write(config, reader.meta, linked(), reader)
+    if config.to == "kvtape":
+        _write(config, meta_of(reader.meta), converted(), latest_meta=lambda: meta_of(reader.latest_meta))
+    else:
+        _export(config, meta_of(reader.meta), converted())
     if index:
         told = f"{later_turns:,} later turns of sessions" if later_turns else NO_CHAINS
         print(f"{config.output}: {told}", file=sys.stderr)
     return 0
 
 
-def export_trace(config: Config, reader: TraceReader) -> int:
+def resizing_of(block_size: int, reader: TraceReader) -> Resizing:
+    """Return the conversion to another block size; a finer one reads the trace's branches first."""
+    if block_size < 1:
+        raise InputError(f"--block-size: {block_size}; expected 1 or more")
+    branches = None
+    if is_finer(block_size, reader.meta, reader.path):
+        with open_trace(reader.path) as whole:
+            branches = branches_of(whole, reader.meta.block_size or 1)
+    return Resizing(reader.meta, block_size, branches)
+
+
+def _export(config: Config, meta: Meta, records: Iterable[Record]) -> None:
     """Write another format, and say which facts it does not hold."""
     assert config.output is not None
-    index = SessionIndex(reader.meta.block_size or 1) if config.sessions else None
-    records = counted(reader, "records converted")
     loss = Loss()
-    export = Export(
-        meta=reader.meta,
-        records=(index.link(record) for record in records) if index else records,
-        where=config.trace,
-        block_size=config.block_size,
-        loss=loss,
-    )
-    lines = export_lines(config.to, export)
+    lines = export_lines(config.to, Export(meta, records, config.trace, loss))
     write_lines(config.output, lines, inputs=[config.trace], overwrite=config.overwrite)
     print(f"{config.output}: {loss.kept:,} requests as {config.to}; lost: {TARGETS[config.to].lost}", file=sys.stderr)
     for sentence in loss.lines():
         print(f"{config.output}: {sentence}", file=sys.stderr)
-    return 0
 
 
 def cut_trace(config: Config, reader: TraceReader) -> int:
@@ -81,17 +86,21 @@ def cut_trace(config: Config, reader: TraceReader) -> int:
         for record in counted(first, "records read"):
             sessions.add(record)
     taken = sessions.taken(part)
-    _write(config, reader.meta, cut(counted(reader, "records read again"), taken), reader)
+    _write(config, reader.meta, cut(counted(reader, "records read again"), taken), lambda: reader.latest_meta)
     print(f"{config.output}: {len(taken):,} of {len(sessions.begins_ms):,} sessions", file=sys.stderr)
     return 0
 
 
 def anonymize_trace(config: Config, reader: TraceReader) -> int:
-    """Read the trace once for its first arrival, and once more to write it under new names."""
+    """Read the trace once for its first arrival and its blocks, and once more to write it under new names."""
+    pseudonyms = Pseudonyms()
+    zero_ms = math.inf
     with open_trace(config.trace) as first:
-        arrivals_ms = (record.arrival_ms for record in counted(first, "records read"))
-        zero_ms = min((at_ms for at_ms in arrivals_ms if at_ms is not None), default=0.0)
-    records = anonymize(counted(reader, "records written"), Pseudonyms(), zero_ms, config.round_s * 1000)
+        for record in counted(first, "records read"):
+            pseudonyms.learn(record)
+            zero_ms = zero_ms if record.arrival_ms is None else min(zero_ms, record.arrival_ms)
+    zero_ms = 0.0 if math.isinf(zero_ms) else zero_ms
+    records = anonymize(counted(reader, "records written"), pseudonyms, zero_ms, config.round_s * 1000)
     _write(config, anonymous_meta(reader.meta), records)
     print(
         f"{config.output}: still told: lengths, shared prefixes, order, times to {config.round_s * 1000:g} ms, "
@@ -191,15 +200,15 @@ def _write(
     config: Config,
     meta: Meta,
     records: Iterator[Record],
-    reader: TraceReader | None = None,
+    latest_meta: Callable[[], Meta] | None = None,
     inputs: Sequence[str] = (),
 ) -> None:
-    """Write the output whole; with ``reader``, also the later headers of the trace that it reads."""
+    """Write the output whole; with ``latest_meta``, also the headers that it returns before a record."""
     assert config.output is not None
     with new_writer(config.output, meta, inputs=inputs or [config.trace], overwrite=config.overwrite) as writer:
         for record in records:
-            if reader is not None:
-                writer.change_meta(reader.latest_meta)
+            if latest_meta is not None:
+                writer.change_meta(latest_meta())
             writer.write(record)
     print(f"{config.output}: {writer.count} records", file=sys.stderr)
 

@@ -21,6 +21,8 @@ from tracefile import (
     open_trace,
 )
 from tracefile.__main__ import main
+from tracefile.hashing.branches import tail_key
+from tracefile.hashing.tokenchains import tokenwise
 from tracefile.records.schema import BlockHash
 from tracefile.study.anonymity import Pseudonyms, anonymize
 from tracefile.study.checking import check_trace
@@ -115,6 +117,37 @@ def test_an_anonymous_trace_keeps_shape_and_sharing_alone(tmp_path: Path) -> Non
     assert len({*one.block_hashes, *two.block_hashes, 5, 6, 7}) == 6
     with open_trace(out) as reader:
         assert list(check_trace(reader)) == []
+
+
+def test_branches_still_point_at_the_blocks_that_they_left() -> None:
+    """Sharing to the token is as it was: of a full block, and of another request's unfilled last block."""
+    full = record("a", 0.0, prompt_tokens=9, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6)])
+    tail = tail_key([BlockHash(5), BlockHash(6)], RequestId("a"))
+    found = [
+        full,
+        record("b", 1.0, prompt_tokens=8, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(7)],
+               branch_tokens=6, branch_hash=BlockHash(6)),
+        record("c", 2.0, prompt_tokens=13, output_tokens=1, block_hashes=[BlockHash(5), BlockHash(6), BlockHash(8)],
+               branch_tokens=9, branch_hash=tail),
+    ]  # fmt: skip
+    pseudonyms = Pseudonyms()
+    for one in found:
+        pseudonyms.learn(one)
+    made = list(anonymize(found, pseudonyms, 0.0, 1.0))
+    assert made[1].branch_hash != BlockHash(6)
+    for before, after in zip(tokenwise(found, 4), tokenwise(made, 4), strict=True):
+        assert before.block_hashes is not None
+        assert after.block_hashes is not None
+        assert len(before.block_hashes) == len(after.block_hashes)
+    shared = [[_common(one, other) for other in tokenwise(found, 4)] for one in tokenwise(found, 4)]
+    assert shared == [[_common(one, other) for other in tokenwise(made, 4)] for one in tokenwise(made, 4)]
+    assert (shared[0][1], shared[0][2]) == (6, 9)
+
+
+def _common(one: Record, other: Record) -> int:
+    pairs = zip(one.block_hashes or [], other.block_hashes or [], strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(
+        len(one.block_hashes or []), len(other.block_hashes or [])))  # fmt: skip
 
 
 def test_two_runs_give_unrelated_names(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from tracefile.exporters.blocklines import bailian_lines, by_arrival, guidellm_l
 from tracefile.exporters.conversations import aiperf_lines, trie_lines
 from tracefile.exporters.events import dynamo_lines, otlp_lines, vcr_lines
 from tracefile.exporters.loss import Loss
-from tracefile.records.errors import InputError
 from tracefile.records.schema import Meta, Record
 
 TIMES = "sessions, statuses and the times of tokens"
@@ -22,16 +21,10 @@ class Export:
     records: Iterable[Record]
     where: str
     """The trace's name, for errors."""
-    block_size: int | None
-    """Tokens in a block of the target, as asked for; null: the target's usual size, if that is a multiple."""
     loss: Loss
 
-    def ids(self, usual: int | None = None) -> BlockIds:
-        """Numbers of blocks, at the usual size of the target where the trace's blocks add up to it."""
-        size = self.block_size
-        if size is None and usual is not None and self.meta.block_size and usual % self.meta.block_size == 0:
-            size = usual
-        return BlockIds(self.meta, size, self.where)
+    def ids(self) -> BlockIds:
+        return BlockIds(self.meta, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +34,26 @@ class Target:
     lines: Callable[[Export], Iterator[bytes]]
     lost: str
     """Facts of a trace that its lines do not say."""
+    block_size: int | None = None
+    """Tokens in a block as the format is usually written; null: its readers are told."""
 
 
 def _aiperf(export: Export) -> Iterator[bytes]:
-    ids = None if export.meta.block_size is None else export.ids(512)
+    ids = None if export.meta.block_size is None else export.ids()
     return aiperf_lines(export.records, ids, export.loss)
 
 
 TARGETS = {
     "mooncake": Target(
-        lambda export: by_arrival(export.records, export.ids(512), export.loss, mooncake_line),
+        lambda export: by_arrival(export.records, export.ids(), export.loss, mooncake_line),
         f"{TIMES}, fractions of a millisecond",
+        512,
     ),
-    "aiperf-mooncake": Target(_aiperf, "arrivals and hashes of later turns, statuses and times"),
+    "aiperf-mooncake": Target(_aiperf, "arrivals and hashes of later turns, statuses and times", 512),
     "bailian": Target(
-        lambda export: by_arrival(export.records, export.ids(16), export.loss, bailian_lines()),
+        lambda export: by_arrival(export.records, export.ids(), export.loss, bailian_lines()),
         "statuses and times but the arrival",
+        16,
     ),
     "vllm-timed-trace": Target(lambda export: by_arrival(export.records, export.ids(), export.loss, timed_line), TIMES),
     "guidellm": Target(lambda export: by_arrival(export.records, export.ids(), export.loss, guidellm_line), TIMES),
@@ -77,9 +74,13 @@ TARGETS = {
 """Formats by name."""
 
 
+def usual_block_size(target: str, meta: Meta) -> int | None:
+    """Return the block size to write a trace with, if the format has a usual one and the trace's adds up to it."""
+    usual = None if target not in TARGETS else TARGETS[target].block_size
+    return usual if usual is not None and meta.block_size is not None and usual % meta.block_size == 0 else None
+
+
 def export_lines(target: str, export: Export) -> Iterator[bytes]:
     """Lines of a trace in a format; raises InputError if it can hold none of the requests."""
-    if export.block_size is not None and export.block_size < 1:
-        raise InputError(f"--block-size {export.block_size}; expected 1 or more")
     yield from TARGETS[target].lines(export)
     export.loss.check(export.where, target)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tracefile.hashing.branches import tail_key
 from tracefile.records.errors import InputError
 from tracefile.records.schema import BlockHash, Engine, HashInfo, Meta, Record, RequestId, SessionId, Workload
 
@@ -33,6 +34,12 @@ class Pseudonyms:
             found = self._blocks[block] = BlockHash(number)
         return found
 
+    def learn(self, record: Record) -> None:
+        """Note the name of the record's unfilled last block, to which later records' branches may point."""
+        chain = _chain(record)
+        renamed = RequestId(self.name("request", record.request_id))
+        self._blocks[tail_key(chain, record.request_id)] = tail_key([self.block(found) for found in chain], renamed)
+
     def name(self, kind: str, name: str) -> str:
         """16 hex digits for an id; unrelated across kinds."""
         return self._digest(kind.encode(), name.encode("utf-8", "surrogatepass")).hex()
@@ -47,7 +54,7 @@ def anonymous_meta(meta: Meta) -> Meta:
     return Meta(
         source=meta.source,
         block_size=meta.block_size,
-        hash=None if meta.hash is None else HashInfo(algorithm="anonymized"),
+        hash=None if meta.hash is None else HashInfo(algorithm="anonymized", branches=meta.hash.branches),
         engine=None if engine == Engine() else engine,
         workload=None if meta.workload is None else Workload(pattern=meta.workload.pattern),
     )
@@ -81,12 +88,17 @@ def _renamed(record: Record, pseudonyms: Pseudonyms) -> Record:
         parent_id=None if record.parent_id is None else RequestId(names("request", record.parent_id)),
         block_hashes=None if prompt is None else [block(found) for found in prompt],
         output_block_hashes=None if output is None else [block(found) for found in output],
+        branch_hash=None if record.branch_hash is None else block(record.branch_hash),
         model=None,
         lora=None if record.lora is None else names("lora", record.lora),
         upstream=None if record.upstream is None else names("upstream", record.upstream),
         headers=None,
         extra={},
     )
+
+
+def _chain(record: Record) -> list[BlockHash]:
+    return [*(record.block_hashes or ()), *(record.output_block_hashes or ())]
 
 
 def _gaps(record: Record, rounding_ms: float) -> list[float]:
