@@ -71,7 +71,12 @@ class BodyFields:
 
     @property
     def given(self) -> bool:
-        return self != BodyFields()
+        """True if any field differs from the load's own."""
+        return not self.stream or self._patches
+
+    @property
+    def _patches(self) -> bool:
+        return bool(self.extra or self.stop) or self.temperature is not None or self.top_p is not None
 
     def check(self, apis: Iterable[str]) -> None:
         """Raise InputError for stop strings on an API without them."""
@@ -92,6 +97,8 @@ class BodyFields:
 
     def patch(self, api: str) -> dict[str, Any]:
         """Return the patch of a request's body."""
+        if not self._patches:
+            return {}
         patch = {name: value for part in self.parts(api).values() for name, value in part.items()}
         if "stop" in patch or "stop_sequences" in patch:
             patch.setdefault("min_tokens", None)  # an engine looks for stop strings only after so many

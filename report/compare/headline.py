@@ -122,6 +122,8 @@ def _of_run(run: Run) -> list[str]:
     twice = len(run) - len(set(run.request_ids))
     if twice:
         notes.append(f"{run.label}: {twice:,} records repeat a request_id; only the first of each is joined.")
+    if whole := len(run) - int(run.streamed.sum()):
+        notes.append(f"{run.label}: {whole:,} of {len(run):,} responses came whole: no TTFT, no ITL.")
     if run.meta.source == "sim" and "validation" in run.meta.extra:
         notes.append(f"{run.label}: {run.meta.extra['validation']}.")
     lag = client_lag(run)

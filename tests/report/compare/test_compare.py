@@ -95,6 +95,15 @@ def test_hits_inside_the_traces_blocks_explain_cached_tokens_that_differ(tmp_pat
     assert note not in compared(f"t={truth}", f"o={truth}")["notes"]
 
 
+def test_whole_responses_have_no_ttft_and_that_is_said(tmp_path: Path) -> None:
+    records = [answered(number, 50.0) for number in range(40)]
+    for record in records[:30]:
+        record.stream, record.ttft_ms = False, None
+    result = compared(f"t={write(tmp_path / 't', records)}", f"o={write(tmp_path / 'o', records[30:])}")
+    assert "t: 30 of 40 responses came whole: no TTFT, no ITL." in result["notes"]
+    assert not any(note.startswith("o: ") and "whole" in note for note in result["notes"])
+
+
 def test_a_small_cell_is_not_judged(tmp_path: Path) -> None:
     traces = [write(tmp_path / f"{name}.jsonl", [answered(n, 10.0) for n in range(29)]) for name in "to"]
     result = compared(f"t={traces[0]}", f"o={traces[1]}")
