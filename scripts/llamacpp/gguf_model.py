@@ -2,12 +2,14 @@
 
     python gguf_model.py TOKENIZER_DIR CHAT_TEMPLATE_FILE OUT.gguf
 
-Runs in llama.cpp's own environment, with its packages gguf and numpy. The same arguments give the same bytes.
+Runs in llama.cpp's own environment, with its packages gguf and numpy. The same arguments give the same bytes. The model
+generates whole characters only, as trained models nearly do: llama.cpp tells no id of a token within a character.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,24 +19,26 @@ LAYERS = 2
 HEAD = 64  # dimensions of an attention head
 VOCABULARY = 129_280  # DeepSeek's, with the places that its tokenizer leaves empty
 CONTEXT_TOKENS = 65_536
+# Byte-level BPE writes each byte of a token as a letter: printable bytes as themselves, the others from U+0100 on.
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(OTHERS)}
 
 
-def vocabulary(tokenizer: dict[str, object]) -> tuple[list[str], list[int]]:
+def vocabulary(tokenizer: dict[str, Any]) -> tuple[list[str], list[int]]:
     """Tokens and their types, by token id."""
-    ids: dict[str, int] = tokenizer["model"]["vocab"]  # type: ignore[index]
-    added: list[dict[str, object]] = tokenizer["added_tokens"]  # type: ignore[assignment]
     tokens = [f"[PAD{number}]" for number in range(VOCABULARY)]
     types = [gguf.TokenType.UNUSED] * VOCABULARY
-    for word, number in ids.items():
+    for word, number in tokenizer["model"]["vocab"].items():
         tokens[number], types[number] = word, gguf.TokenType.NORMAL
-    for entry in added:
+    for entry in tokenizer["added_tokens"]:
         kind = gguf.TokenType.CONTROL if entry["special"] else gguf.TokenType.USER_DEFINED
-        tokens[entry["id"]], types[entry["id"]] = entry["content"], kind  # type: ignore[index, assignment]
+        tokens[entry["id"]], types[entry["id"]] = entry["content"], kind
     return tokens, types
 
 
-def add_settings(writer: gguf.GGUFWriter, tokenizer: dict[str, object], chat_template: str) -> None:
-    """Shape of the model, its tokenizer and its chat template."""
+def add_settings(writer: gguf.GGUFWriter, chat_template: str) -> None:
+    """Shape of the model, and its chat template."""
     writer.add_name("tiny-random")
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(HIDDEN)
@@ -48,8 +52,11 @@ def add_settings(writer: gguf.GGUFWriter, tokenizer: dict[str, object], chat_tem
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(VOCABULARY)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    tokens, types = vocabulary(tokenizer)
-    merges: list[str | list[str]] = tokenizer["model"]["merges"]  # type: ignore[index]
+    writer.add_chat_template(chat_template)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], types: list[int], merges: list[str | list[str]]) -> None:
+    """The tokenizer that the model carries."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("deepseek-v3")
     writer.add_token_list(tokens)
@@ -58,11 +65,21 @@ def add_settings(writer: gguf.GGUFWriter, tokenizer: dict[str, object], chat_tem
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(chat_template)
 
 
-def add_weights(writer: gguf.GGUFWriter) -> None:
-    """Random matrices, and norms of ones."""
+def is_text(token: str, kind: int) -> bool:
+    """Return whether a token is text of whole characters."""
+    if kind != gguf.TokenType.NORMAL:
+        return False
+    try:
+        bytes(BYTES[letter] for letter in token).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def add_weights(writer: gguf.GGUFWriter, generated: list[bool]) -> None:
+    """Random matrices, and norms of ones; ``generated``: the tokens that have a chance to be sampled."""
     random = np.random.default_rng(1)
     matrices = {"token_embd": (VOCABULARY, HIDDEN), "output": (VOCABULARY, HIDDEN)}
     norms = ["output_norm"]
@@ -74,7 +91,10 @@ def add_weights(writer: gguf.GGUFWriter) -> None:
         matrices |= {block + name: (3 * HIDDEN, HIDDEN) for name in ("ffn_gate", "ffn_up")}
         matrices[block + "ffn_down"] = (HIDDEN, 3 * HIDDEN)
     for name, shape in matrices.items():
-        writer.add_tensor(f"{name}.weight", (random.standard_normal(shape) * 0.05).astype(np.float16))
+        weights = (random.standard_normal(shape) * 0.05).astype(np.float16)
+        if name == "output":
+            weights[~np.array(generated)] = 0  # a logit of 0 is far below the largest of 100,000
+        writer.add_tensor(f"{name}.weight", weights)
     for name in norms:
         writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, dtype=np.float32))
 
@@ -84,8 +104,10 @@ def main(tokenizer_directory: str, chat_template: str, out: str) -> None:
     tokenizer = json.loads((Path(tokenizer_directory) / "tokenizer.json").read_text())
     partial = Path(out + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
-    add_settings(writer, tokenizer, Path(chat_template).read_text())
-    add_weights(writer)
+    tokens, types = vocabulary(tokenizer)
+    add_settings(writer, Path(chat_template).read_text())
+    add_tokenizer(writer, tokens, types, tokenizer["model"]["merges"])
+    add_weights(writer, [is_text(token, kind) for token, kind in zip(tokens, types, strict=True)])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
