@@ -37,7 +37,7 @@ FLOORS = {
     "tap": ["ipc", "prompts", "recorder", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
     "sim": [
-        *("vllm", "sglang", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
+        *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),
         *("serving/requests", "serving/engine", "serving/apis", "serving", ""),
     ],
     "report": ["compare", "pages", ""],

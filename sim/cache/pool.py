@@ -2,16 +2,20 @@
 
 No time passes and nothing runs at once, so the hits are what the cache alone is worth to the traffic: each request
 looks its prompt up, takes the blocks it lacks, fills them to its last token, and frees them before the next one comes.
+llama.cpp's requests run at their times: a slot is one request's, and the idle ones depend on all that run.
 """
 
 import argparse
+import heapq
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from measure.wording import factor
+from sim.llamacpp.config import SlotConfig, add_slot_flags, slot_config
+from sim.llamacpp.slots import Chain, Slot, SlotCache
 from sim.sglang.config import RadixConfig, add_radix_flags, radix_config
 from sim.sglang.radix import RadixPool
 from sim.vllm.config import add_free_rule
@@ -79,6 +83,33 @@ class RadixCounts(HitCounts):
         return "unlimited" if self.kv_tokens is None else f"{self.kv_tokens:,} tokens in pages of {self.page_size}"
 
 
+@dataclass(slots=True, kw_only=True)
+class SlotCounts(HitCounts):
+    """Hits of llama.cpp's slots and prompt cache."""
+
+    evicted_tokens: int = 0
+    settings: SlotConfig
+    compared: int = 0
+    """Requests whose cached tokens the trace reports."""
+    as_reported: int = 0
+    """Of these, requests with as many here."""
+
+    @property
+    def size(self) -> str:
+        kept = self.settings.cache_ram_tokens
+        beside = "no bound" if kept is None else f"{kept:,} tokens"
+        return f"{self.settings.slots} slots, prompt cache: {beside}"
+
+
+ENGINES = ("vllm", "sglang", "llamacpp")
+OWN_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("object_lru", "free_rule"),
+    "sglang": ("kv_tokens", "page_size", "chunked_prefill_size"),
+    "llamacpp": tuple(SlotConfig.__dataclass_fields__),
+}
+"""Flags of one engine alone."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pool_flags(parser)
     parser.add_argument(
@@ -86,7 +117,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead of vLLM's pool: a plain LRU of blocks, without chains and null block, to compare with",
     )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="vllm",
+        help="vLLM's block pool, SGLang's radix tree, or llama.cpp's slots",
+    )
     add_radix_flags(parser)
+    add_slot_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -120,16 +158,32 @@ def run(arguments: argparse.Namespace) -> int:
 def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
     """Run the whole trace through the cache that the flags name. Streams: memory is the cache's, not the trace's."""
     usable_blocks, block_size = parse_usable_blocks(arguments.num_gpu_blocks), parse_block_size(arguments.block_size)
-    radix = radix_config(arguments)
+    refuse_other_engines(arguments)
     with open_trace(arguments.trace) as reader:
         refuse_other_attention(reader.meta, arguments.trace)
-        if radix is not None:
+        if arguments.engine == "sglang":
+            radix = radix_config(arguments)
             meta, records = finest_records(reader, radix.page_size)
             return count_radix_hits(records, page_chains(meta, radix.page_size, block_size), radix, usable_blocks)
+        if arguments.engine == "llamacpp":
+            meta, records = finest_records(reader, 1)
+            return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments))
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)
         return count_pool_hits(reader, chains, usable_blocks, arguments.free_rule)
+
+
+def refuse_other_engines(arguments: argparse.Namespace) -> None:
+    """Raise InputError for a flag that only another engine has."""
+    defaults = {"free_rule": "vllm", "object_lru": False}
+    for engine, names in OWN_FLAGS.items():
+        given = [name for name in names if getattr(arguments, name) not in (None, defaults.get(name))]
+        if given and engine != arguments.engine:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise InputError(f"{flags}: only with --engine {engine}; expected without --engine {arguments.engine}")
+    if arguments.engine == "llamacpp" and arguments.num_gpu_blocks != "inf":
+        raise InputError("--num-gpu-blocks: llama.cpp has no pool of blocks; expected --slots and --cache-ram-tokens")
 
 
 def count_pool_hits(
@@ -224,13 +278,43 @@ def count_radix_hits(
         if not pool.fits(prompt, record.output_tokens or 0):
             counts.rejected += 1
             continue
-        keys = chains.known(record)
-        keys += chains.private(-(-computed // size) - len(keys))
+        keys = _whole_chain(record, chains).keys
         counts.count_tokens(record, pool.run(keys, prompt, computed))
     counts.evicted_nodes = pool.tree.evicted_nodes
     counts.evicted_tokens = pool.tree.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // size
     return counts
+
+
+def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfig) -> SlotCounts:
+    """Hits in llama.cpp's slots, requests at their times; one that finds all slots busy starts at the next release."""
+    counts = SlotCounts(block_size=chains.block_size, settings=config)
+    cache = SlotCache(config, chains.block_size)
+    running: list[tuple[float, int, Slot, Chain]] = []
+    for number, record in enumerate(sorted(records, key=lambda record: record.arrival_ms or 0.0)):
+        arrival_ms, prompt = record.arrival_ms or 0.0, record.prompt_tokens or 0
+        whole = _whole_chain(record, chains)
+        while running and running[0][0] <= arrival_ms:
+            cache.end(*heapq.heappop(running)[2:])
+        started = cache.start(Chain(whole.keys[: -(-prompt // chains.block_size)], prompt))
+        while started is None:
+            cache.end(*heapq.heappop(running)[2:])
+            started = cache.start(Chain(whole.keys[: -(-prompt // chains.block_size)], prompt))
+        slot, hits = started
+        heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, whole))
+        counts.requests += 1
+        counts.count_tokens(record, hits)
+        counts.compared += record.cached_tokens is not None
+        counts.as_reported += record.cached_tokens == hits
+    counts.evicted_tokens = cache.evicted_tokens
+    counts.evicted_blocks = counts.evicted_tokens // chains.block_size
+    return counts
+
+
+def _whole_chain(record: Record, chains: Chains) -> Chain:
+    """Chain of all tokens that a request leaves, a started last block included."""
+    computed, known = tokens_computed(record), chains.known(record)
+    return Chain(known + chains.private(-(-computed // chains.block_size) - len(known)), computed)
 
 
 def parse_usable_blocks(text: str) -> int | None:
@@ -285,6 +369,8 @@ def describe(counts: HitCounts) -> str:
         f"{counts.hit_blocks:,} of {counts.lookup_blocks:,} full prompt blocks, {counts.evicted_blocks:,} evicted, "
         f"{counts.requests:,} requests",
     ]
+    if isinstance(counts, SlotCounts) and counts.compared:
+        lines.append(f"cached tokens as the trace reports them: {counts.as_reported:,} of {counts.compared:,} requests")
     if counts.rejected:
         lines.append(f"{counts.rejected:,} requests do not fit the pool and were left out")
     return "\n".join(lines)

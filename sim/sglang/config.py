@@ -33,12 +33,6 @@ class RadixConfig:
 
 
 def add_radix_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--engine",
-        choices=("vllm", "sglang"),
-        default="vllm",
-        help="vLLM's block pool or SGLang's radix tree",
-    )
     sglang = parser.add_argument_group("SGLang", "with --engine sglang")
     sglang.add_argument(
         "--kv-tokens", type=int, metavar="N", help="usable tokens (max_total_num_tokens), instead of --num-gpu-blocks"
@@ -51,20 +45,14 @@ def add_radix_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def radix_config(arguments: argparse.Namespace) -> RadixConfig | None:
-    """SGLang's settings as given; None: the cache is vLLM's. Raises InputError."""
+def radix_config(arguments: argparse.Namespace) -> RadixConfig:
+    """SGLang's settings as given. Raises InputError."""
     given = {
         "max_total_num_tokens": arguments.kv_tokens,
         "page_size": arguments.page_size,
         "chunked_prefill_size": arguments.chunked_prefill_size,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    if arguments.engine == "vllm":
-        if given:
-            raise InputError("--kv-tokens, --page-size, --chunked-prefill-size: SGLang's; expected --engine sglang")
-        return None
-    if arguments.object_lru or arguments.free_rule != "vllm":
-        raise InputError("--object-lru, --free-rule: expected without --engine sglang, which has neither")
     if arguments.kv_tokens is not None and arguments.num_gpu_blocks != "inf":
         raise InputError("--kv-tokens, --num-gpu-blocks: both say how large the cache is; expected one of them")
     if given.get("chunked_prefill_size") == -1:

@@ -1,0 +1,155 @@
+"""llama.cpp's prefix cache: each slot holds the tokens of its last request, a prompt cache those that were displaced.
+
+The rules are those of ``get_available_slot``, ``launch_slot_with_task`` and ``server_prompt_cache`` in llama.cpp's
+``tools/server`` (b11434), for full attention without context shift, ``--cache-reuse`` and ``id_slot``. A chain is a
+prompt's or a slot's tokens, as block keys: equal keys mean equal tokens up to that block's end. With blocks of one
+token the hits are exact; larger blocks round them down.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sim.llamacpp.config import SlotConfig
+
+WORTH_KEEPING: Final = 0.5
+"""A slot that would lose more than the rest of its chain is saved first."""
+WORTH_LOADING: Final = 0.25
+"""A saved chain of which less would be used stays where it is."""
+
+
+class Chain(NamedTuple):
+    """Tokens by their block keys, the last block's maybe not full."""
+
+    keys: Sequence[int]
+    tokens: int
+
+
+EMPTY: Final = Chain((), 0)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A sequence of the KV cache, for one request at a time."""
+
+    number: int
+    chain: Chain = EMPTY
+    """Tokens in the KV cache; of a busy slot nothing is asked."""
+    last_used: int = 0
+    """Number of its last release among all; 0: never used."""
+    busy: bool = False
+
+
+class SlotCache:
+    """Slots and prompt cache of one server. Requests ``start`` and ``end``; time is their order."""
+
+    __slots__ = ("_config", "_ends", "block_size", "evicted_tokens", "saved", "slots")
+
+    def __init__(self, config: SlotConfig, block_size: int = 1) -> None:
+        self._config = config
+        self._ends = 0
+        self.block_size = block_size
+        self.slots = [Slot(number) for number in range(config.slots)]
+        self.saved: list[Chain] = []
+        """The prompt cache, oldest first."""
+        self.evicted_tokens = 0
+        """Tokens that were overwritten or dropped, and are in no other place."""
+
+    @property
+    def saved_tokens(self) -> int:
+        return sum(chain.tokens for chain in self.saved)
+
+    def start(self, prompt: Chain) -> tuple[Slot, int] | None:
+        """Give a prompt its slot; return the slot and the prompt's cached tokens, null if all slots are busy."""
+        slot = self._most_similar(prompt)
+        displaces = slot is None or self._common(slot.chain, prompt) < WORTH_KEEPING * slot.chain.tokens
+        slot = slot or self._least_recently_used()
+        if slot is None:
+            return None
+        if displaces and self._config.cache_ram_tokens != 0:
+            self._save(slot.chain)
+            self._load(slot, prompt)
+        common = self._common(slot.chain, prompt)
+        hits = min(common, prompt.tokens - 1)  # the last token is computed for its logits
+        if common < slot.chain.tokens and not self._is_saved(slot.chain):
+            self.evicted_tokens += slot.chain.tokens - common
+        slot.busy = True
+        slot.chain = EMPTY
+        if self._config.saves_idle_slots:
+            self._save_idle_slots()
+        return slot, hits
+
+    def end(self, slot: Slot, computed: Chain) -> None:
+        """Release a slot that holds ``computed``: its prompt and its output but the last token."""
+        self._ends += 1
+        slot.busy, slot.chain, slot.last_used = False, computed, self._ends
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a chain is saved within another, or beyond the bound."""
+        bound = self._config.cache_ram_tokens
+        assert bound is None or self.saved_tokens <= bound
+        for chain in self.saved:
+            assert chain.tokens > 0
+            assert sum(self._common(other, chain) == chain.tokens for other in self.saved) == 1
+
+    def _most_similar(self, prompt: Chain) -> Slot | None:
+        """The idle slot that holds most of a prompt, the first of equals; null: none holds more than the threshold."""
+        best, most = None, 0
+        threshold = self._config.slot_prompt_similarity
+        if threshold == 0.0:
+            return None
+        for slot in self.slots:
+            common = 0 if slot.busy else self._common(slot.chain, prompt)
+            if common > most and common / prompt.tokens > threshold:
+                best, most = slot, common
+        return best
+
+    def _least_recently_used(self) -> Slot | None:
+        """The idle slot that ended its work first, the last of those that had none; null: all are busy."""
+        idle = [slot for slot in self.slots if not slot.busy]
+        return min(reversed(idle), key=lambda slot: slot.last_used, default=None)
+
+    def _save(self, chain: Chain) -> None:
+        """Copy a chain to the prompt cache, in the place of those that it contains; drop the oldest if it is full."""
+        bound = self._config.cache_ram_tokens
+        if not chain.tokens or self._is_saved(chain) or (bound is not None and chain.tokens > bound):
+            return
+        self.saved = [other for other in self.saved if self._common(other, chain) < other.tokens]
+        while bound is not None and self.saved_tokens + chain.tokens > bound:
+            self.evicted_tokens += self.saved.pop(0).tokens
+        self.saved.append(chain)
+
+    def _is_saved(self, chain: Chain) -> bool:
+        return any(self._common(other, chain) == chain.tokens for other in self.saved)
+
+    def _load(self, slot: Slot, prompt: Chain) -> None:
+        """Move the saved chain that helps a prompt more than the slot's own, and wastes less of itself, to the slot."""
+        common = self._common(slot.chain, prompt)
+        kept = common / slot.chain.tokens if slot.chain.tokens else -1.0
+        best = None
+        for place, chain in enumerate(self.saved):
+            shared = self._common(chain, prompt)
+            if shared >= WORTH_LOADING * chain.tokens and shared / chain.tokens > kept and shared > common:
+                best, kept, common = place, shared / chain.tokens, shared
+        if best is not None:
+            if not self._is_saved(slot.chain):
+                self.evicted_tokens += slot.chain.tokens
+            slot.chain = self.saved.pop(best)
+
+    def _save_idle_slots(self) -> None:
+        for slot in self.slots:
+            if slot.busy:
+                continue
+            self._save(slot.chain)
+            if self._config.kv_unified:
+                if not self._is_saved(slot.chain):
+                    self.evicted_tokens += slot.chain.tokens
+                slot.chain = EMPTY
+
+    def _common(self, one: Chain, other: Chain) -> int:
+        """Tokens with which both begin."""
+        keys, others = one.keys, other.keys
+        blocks = range(min(len(keys), len(others)))
+        agreed = bisect_left(blocks, True, key=lambda at: keys[at] != others[at])
+        return min(agreed * self.block_size, one.tokens, other.tokens)
