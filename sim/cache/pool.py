@@ -167,7 +167,7 @@ def count_trace_hits(arguments: argparse.Namespace) -> HitCounts:
             return count_radix_hits(records, page_chains(meta, radix.page_size, block_size), radix, usable_blocks)
         if arguments.engine == "llamacpp":
             meta, records = finest_records(reader, 1)
-            return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments))
+            return count_slot_hits(records, Chains(meta, block_size), slot_config(arguments, meta.engine))
         chains = engine_chains(reader.meta, block_size)
         if arguments.object_lru:
             return count_object_hits(hashed_records(reader), chains, usable_blocks)

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 
 from tracefile.records.errors import InputError
+from tracefile.records.schema import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +36,20 @@ class SlotConfig:
         return self.cache_idle_slots and self.cache_ram_tokens != 0
 
 
-def slot_config(arguments: argparse.Namespace) -> SlotConfig:
-    """llama.cpp's settings as given. Raises InputError."""
+def slot_config(arguments: argparse.Namespace, engine: Engine | None) -> SlotConfig:
+    """llama.cpp's settings as given; the number of slots else as the trace's engine told. Raises InputError."""
     given = {name: getattr(arguments, name) for name in SlotConfig.__dataclass_fields__}
+    if given["slots"] is None and engine is not None and engine.name == "llamacpp":
+        given["slots"] = engine.max_num_seqs
     return SlotConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def add_slot_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``SlotConfig``; unset ones are null."""
     group = parser.add_argument_group("llama.cpp", "with --engine llamacpp")
-    group.add_argument("--slots", type=int, metavar="N", help="slots of the server, its --parallel (default 4)")
+    group.add_argument(
+        "--slots", type=int, metavar="N", help="slots, the server's --parallel (default: as the trace tells, else 4)"
+    )
     group.add_argument(
         "--slot-prompt-similarity",
         type=float,

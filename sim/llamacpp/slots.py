@@ -86,7 +86,7 @@ class SlotCache:
         slot.busy, slot.chain, slot.last_used = False, computed, self._ends
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a chain is saved within another, or beyond the bound."""
+        """Raise AssertionError if a saved chain is contained in another, or the prompt cache beyond its bound."""
         bound = self._config.cache_ram_tokens
         assert bound is None or self.saved_tokens <= bound
         for chain in self.saved:

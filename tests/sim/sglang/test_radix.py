@@ -178,7 +178,7 @@ def test_refuses_settings_that_no_engine_has(arguments: list[str], message: str)
 
 
 def test_refuses_settings_of_sglang_for_vllm() -> None:
-    with pytest.raises(InputError, match="expected --engine sglang"):
+    with pytest.raises(InputError, match="--page-size: only with --engine sglang"):
         main(["pool", SIX, "--page-size", "4"])
 
 
