@@ -23,7 +23,8 @@ PORTS = ("8443", "expired", "mutual", "plain", "8444", "8001")
 
 
 def fenced(language: str, containing: str) -> str:
-    return next(block for block in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if containing in block)
+    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return next(block for block in blocks if containing in block)
 
 
 def told() -> dict[str, str]:
