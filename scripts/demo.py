@@ -2,6 +2,7 @@
 
     python -m scripts.demo --engine sim    # on the embedded engine, under three minutes
     python -m scripts.demo --engine vllm   # on a real vLLM on this machine's CPU, about fifteen
+    python -m scripts.demo --url https://gateway/team-a/v1 --ca ca.pem    # on an idle engine that is there
 
 The model is fitted on calibration captures alone (other seeds, other patterns); the session load that the page shows
 is one that the fit never saw. ``--again`` captures that load twice, so that the page can say how far two runs of the
@@ -17,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import httpx
-
+from loadgen.core.request import origin_of
 from scripts import vllm_engine
 from scripts.engine_home import measuring_cores, on_core
-from scripts.job import Command, Workspace
+from scripts.job import Command, Workspace, add_engine_arguments
 from scripts.proxybench.processes import free_port
 
 EngineKind = Literal["sim", "vllm"]
@@ -61,38 +61,40 @@ LOADS: dict[EngineKind, Loads] = {"sim": SIM_LOADS, "vllm": VLLM_LOADS}
 
 
 @contextlib.contextmanager
-def engine(kind: EngineKind, work: Workspace) -> Iterator[str]:
+def engine(kind: EngineKind, work: Workspace, url: str | None = None) -> Iterator[str]:
     """The engine under study, for the length of the ``with`` block; gives its URL."""
-    if kind == "vllm":
+    if url is not None:
+        yield str(origin_of(url))
+    elif kind == "vllm":
         shape = vllm_engine.ModelShape()
         vllm_engine.install(shape)
         print("\n── engine: starting vLLM on this machine's CPU (about a minute)", flush=True)
-        with vllm_engine.running_vllm(shape, work.log("engine")) as url:
-            yield url
+        with vllm_engine.running_vllm(shape, work.log("engine")) as own_url:
+            yield own_url
     else:
         address = f"127.0.0.1:{free_port()}"
         command = ["sim", "serve", "--listen", address, "--block-size", "32", "--num-gpu-blocks", "4096"]
-        with work.serving("engine", command, f"http://{address}") as url:
-            yield url
+        with work.serving("engine", command, f"http://{address}") as own_url:
+            yield own_url
 
 
 def capture(work: Workspace, engine_url: str, name: str, load: str) -> Path:
     """Send one load through a tap in front of the engine; returns the tap's trace."""
     trace = work.path(f"{name}.jsonl.zst")
-    httpx.post(f"{engine_url}/reset_prefix_cache", timeout=30.0).raise_for_status()
+    work.empty_cache(engine_url)
     address = f"127.0.0.1:{free_port()}"
-    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "-o", trace, "--tokenizer", "ids"]
+    tap: Command = ["tap", "--upstream", engine_url, "--listen", address, "-o", trace, "--tokenizer", "ids", *work.way]
     with work.serving(f"{name} tap", tap, f"http://{address}") as tap_url:
         client_trace = work.path(f"{name}-client.jsonl.zst")
-        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split()])
+        work.run(f"{name} load", ["loadgen", "--url", tap_url, "-o", client_trace, *load.split(), *work.way])
     return trace
 
 
-def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
+def run_job(kind: EngineKind, work: Workspace, at: str | None, *, again: bool) -> Path:
     """Run all stages of the main job; returns the page."""
     loads = LOADS[kind]
     labelled: dict[str, Path] = {}
-    with engine(kind, work) as url:
+    with engine(kind, work, at) as url:
         calibrations = [
             capture(work, url, f"calibration-{number}", load) for number, load in enumerate(loads.calibrations, 1)
         ]
@@ -110,10 +112,11 @@ def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
                 *flags,
                 "-o",
                 labelled[name],
+                *work.way,
             ]
             work.run(name, replay)
     model = work.path("model.json")
-    scheduler = ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
+    scheduler = [] if at else ["--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     work.run("fit", ["sim", "fit", *calibrations, *scheduler, "-o", model])
     for name, flags in {"predicted": [], "cold-predicted": ["--cold-prompts"]}.items():
         labelled[name] = work.path(f"{name}.jsonl.zst")
@@ -137,16 +140,18 @@ def run_job(kind: EngineKind, work: Workspace, *, again: bool) -> Path:
 def main() -> int:
     """Run the job and say where its page is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
+    parser.add_argument("--engine", choices=["sim", "vllm"], default="sim", help="with --url: its loads (sim)")
+    add_engine_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="a directory, made anew")
     parser.add_argument("--again", action="store_true", help="capture the session load twice (the A/A yardstick)")
     args = parser.parse_args()
+    work = Workspace.of(args)
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     # The engine, when it is a real one, has a core to itself; everything else shares the other.
-    load_core, _ = measuring_cores() if args.engine == "vllm" else (None, None)
+    load_core, _ = measuring_cores() if args.engine == "vllm" and args.url is None else (None, None)
     with on_core(load_core):
-        page = run_job(args.engine, Workspace(args.out.resolve()), again=args.again)
+        page = run_job(args.engine, work, args.url, again=args.again)
     print(f"\nThe page: {page.as_uri()}")
     return 0
 

@@ -4,6 +4,7 @@ Every stage is one of the project's own commands in its own process, printed as 
 to a log, and a stage that fails shows the end of it.
 """
 
+import argparse
 import contextlib
 import os
 import signal
@@ -16,11 +17,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from engines.access import OPEN, Access, add_access_arguments, read_access
+from engines.control import ControlClient
+from engines.dialect import Dialect
+from engines.recognition import find_dialect
+from tracefile import InputError
+
+ACCESS_FLAGS = ("--api-key-env", "--header-env", "--header", "--ca", "--cert", "--key")
 Command = Sequence[str | Path]
 """One of the project's commands and its arguments."""
 
 READY_TIMEOUT_S = 120.0
+RESET_TIMEOUT_S = 10.0
 LOG_TAIL_LINES = 30
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--url`` and the flags of keys and TLS, for ``Workspace.of``."""
+    parser.add_argument("--url", help="an engine that is there, emptied before each load (default: one of its own)")
+    add_access_arguments(parser, "every request and control call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,30 @@ class Workspace:
     """Folder of a job's traces, logs and page."""
 
     directory: Path
+    way: Sequence[str] = ()
+    """Flags of keys and TLS, for every command that talks to the engine."""
+    access: Access = OPEN
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Workspace":
+        """The folder ``--out``, with the way to ``--url``; exits if that is bad."""
+        given = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in ACCESS_FLAGS}
+        pairs = [(flag, value) for flag, value in given.items() if isinstance(value, str)]
+        pairs += [(flag, value) for flag, values in given.items() if isinstance(values, list) for value in values]
+        try:
+            access = read_access(args, url=args.url)
+        except InputError as error:
+            sys.exit(f"error: {error}")
+        return cls(args.out.resolve(), [word for pair in pairs for word in pair], access)
+
+    def empty_cache(self, url: str) -> None:
+        """Reset the engine's prefix cache, once no request holds a block; exits if that fails."""
+        try:
+            with ControlClient(url, self.access) as control:
+                control.resolve_model("auto")
+                _reset(control, find_dialect(control, "auto").dialect)
+        except InputError as error:
+            sys.exit(f"error: {error}")
 
     def path(self, name: str) -> Path:
         """A file of the job."""
@@ -76,6 +115,19 @@ class Workspace:
         path = self.directory / "logs" / f"{stage.replace(' ', '-')}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _reset(control: ControlClient, dialect: Dialect) -> None:
+    deadline = time.monotonic() + RESET_TIMEOUT_S
+    if dialect.reset_cache is None:
+        raise InputError(f"--url: {control.url}: {dialect.name} has no cache reset; expected an engine with one")
+    while True:
+        try:
+            return dialect.reset_cache(control)
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 def module_command(command: Command) -> list[str]:

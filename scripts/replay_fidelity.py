@@ -16,7 +16,7 @@ from typing import Any
 
 from scripts.demo import capture, engine
 from scripts.engine_home import measuring_cores, on_core
-from scripts.job import Command, Workspace
+from scripts.job import Command, Workspace, add_engine_arguments
 
 LOAD = (
     "--pattern multiturn --turns 4 --rate 0.4 --number 40 --seed 21 --think 0.2s:1.0s"
@@ -38,7 +38,7 @@ def run_replays(work: Workspace, url: str, replays: Sequence[str]) -> dict[str, 
     for name in replays:
         traces[name] = work.path(f"{name}.jsonl.zst")
         source: Command = ["replay", traces["captured"], "--url", url, "--replay-sessions"]
-        work.run(name, [*source, *REPLAYS[name], "-o", traces[name]])
+        work.run(name, [*source, *REPLAYS[name], "-o", traces[name], *work.way])
     return traces
 
 
@@ -75,14 +75,15 @@ def main() -> int:
     """Run it and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["sim", "vllm"], default="vllm")
+    add_engine_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("out/fidelity"), help="a directory, made anew")
     parser.add_argument("--replays", default=",".join(REPLAYS), metavar="LIST", help="which (%(default)s)")
     args = parser.parse_args()
+    work = Workspace.of(args)
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
-    work = Workspace(args.out.resolve())
-    load_core, _ = measuring_cores()
-    with on_core(load_core), engine(args.engine, work) as url:
+    load_core, _ = measuring_cores() if args.url is None else (None, None)
+    with on_core(load_core), engine(args.engine, work, args.url) as url:
         traces = run_replays(work, url, args.replays.split(","))
     print("\n".join(table(compare(work, traces))))
     return 0

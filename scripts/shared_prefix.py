@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from loadgen.core.request import origin_of
 from scripts.engine_home import measuring_cores, on_core
-from scripts.fidelity.engines import empty_cache, engine
+from scripts.fidelity.engines import engine
 from scripts.fidelity.loads import EngineSettings
-from scripts.job import Workspace
+from scripts.job import Workspace, add_engine_arguments
 from sim.fit.schedule import seen_tokens
 from tracefile import load_trace
 
@@ -33,7 +34,7 @@ HIDDEN, LAYERS = 128, 2
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--url", help="an engine that is there (default: a vLLM of its own)")
+    add_engine_arguments(made)
     made.add_argument("--answers", type=int, nargs="+", default=[4, 8, 16, 32], metavar="N", help="at once (4 8 16 32)")
     made.add_argument("--prefix-tokens", type=int, default=2000, metavar="P", help="behind each (%(default)s)")
     made.add_argument("--output-tokens", type=int, default=200, metavar="T", help="of each (%(default)s)")
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 def engine_at(url: str | None, work: Workspace) -> Iterator[str]:
     """The engine to measure."""
     if url is not None:
-        yield url
+        yield str(origin_of(url))
         return
     with engine("vllm", work, EngineSettings(HIDDEN, LAYERS)) as own_url:
         yield own_url
@@ -75,11 +76,11 @@ def measure(args: argparse.Namespace, url: str, work: Workspace) -> list[tuple[i
     for number in range(args.rounds):
         for answers in args.answers:
             for kind, flags in prompts.items():
-                empty_cache(url)
+                work.empty_cache(url)
                 trace = work.path(f"{kind}-{answers}-{number}.jsonl.zst")
                 load = f"--pattern burst --burst-size {answers} --number {answers} --burst-every 1s --seed {number}"
                 more = f"--output-tokens {args.output_tokens} -o {trace} --overwrite"
-                work.run(f"{kind} {answers}", ["loadgen", "--url", url, *f"{load} {flags} {more}".split()])
+                work.run(f"{kind} {answers}", ["loadgen", "--url", url, *f"{load} {flags} {more}".split(), *work.way])
                 found.setdefault((answers, kind), []).append(step_ms(trace))
     middle = {key: statistics.median(times_ms) for key, times_ms in found.items()}
     return [(answers, middle[answers, "shared"], middle[answers, "own"]) for answers in args.answers]
@@ -99,7 +100,7 @@ def main() -> int:
     """Measure and print."""
     args = parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that the engine is stopped too
-    work = Workspace(args.out.resolve())
+    work = Workspace.of(args)
     work.directory.mkdir(parents=True, exist_ok=True)
     load_core, _ = measuring_cores()
     with on_core(load_core if args.url is None else None), engine_at(args.url, work) as url:
