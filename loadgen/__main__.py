@@ -22,6 +22,7 @@ from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse
 from loadgen.core.request import origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, output_of, run_flags
 from loadgen.datasets import DATASETS
+from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (
     CLOSED_PARALLEL,
@@ -156,6 +157,8 @@ def parse_dataset(text: str) -> tuple[str, Path | None]:
         raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
     if not path:
         raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
+    if name == "trie" and path in SHIPPED:
+        return name, shipped_path(path)
     if not Path(path).exists():
         raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
     return name, Path(path)
@@ -312,9 +315,17 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     )
 
 
+SHIPPED_HELP = f"sessions from a file (random: none); with kvtape come trie:{', trie:'.join(SHIPPED)}"
+
+
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("dataset", f"NAME is one of {', '.join(DATASETS)}").add_argument
-    add("--dataset", default=RANDOM, metavar="NAME:PATH", help="sessions from a file (random: none)")
+    add(
+        "--dataset",
+        default=RANDOM,
+        metavar="NAME:PATH",
+        help=f"sessions from a file (random: none; trie:{', trie:'.join(SHIPPED)} come with kvtape)",
+    )
     add("--dataset-offset", type=int, default=0, metavar="N", help="skip the first N sessions of the file (0)")
     add("--min-turns", type=int, metavar="N", help="skip shorter sessions (random: fewest turns)")
     add("--max-turns", type=int, metavar="N", help="cut longer sessions (random: most turns)")
