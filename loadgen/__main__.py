@@ -145,7 +145,7 @@ def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | 
     if parallel is None and args.parallel_sessions is None:
         parallel = CLOSED_PARALLEL
     if number is None and args.duration is None and dataset_path is None:
-        number = CLOSED_ROUNDS * (args.parallel_sessions or parallel)
+        number = max(1, CLOSED_ROUNDS * (args.parallel_sessions or parallel) // _group_size(args))
     return number, parallel
 
 

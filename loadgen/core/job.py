@@ -12,13 +12,14 @@ DIGEST_BITS = 256
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part of a run's sessions: those with index ≡ ``index`` mod ``count``."""
+    """Part of a run's sessions: groups with number ≡ ``index`` mod ``count``; a session is a group of its own, if none
+    shares its first prompt."""
 
     index: int
     count: int
 
-    def has(self, session: int) -> bool:
-        return session % self.count == self.index
+    def has(self, group: int) -> bool:
+        return group % self.count == self.index
 
 
 WHOLE = Shard(0, 1)

@@ -181,8 +181,7 @@ class LoadConfig:
         """Most shards of which each has sessions, now and then all at once; null: any number."""
         if self.pattern == "calibration":
             return 1
-        sessions = None if self.number is None else self.number * self.group_size
-        return min((bound for bound in (sessions, self.sessions_at_once) if bound is not None), default=None)
+        return min((bound for bound in (self.number, self.sessions_at_once) if bound is not None), default=None)
 
     @property
     def requests_at_once(self) -> int | None:

@@ -91,16 +91,17 @@ class Workload:
                 continue
             if left > 1:
                 in_use[group] = entry, left - 1
-            if self.shard.has(index):
+            if self.shard.has(group):
                 yield place_session(self.config, entry, index, int(number), int(due_us))
 
     def _places(self) -> Iterator[tuple[Positions, Positions, Counts]]:
         """Chunks of the shard's sessions: their order of arrival in the whole run, numbers, and due times."""
         start = 0
         for numbers, due_us in placed(self.config):
-            first = (self.shard.index - start) % self.shard.count
-            indices = np.arange(start + first, start + len(due_us), self.shard.count, dtype=np.uint64)
-            yield indices, numbers[first :: self.shard.count], due_us[first :: self.shard.count]
+            # By groups: what one session shares with another is then known where it is sent.
+            groups = numbers // np.uint64(self.config.group_size)
+            own = np.flatnonzero(groups % np.uint64(self.shard.count) == self.shard.index)
+            yield (own + start).astype(np.uint64), numbers[own], due_us[own]
             start += len(due_us)
 
     def survey(self) -> Survey:

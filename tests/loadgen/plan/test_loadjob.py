@@ -101,10 +101,13 @@ def starts(plan: Iterable[Send], services: list[int]) -> list[float]:
     return started
 
 
-def test_prompts_of_all_shards_share_as_many_keys_as_tokens() -> None:
-    config = replace(CONFIG, prefix_count=2, prefix_tokens=21, prompt_tokens=LengthDistribution(5, 9))
+@pytest.mark.parametrize(("group", "shares"), [(1, {0, 21}), (3, {0, 21, 26, 27, 28, 29, 30})])
+def test_prompts_of_all_shards_share_as_many_keys_as_tokens(group: int, shares: set[int]) -> None:
+    config = replace(
+        CONFIG, prefix_count=2, prefix_tokens=21, prompt_tokens=LengthDistribution(5, 9), number=12, group_size=group
+    )
     records: list[Record] = []
-    prompts: dict[str, TokenIds] = {}
+    prompts: dict[RequestId, TokenIds] = {}
     for index in range(2):
         queue = deque(replace(job(config), branches=True).open(Shard(index, 2)).plan())
         while queue:
@@ -117,7 +120,7 @@ def test_prompts_of_all_shards_share_as_many_keys_as_tokens() -> None:
             records.append(send.describe(answer))
     keys = {record.request_id: np.array(record.block_hashes, np.uint64) for record in tokenwise(records, 16)}
     shared = {(one, other): common_prefix(prompts[one], prompts[other]) for one in prompts for other in prompts}
-    assert {count for (one, other), count in shared.items() if one != other} >= {0, 21}
+    assert {count for (one, other), count in shared.items() if one != other} >= shares
     for (one, other), count in shared.items():
         size = min(len(keys[one]), len(keys[other]))
         assert np.flatnonzero(keys[one][:size] != keys[other][:size])[:1].tolist() == [count][: count < size]
