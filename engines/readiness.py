@@ -64,7 +64,7 @@ def target_words(url: str, model: str | None, facts: EngineFacts, found: Readine
     words = [url, f"model {model or 'unknown'}", f"{dialect.name}{version}{evidence and f' ({evidence})'}"]
     words.append(f"engine blocks of {engine.block_size or 'unknown size'}")
     if found.reports_cached is None and dialect.cached_setting:
-        words.append(f"cached tokens reported with {dialect.cached_setting}")
+        words.append(f"cached tokens only if started with {dialect.cached_setting}")
     if found.has_reset is False:
         words.append(f"no cache reset{f' ({dialect.reset_setting})' if dialect.reset_setting else ''}")
     return words

@@ -17,7 +17,7 @@ from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
 from engines.readiness import readiness_notes, readiness_of, target_words, unreported
-from engines.recognition import Recognised, dialect_notes, find_dialect, recognition_notes
+from engines.recognition import Recognised, find_dialect, recognition_notes
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
 from loadgen.core.bodyfields import read_body_fields
@@ -36,8 +36,8 @@ from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines
 from loadgen.text.spoken import Api
 from loadgen.text.targettext import NO_TARGET, TargetText, examine_conversations, learn_target
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
-from measure.wording import rounded_hits
 from replay.capture import captured_of, read_kept
+from replay.checks import advance_notes, require_adapters, require_hashes
 from replay.config import ReplayApi, ReplayConfig, parse_loras
 from replay.expansion import Expansion
 from replay.fidelity import Account, Fidelity, account_lines, account_of, fidelity_lines, fidelity_notes, fidelity_of
@@ -313,48 +313,6 @@ def sent_earlier(config: ReplayConfig) -> int:
         return 0
     history = (last_header(config.trace).workload or Workload()).extra.get(HISTORY, [])
     return int(history[-1]["kept"]) if history else 0
-
-
-def require_hashes(survey: Survey, config: ReplayConfig) -> None:
-    """Raise InputError if the run needs the trace's block hashes and there are none."""
-    if survey.has_hashes:
-        return
-    if config.replay_sessions:
-        raise InputError(f"{survey.path}: block_hashes: none; expected a trace with hashes for --replay-sessions")
-    if not config.cold_prompts:
-        raise InputError(
-            f"{survey.path}: block_hashes: none; expected a trace with hashes, or --cold-prompts to share nothing"
-        )
-
-
-def require_adapters(survey: Survey, found: Recognised, config: ReplayConfig) -> None:
-    """Raise InputError for an adapter that the engine does not know by its captured name."""
-    for lora in sorted(survey.loras):
-        if found.dialect.lora_needs_map and lora not in config.loras:
-            raise InputError(f"--lora-map: nothing for {lora!r}; expected {lora}=… as {found.dialect.name} knows it")
-        adapter = config.loras.get(lora, lora)
-        if adapter:
-            found.dialect.lora("", adapter)
-    unused = sorted(set(config.loras) - survey.loras)
-    if unused:
-        raise InputError(f"--lora-map: {unused[0]!r} is not in the trace; expected one of {sorted(survey.loras)}")
-
-
-def advance_notes(survey: Survey, dialect: Dialect, config: ReplayConfig) -> list[str]:
-    notes = dialect_notes(dialect)
-    if config.speedup != 1.0:
-        notes.append(
-            f"--speedup {config.speedup:g}: arrivals and pauses are that much closer, answers are not: "
-            "what is still cached when a prefix comes again differs from the capture"
-        )
-    if config.repeat > 1 and survey.span_ms == 0.0 and not config.closed_loop:
-        notes.append(f"--repeat {config.repeat}: the trace has no duration, so all its rounds are sent at once")
-    if survey.beyond_limit:
-        notes.append(f"{survey.beyond_limit} answers of the trace are longer than their own max_tokens; kept as long")
-    exact = survey.meta.hash is not None and survey.meta.hash.branches and config.api == "completions"
-    if survey.hits_inside_blocks and not config.cold_prompts and not exact:
-        notes.append(rounded_hits(survey.hits_inside_blocks, survey.block_size))
-    return notes
 
 
 def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str]:

@@ -98,7 +98,7 @@ def test_the_start_line_has_the_engine_and_what_it_lacks() -> None:
         "model tiny",
         "vllm 0.32.0 (as /v1/models says)",
         "engine blocks of 32",
-        "cached tokens reported with --enable-prompt-tokens-details",
+        "cached tokens only if started with --enable-prompt-tokens-details",
         "no cache reset (VLLM_SERVER_DEV_MODE=1)",
     ]
     unknown = target_words("http://h:1", None, read_facts("", "", ""), Readiness(OPENAI), "no evidence")

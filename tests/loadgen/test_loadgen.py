@@ -157,6 +157,39 @@ def test_a_closed_loop_keeps_so_many_in_flight(engine: Any, tmp_path: Path) -> N
     assert 3 <= len(load_trace(tmp_path / "u")[1]) <= 18
 
 
+def test_a_url_alone_says_all_before_the_first_request(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine.running, engine.waiting, engine.has_reset, engine.reports_cached = 2, 1, False, False
+    monkeypatch.setattr("loadgen.__main__.run_job", lambda config: pytest.fail(capsys.readouterr().err))
+    with pytest.raises(pytest.fail.Exception) as before:
+        main(["--url", engine.url])
+    assert str(before.value).splitlines() == [
+        f"loadgen: {engine.url} · model scripted · vllm 9.9 (its metrics are vllm:…) · engine blocks of 16 · "
+        "cached tokens only if started with --enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · "
+        "prompts of token ids · hashes of 16-token blocks · closed loop · 32 sessions · at most 4 in flight · seed 0 · "
+        "to loadgen.jsonl.zst",
+        "loadgen: note: the engine is not idle: 2 requests running, 1 waiting before the first; times and hits will "
+        "not be this load's alone",
+    ]
+    assert not [path for path in engine.paths if path.startswith("POST")]
+    assert engine.seen == []
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["--url", engine.url, "--number", "4"]) == 0
+    out, err = capsys.readouterr()
+    # The first responses tell what no call before them could.
+    assert err.splitlines()[2:] == [
+        "warning: the engine reports no cached tokens: hits stay unknown; start vllm with "
+        "--enable-prompt-tokens-details"
+    ]
+    assert out.startswith("closed loop: 4 sent in ")
+    assert "  trace               loadgen.jsonl.zst\n" in out
+    meta, records = load_trace("loadgen.jsonl.zst")
+    assert (len(records), meta.workload and meta.workload.pattern) == (4, "closed loop")
+
+
 def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
     summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS])
     assert summary["sent"] == 18

@@ -17,7 +17,8 @@ from engines.sglang import SGLANG
 from engines.trtllm import TENSORRT_LLM
 from engines.vllm import VLLM
 from loadgen.core.draws import ORDINARY
-from replay.__main__ import cache_probe, main, require_adapters
+from replay.__main__ import cache_probe, main
+from replay.checks import require_adapters
 from replay.survey import survey_trace
 from tests.jsonoutput import json_of
 from tracefile import BlockHash, InputError, load_trace

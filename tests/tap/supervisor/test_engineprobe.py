@@ -79,8 +79,8 @@ def test_a_resumed_trace_keeps_its_tokenizer(lab: Any, before: str) -> None:
 def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
     found, _ = probed(lab, VLLM, {"prompt": [7]}, block_size=None)
     assert found.line == (
-        "model tiny · vllm 0.32.0 · engine blocks of 32 · cached tokens reported with --enable-prompt-tokens-details · "
-        "no cache reset (VLLM_SERVER_DEV_MODE=1) · tokenizer engine"
+        "model tiny · vllm 0.32.0 · engine blocks of 32 · cached tokens only if started with "
+        "--enable-prompt-tokens-details · no cache reset (VLLM_SERVER_DEV_MODE=1) · tokenizer engine"
     )
     assert list(found.notes) == [
         "the engine is not idle: 2 requests running, 0 waiting before the first; times and hits will not be this "
