@@ -7,15 +7,15 @@ neighbour a step sooner or later. The search reads the report, so it never count
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mode
 from typing import Any
 
-from measure.table import table_lines
 from sim.fit.capturedschedule import CapturedSchedule, reconstruct
+from sim.fit.differences import Difference, difference_lines
+from sim.fit.radixaudit import RadixAudit, add_radix_arguments, audit_radix, describe_radix, radix_settings
 from sim.fit.schedule import Admitted, Reconstruction
 from sim.vllm.config import EngineConfig, add_engine_flags, engine_overrides
 from sim.vllm.settings import settle
@@ -23,24 +23,12 @@ from sim.workload.arrivals import Arrival, plan_arrivals
 from sim.workload.chain import is_private
 from tracefile.files.reading import load_trace
 from tracefile.records.errors import USAGE_ADVICE, InputError
+from tracefile.records.schema import Meta, Record
 
-_SHOWN = 20
 MOST_RUNS = 400
 """Of other orders, in all: then the rest stays unexplained."""
 _NEIGHBOURS = 4
 _SHIFTS = (1, -1, 2, -2)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A request whose two counts differ."""
-
-    request_id: str
-    reported: int
-    predicted: int | None
-    """None: the rules never admit it."""
-    preemptions: int
-    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every difference")
     add_engine_flags(parser)
+    add_radix_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,15 +68,27 @@ def run(arguments: argparse.Namespace) -> int:
     least = arguments.min_exact_share
     if least is not None and not 0.0 <= least <= 1.0:
         raise InputError(f"--min-exact-share: {least}; expected a share from 0 to 1")
-    audit = audit_trace(arguments.trace, engine_overrides(arguments))
-    found = {**asdict(audit), "exact_share": audit.exact_share}
-    print(json.dumps(found) if arguments.json else describe(audit, arguments.trace))
+    audit, described = _audited(arguments)
+    print(json.dumps({**asdict(audit), "exact_share": audit.exact_share}) if arguments.json else described)
     return int(least is not None and audit.exact_share < least)
+
+
+def _audited(arguments: argparse.Namespace) -> tuple[Audit | RadixAudit, str]:
+    """Return the audit by the rules of the capture's engine, and its description."""
+    meta, records = load_trace(arguments.trace)
+    if meta.engine is not None and meta.engine.name == "sglang":
+        radix = audit_radix(meta, records, radix_settings(meta.engine, arguments))
+        return radix, describe_radix(radix, str(arguments.trace))
+    audit = audit_loaded(arguments.trace, meta, records, engine_overrides(arguments))
+    return audit, describe(audit, arguments.trace)
 
 
 def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
     """Reconstruct the schedule of the trace at ``path`` and compare. Raises InputError for an unfit trace."""
-    meta, records = load_trace(path)
+    return audit_loaded(path, *load_trace(path), overrides)
+
+
+def audit_loaded(path: Path, meta: Meta, records: Sequence[Record], overrides: dict[str, Any]) -> Audit:
     settings = settle({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:
@@ -135,15 +136,7 @@ def describe(audit: Audit, path: Path) -> str:
         + (f" (assumed: {', '.join(audit.assumed)})" if audit.assumed else ""),
         f"{audit.requests - audit.misplaced:,} first tokens in the step they were seen in",
     ]
-    if audit.differences:
-        rows = [
-            [one.request_id[:32], f"{one.reported:,}", f"{one.predicted or 0:,}", one.cause]
-            for one in audit.differences[:_SHOWN]
-        ]
-        lines += table_lines(["request", "reported", "rules", "cause"], rows, "<>><")
-        more = Counter(one.cause for one in audit.differences[_SHOWN:])
-        lines += [f"and {count} more: {cause}" for cause, count in more.most_common()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *difference_lines(audit.differences)])
 
 
 def explain(arrivals: Sequence[Arrival], engine: EngineConfig, found: Reconstruction) -> list[Difference]:

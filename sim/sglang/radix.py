@@ -77,6 +77,16 @@ class RadixTree:
             above.last_access = self._tick()
         return node
 
+    def matching(self, keys: Sequence[int], tokens: int) -> int:
+        """Length of the longest cached prefix of the first ``tokens``; nothing is cut or touched."""
+        node = self.root
+        while node.end < tokens and (child := self._child(node, keys)):
+            agreed = self._agree(child, keys, tokens)
+            if agreed < child.end:
+                return agreed
+            node = child
+        return node.end
+
     def insert(self, keys: Sequence[int], tokens: int) -> RadixNode:
         """Cache the first ``tokens`` of a chain; the node where they end. What is cached already is touched."""
         node = self.root
