@@ -18,8 +18,9 @@ test: $(VENV)/ready            ## every test that needs no real engine
 test-vllm: $(VENV)/ready       ## the tests against a real vLLM (KVTAPE_VLLM=http://host:port uses a running one)
 	$(PY) -m scripts.vllm_engine test
 
-test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_LLAMACPP=http://host:port uses a running one)
+test-engines: $(VENV)/ready    ## the tests against other real engines (KVTAPE_LLAMACPP, KVTAPE_SGLANG_URL=http://host:port: a running one)
 	$(PY) -m scripts.llama_engine test
+	$(PY) -m scripts.sglang_engine test
 
 test-ray: $(VENV)/ready        ## the tests that start a Ray cluster on this machine
 	$(PY) -m pytest -m ray

@@ -46,7 +46,7 @@ class ControlClient:
             raise InputError(f"--url: {self.url}/v1/models: {failure}")
         listed = first_model(response.text)
         if listed is None:
-            raise InputError(f"--model: {self.url}/v1/models names none; expected --model NAME")
+            raise InputError(f"--model: {self.url}/v1/models names none; expected --model NAME (mlx_lm: default_model)")
         return listed
 
     def facts(self) -> EngineFacts:

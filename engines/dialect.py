@@ -124,6 +124,8 @@ class Dialect:
     chat_constant: Mapping[str, Any] = field(default_factory=dict)
     chat_stream_without: frozenset[str] = frozenset()
     """Fields of ``chat_constant`` that a streamed chat must leave out."""
+    responses_headroom: int = 0
+    """Tokens by which an output of ``/v1/responses`` is shorter than ``max_output_tokens``."""
     exact_lengths: bool = True
     """True: the output's length can be set exactly."""
     returns_ids: bool = True

@@ -72,5 +72,6 @@ SGLANG = Dialect(
     lora=adapter_behind_model,
     chat_lengths=BOTH_LENGTHS,
     chat_constant=WITH_IDS,
+    responses_headroom=2,
     chat_stream_without=frozenset({"return_token_ids"}),
 )

@@ -53,6 +53,7 @@ from loadgen.runs.summary import print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
 from loadgen.text.targettext import TargetText
+from measure.wording import NOTHING_CACHED
 from tracefile import InputError, load_key
 from tracefile.commandline.durations import duration, seconds
 from tracefile.commandline.ending import run_command
@@ -434,6 +435,9 @@ def _notes(outcome: RunOutcome, config: LoadConfig) -> list[str]:
             "lengths taken from the dataset's texts are estimated at 4 bytes a token; --tokenizer PATH makes them "
             "exact, --output-tokens says them"
         )
+    repeats = config.prefix_tokens or not config.single_turns
+    if repeats and outcome.tally.cached_reported and not outcome.tally.cached_tokens:
+        notes.append(f"cached tokens: {NOTHING_CACHED.format(outcome.tally.cached_reported)}")
     unknown = outcome.tally.without_output_hashes
     if config.api == "completions" and not config.single_turns and unknown:
         notes.append(

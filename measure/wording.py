@@ -101,6 +101,12 @@ def duration(value_ms: float) -> str:
     return f"{value_ms / 1e3:.3g} s"
 
 
+NOTHING_CACHED = (
+    "0 in all {} reports, though prompts repeat earlier ones; the prefix cache is off, or the engine reports a constant"
+)
+"""Reason to doubt hits; its number: requests that report them."""
+
+
 def rounded_hits(hits: int, block_size: int) -> str:
     """Return a note on hits that end inside the trace's blocks, as those of a token-granular cache do."""
     return (

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from measure.wording import NOTHING_CACHED
 from replay.capture import Captured
 from replay.survey import Survey
 from tracefile import InputError, Record
@@ -90,8 +91,13 @@ def fidelity_notes(fidelity: Fidelity, *, cold: bool, output_substitution: bool)
     if cold and fidelity.answered > fidelity.cached_reported:
         silent = fidelity.answered - fidelity.cached_reported
         notes.append(f"the engine reported no cached tokens for {silent} requests: that they were cold is not verified")
+    if fidelity.cached_reported and not fidelity.cached_nonzero and fidelity.substituted_blocks and not cold:
+        notes.append(f"cached tokens: {NOTHING_CACHED.format(fidelity.cached_reported)}")
     if fidelity.without_hashes and not cold:
-        notes.append(f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing")
+        notes.append(
+            f"{fidelity.without_hashes} requests have no hashes in the capture and were sent sharing nothing; "
+            "a tap with --tokenizer PATH records hashes of text"
+        )
     if fidelity.without_ids and not cold and output_substitution:
         notes.append(
             f"the engine returned no token ids for {fidelity.without_ids} answers: the next turns cannot hit them"

@@ -55,6 +55,8 @@ class TextCounts:
     longer: int = 0
     """Prompts without room for the template's end in their tail."""
     longer_tokens: int = 0
+    outgrown: int = 0
+    """Prompts whose earlier messages alone are longer than the capture's prompt."""
     template_blocks: int = 0
     """Leading blocks within the template, of all prompts."""
     continued: int = 0
@@ -82,6 +84,11 @@ def text_notes(counts: TextCounts) -> list[str]:
         notes.append(
             f"{counts.longer} prompts are {counts.longer_tokens} tokens longer in all: behind their last block was no "
             "room for the chat template's end"
+        )
+    if counts.outgrown:
+        notes.append(
+            f"{counts.outgrown} prompts are longer than captured: earlier outputs came back as more tokens than were "
+            "generated (some engines repeat the prompt in the output)"
         )
     if counts.template_blocks:
         notes.append(
@@ -167,8 +174,11 @@ class TextReplay:
         if not len(said):  # the template alone is as long as the prompt was
             said = numbers[-1:]
         longer = start + len(said) + ending - len(numbers)
-        self.counts.longer += longer > 0
-        self.counts.longer_tokens += longer
+        if start > len(numbers) and len(conversation) > 1:
+            self.counts.outgrown += 1
+        else:
+            self.counts.longer += longer > 0
+            self.counts.longer_tokens += longer
         return Fitted(start, said)
 
     def _user(self, numbers: TokenIds) -> SentMessage:

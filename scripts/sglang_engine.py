@@ -134,15 +134,21 @@ def main() -> int:
     """Install, serve or test, as the first argument says."""
     args, rest = engine_parser(__doc__, HOME).parse_known_args()
     shape = ModelShape()
-    actions = EngineActions(
-        home=HOME,
-        install=lambda: install(shape),
-        running=lambda log, port, extra: running_sglang(shape, log, port=port, extra=extra),
-        marker="engines",
-        variable="KVTAPE_SGLANG_URL",
-        tests=["tests/engines/test_real_sglang.py"],
-    )
-    return act(actions, args, rest)
+
+    def actions(*more: str) -> EngineActions:
+        return EngineActions(
+            home=HOME,
+            install=lambda: install(shape),
+            running=lambda log, port, extra: running_sglang(shape, log, port=port, extra=(*extra, *more)),
+            marker="engines",
+            variable="KVTAPE_SGLANG_URL",
+            tests=["tests/e2e/test_sglang.py"],
+        )
+
+    if args.action != "test":
+        return act(actions(), args, rest)
+    # Pages of one token, SGLang's default, and of as many as a block of a trace.
+    return act(actions(), args, rest) or act(actions("--page-size", "16"), args, rest)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def take_choice(completion: Completion, choice: Choice, texts: list[str]) -> int
     """Add one choice's part; returns how many tokens it carried. Text and ids are kept of the first choice alone."""
     message = choice.delta or choice.message
     text = choice.text or (content_text(message) if message else "")
-    token_ids = choice.token_ids
+    token_ids = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if not choice.index:
         texts.append(text)
         if choice.finish_reason:

@@ -71,6 +71,8 @@ class Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    response_token_ids: list[int] | None = None
+    """``token_ids`` by SGLang's name in whole chats."""
 
 
 class Event(msgspec.Struct, gc=False):

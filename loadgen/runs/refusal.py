@@ -99,7 +99,17 @@ def _refused_prompt(control: ControlClient, model: str, vocabulary: Vocabulary, 
         )
     if plain.refusal:
         return f"--url: {control.url}: {plain.refusal}"
-    return f"--url, --model: the engine refuses /v1/completions (HTTP {plain.status}); expected an engine serving it"
+    return _refused_ids(control, model, plain.status)
+
+
+def _refused_ids(control: ControlClient, model: str, status: int) -> str:
+    text = control.post("/v1/completions", msgspec.json.encode({"model": model, "prompt": "a", "max_tokens": 1}))
+    if text.is_success:
+        return (
+            f"--api completions: the engine takes text, no token ids (HTTP {status}); expected --api chat, with "
+            "--tokenizer PATH for exact lengths"
+        )
+    return f"--url, --model: the engine refuses /v1/completions (HTTP {status}); expected an engine serving it"
 
 
 def _refused_field(control: ControlClient, model: str, asked: Asked) -> str | None:

@@ -370,7 +370,7 @@ def _outcome(ended: Ended, completion: Completion, *, stream: bool) -> tuple[Sta
         return "error", f"http_{ended.status}"
     if completion.error_kind is not None:
         return "error", completion.error_kind
-    if stream and not completion.done:
+    if stream and not completion.done and completion.finish_reason is None:
         return "upstream_abort", "no_end_of_stream"
     return "ok", None
 

@@ -172,7 +172,8 @@ SPOKEN: Mapping[TextApi, Callable[[Sequence[SentMessage]], dict[str, Any]]] = {
 
 
 def _response(max_tokens: int, dialect: Dialect) -> dict[str, Any]:
-    fields: dict[str, Any] = {"max_output_tokens": max_tokens, "temperature": 0, "store": False}
+    asked = max_tokens + dialect.responses_headroom
+    fields: dict[str, Any] = {"max_output_tokens": asked, "temperature": 0, "store": False}
     if dialect.name == "vllm":
         # Its own fields: past the end of the response, and the tokens of both sides with the last event.
         fields |= {"ignore_eos": True, "enable_response_messages": True}

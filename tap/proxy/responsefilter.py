@@ -92,7 +92,7 @@ MAX_EVENT_BYTES = 32 << 20
 MAX_CHOICES = 1000
 """Choices of an event or body from which ids are removed; each may cost 10 µs of the event loop."""
 
-ID_MEMBERS = frozenset({"prompt_token_ids", "token_ids"})
+ID_MEMBERS = frozenset({"prompt_token_ids", "token_ids", "response_token_ids"})
 _ABSENT = msgspec.Raw()
 _NULL = b"null"
 
@@ -105,6 +105,8 @@ class _Choice(msgspec.Struct):
     finish_reason: msgspec.Raw = _ABSENT
     token_ids: msgspec.Raw = _ABSENT
     prompt_token_ids: msgspec.Raw = _ABSENT
+    response_token_ids: msgspec.Raw = _ABSENT
+    """SGLang's name in whole chats."""
 
 
 class _Event(msgspec.Struct):
@@ -119,7 +121,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 # A quote inside a JSON string has a backslash before it, so these find members of such names only, at whatever depth.
 _VLLM_IDS = re.compile(rb'token_ids":\[[\d,]*\]')
-_SGLANG_IDS = re.compile(rb',"(?:prompt_)?token_ids":(?:\[[\d,]*\]|null)')
+_SGLANG_IDS = re.compile(rb',"(?:prompt_|response_)?token_ids":(?:\[[\d,]*\]|null)')
 
 
 class ResponseFilter:
@@ -245,7 +247,8 @@ def count_ids(event: _Event, *, nulls: bool) -> int:
     """Return the number of members with token ids in the places where engines put them; ``nulls`` count too if set."""
     count = int(_holds_ids(event.prompt_token_ids, nulls=nulls))
     for choice in event.choices or ():
-        count += _holds_ids(choice.token_ids, nulls=nulls) + _holds_ids(choice.prompt_token_ids, nulls=nulls)
+        members = (choice.token_ids, choice.prompt_token_ids, choice.response_token_ids)
+        count += sum(_holds_ids(member, nulls=nulls) for member in members)
     return count
 
 

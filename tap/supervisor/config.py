@@ -333,6 +333,12 @@ def check_injection(config: TapConfig, facts: EngineFacts) -> None:
             "expected --dialect"
         )
     checked_injection(sorted(config.inject), spoken)
+    if spoken == "sglang" and "token-ids" in config.inject and config.tokenizer == "ids":
+        print(
+            "tap: --inject token-ids: SGLang gives no ids with streamed chats, which are recorded without hashes; "
+            "--tokenizer engine, or a path, hashes them",
+            file=sys.stderr,
+        )
 
 
 def _block_size(config: TapConfig, facts: EngineFacts) -> int:

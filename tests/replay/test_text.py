@@ -211,3 +211,14 @@ def test_cold_words_hit_nothing(sim_server: str, chats: Path, tmp_path: Path) ->
     out = tmp_path / "t.jsonl"
     assert replay([str(chats), "--url", sim_server, "--api", "chat", "-o", str(out), "--cold-prompts"]) == 0
     assert {record.cached_tokens for record in load_trace(out)[1]} == {0}
+
+
+def test_an_output_that_repeats_the_prompt_is_told_from_a_template_without_room() -> None:
+    maker = text_replay()
+    first = captured("a", [1, 2], 10, output=2, output_hashes=[3])
+    before = sent(maker, first)
+    echo = Response(Record(request_id=first.request_id, output_tokens=40), 0.0, None, None, "many words")
+    before.settle(echo)
+    sent(maker, captured("b", [1, 2, 3], 14), Exchange(first, before, echo))
+    assert maker.counts.outgrown == 1
+    assert "earlier outputs came back as more tokens than were generated" in text_notes(maker.counts)[-1]

@@ -3,7 +3,7 @@
 import pytest
 
 from wire.answer import parse_answer
-from wire.completion import BodyRead, Completion
+from wire.completion import BodyRead, Completion, parse_whole
 
 CHAT_ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT_WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -57,6 +57,12 @@ def test_token_ids_count_where_the_engine_sends_them_even_without_text() -> None
     completion = parsed(reads((10, first), (20, second)), stream=True)
     assert (completion.first_token_ns, completion.first_tokens, completion.gap_tokens) == (10, 2, [1])
     assert (completion.token_ids, completion.prompt_token_ids) == ([5, 6, 7], [1, 2])
+
+
+def test_sglangs_name_of_the_ids_in_whole_chats() -> None:
+    body = b'{"choices":[{"message":{"content":"ab"},"prompt_token_ids":[1,2],"response_token_ids":[3,4]}]}'
+    completion = parse_whole(body)
+    assert (completion.prompt_token_ids, completion.token_ids) == ([1, 2], [3, 4])
 
 
 def test_all_choices_count_and_the_first_is_kept() -> None:

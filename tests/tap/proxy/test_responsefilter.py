@@ -214,6 +214,8 @@ def test_sglang_gets_its_members_cut_and_keeps_its_nulls() -> None:
         assert filtered([asked[:at], asked[at:]], BOTH, "sglang") == sglang_stream(usage=False, ids=False)
     whole = b'{"choices": [{"token_ids": [1], "prompt_token_ids": [2], "index": 0}], "usage": {}}'
     assert ResponseFilter(BOTH, "sglang").whole(whole) == b'{"choices": [{"index": 0}], "usage": {}}'
+    chat = b'{"choices":[{"index":0,"prompt_token_ids":[2],"response_token_ids":[1,3]}]}'
+    assert ResponseFilter(BOTH, "sglang").whole(chat) == b'{"choices":[{"index":0}]}'
 
 
 def test_older_vllm_announces_usage_by_nulls() -> None:

@@ -1,0 +1,82 @@
+"""The whole way on a real SGLang: load through the tap, replay, and the rules of its radix cache beside both."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import RunTap
+from tracefile import load_trace
+
+URL = os.environ.get("KVTAPE_SGLANG_URL", "")
+REQUESTS = 36
+LOAD = (
+    *("--pattern", "multiturn", "--turns", "3", "--number", "12", "--parallel-sessions", "4", "--seed", "5"),
+    *("--prefix-count", "2", "--prefix-tokens", "1000", "--prompt-tokens", "50:150", "--output-tokens", "20:60"),
+)
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(not URL, reason="KVTAPE_SGLANG_URL does not name a running SGLang"),
+    pytest.mark.timeout(300),
+]
+
+
+def told(folder: Path, *words: str) -> Any:
+    """The JSON that a command of ours tells; it must end well."""
+    environment = os.environ | {"KVTAPE_KEY_FILE": str(folder / "key")}
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--json"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sglang")
+
+
+@pytest.fixture(scope="module")
+def page_size() -> int:
+    found: int = httpx.get(f"{URL}/server_info").json()["page_size"]
+    return found
+
+
+def test_a_load_through_the_tap_is_captured_to_the_token(folder: Path, run_tap: RunTap, page_size: int) -> None:
+    httpx.post(f"{URL}/flush_cache").raise_for_status()
+    with run_tap(URL, folder / "tap.jsonl", "--tokenizer", "ids") as url:
+        run = told(folder, "loadgen", "--url", url, "-o", str(folder / "load.jsonl"), *LOAD)
+    assert run["statuses"] == {"ok": REQUESTS}
+    for name in ("tap", "load"):
+        meta, records = load_trace(folder / f"{name}.jsonl")
+        assert meta.engine is not None
+        assert (meta.block_size, meta.engine.name, meta.engine.block_size) == (16, "sglang", page_size)
+        assert meta.hash is not None
+        assert meta.hash.branches == (True if page_size < 16 else None)
+        assert len(records) == REQUESTS
+        audit = told(folder, "sim", "audit", str(folder / f"{name}.jsonl"))
+        assert [each for each in audit["differences"] if not each["cause"].startswith("order:")] == []
+
+
+@pytest.mark.parametrize(("name", "flags"), [("tap", ["--reset-cache"]), ("load", [])])
+def test_a_replay_hits_what_the_capture_hit(folder: Path, name: str, flags: list[str]) -> None:
+    replayed = told(
+        *(folder, "replay", str(folder / f"{name}.jsonl"), "--url", URL),
+        *("-o", str(folder / "replay.jsonl"), "--overwrite", "--replay-sessions", *flags),
+    )
+    assert replayed["fidelity"]["cached_exact"] == REQUESTS
+
+
+def test_cold_prompts_hit_nothing(folder: Path) -> None:
+    out = folder / "cold.jsonl"
+    told(
+        *(folder, "replay", str(folder / "tap.jsonl"), "--url", URL),
+        *("-o", str(out), "--overwrite", "--replay-sessions", "--cold-prompts"),
+    )
+    assert {record.cached_tokens for record in load_trace(out)[1]} == {0}
