@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.warmstart import WARM, WarmPopen
+from tests.warmstart import STARTERS, WARM, WarmPopen
 
 # A slow machine is no finding, and CI must say the same of the same commit; a developer's run explores.
 settings.register_profile("explore", deadline=None)
@@ -24,6 +24,8 @@ settings.load_profile("ci" if "CI" in os.environ else "explore")
 # Some containers forbid compiled modules; then each worker and each process that a test starts would compile them anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Workers keep all cores busy: threads of linear algebra would only wait for one another, and use a core for that.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -41,16 +43,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
             collecting = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with collecting:
-            subprocess.run(
-                [sys.executable, str(folder / "sim" / "compile_kernels.py")], check=True, stdout=subprocess.DEVNULL
-            )
+            command = [sys.executable, "-m", "tests.sim.compile_kernels"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder.parent)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_children() -> Iterator[None]:
     """Child processes of what runs in this process are forked with their modules: see ``tests.warmstart``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wire.process.subprocess", WARM)
+        for name in STARTERS:
+            patch.setattr(f"{name}.subprocess", WARM)
         yield
 
 

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from inspect import signature
 from subprocess import CompletedProcess
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
-import wire.process
 from wire.process import PROJECT_ROOT, module_command, module_environment
 
 STATUS = struct.Struct("<qi")
@@ -50,7 +49,7 @@ def nursery() -> socket.socket:
             started = subprocess.Popen(
                 module_command("tests.warmstart", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
-                env=module_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # a process that forks has one thread
+                env=module_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # what forks must have one thread
                 start_new_session=True,
             )
         atexit.register(_leave, _nursery, started)
@@ -144,21 +143,31 @@ class WarmPopen(subprocess.Popen[Any]):
         return STATUS.unpack(told) if told else (self.pid, signal.SIGKILL)
 
 
+def warm_subprocess() -> ModuleType:
+    """The module ``subprocess`` with ``WarmPopen`` in it, which its ``run`` uses, too."""
+    spec = find_spec("subprocess")
+    assert spec is not None
+    assert spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    kept = {name: getattr(subprocess, name) for name in ("CalledProcessError", "CompletedProcess", "TimeoutExpired")}
+    vars(made).update(kept, Popen=WarmPopen)
+    return made
+
+
+WARM = warm_subprocess()
+STARTERS = ("wire.process", "scripts.job")
+"""Modules whose processes are warm in tests: of the product's children, and of the scripts' commands."""
+
+
 def run_warm(*command: str | os.PathLike[str], timeout: float = 150, **settings: Any) -> CompletedProcess[str]:
     """``python -m`` with this command, run to its end."""
     settings.setdefault("env", module_environment())
     line = [sys.executable, "-m", *map(str, command)]
-    with WarmPopen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings) as process:
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            raise
-    return CompletedProcess(line, process.returncode, out, err)
-
-
-WARM = SimpleNamespace(Popen=WarmPopen, DEVNULL=subprocess.DEVNULL)
-"""``subprocess`` for ``wire.process``."""
+    done: CompletedProcess[str] = WARM.run(
+        line, capture_output=True, text=True, timeout=timeout, check=False, **settings
+    )
+    return done
 
 
 def current_umask() -> int:
@@ -272,7 +281,9 @@ def end(code: int) -> NoReturn:
 
 def start_warm() -> None:
     """Let the children of the product's own processes come from the nursery, too."""
-    setattr(wire.process, "subprocess", WARM)  # noqa: B010 - not to be had by its name
+    for name in STARTERS:
+        if name in sys.modules:
+            vars(sys.modules[name])["subprocess"] = WARM
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +11,10 @@ import msgspec
 import pytest
 
 from sim.__main__ import main
+from tests.warmstart import run_warm
 from tracefile import InputError, Record, TraceWriter
+from wire.process import module_environment
 
-ROOT = Path(__file__).parent.parent.parent.parent
 SEED = 5
 
 
@@ -147,14 +146,8 @@ def changed(record: Record, cached_tokens: int) -> Record:
 
 def pressure(directory: Path, *flags: str) -> list[dict[str, Any]]:
     """Run ``scripts/pressure.py``, whose gate is 98 % exact; its results."""
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.pressure", "--out", str(directory / "out"), *flags],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "KVTAPE_KEY_FILE": str(directory / "key")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environment = module_environment() | {"KVTAPE_KEY_FILE": str(directory / "key")}
+    done = run_warm("scripts.pressure", "--out", directory / "out", *flags, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     results: list[dict[str, Any]] = json.loads((directory / "out" / "results.json").read_text())
     return results
