@@ -21,14 +21,13 @@ from loadgen.core.draws import Vocabulary
 from loadgen.core.lengths import FORMS, LengthDistribution, parse_lengths, parse_pause
 from loadgen.core.request import origin_of, session_headers
 from loadgen.core.runflags import add_target_arguments, output_of, run_flags
-from loadgen.datasets import DATASETS
-from loadgen.datasets.shipped import SHIPPED, shipped_path
+from loadgen.datasets import DATASETS, RANDOM, parse_dataset
+from loadgen.datasets.shipped import SHIPPED
 from loadgen.plan.arrivals import read_rate_series
 from loadgen.plan.config import (
     CLOSED_PARALLEL,
     CLOSED_PATTERNS,
     CLOSED_ROUNDS,
-    RANDOM,
     STAGED_PARALLEL,
     STAGED_PROMPT,
     USUAL_GROUP,
@@ -64,6 +63,7 @@ EPILOG = """\
 Exit status: 0 done; 1 no request ended well; 2 bad input; 130 cut short by Ctrl-C or SIGTERM (what is in flight is
 recorded as client_abort, the trace is complete). The same seed and flags make the same load on every machine.
 "loadgen selftest" measures the rate and the timing accuracy of loadgen on this machine, without an engine.
+"loadgen build-dataset" cuts a dataset's sessions once, for runs that start at once.
 "--pattern calibration" is the load whose capture "sim fit" and "sim calibrate" learn an engine's step times from.
 """
 
@@ -73,6 +73,10 @@ def main(argv: Sequence[str]) -> int:
         from loadgen.selftest.command import main as selftest  # noqa: PLC0415 - no run needs it
 
         return selftest(argv[1:])
+    if argv[:1] == ["build-dataset"]:
+        from loadgen.datasets.building import main as build  # noqa: PLC0415 - no run needs it
+
+        return build(argv[1:])
     return run_load(parse_config(argv))
 
 
@@ -150,21 +154,6 @@ def _bounds(args: argparse.Namespace, dataset_path: Path | None) -> tuple[int | 
     return number, parallel
 
 
-def parse_dataset(text: str) -> tuple[str, Path | None]:
-    name, _, path = text.partition(":")
-    if name == RANDOM and not path:
-        return RANDOM, None
-    if name not in DATASETS:
-        raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
-    if not path:
-        raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
-    if name == "trie" and path in SHIPPED:
-        return name, shipped_path(path)
-    if not Path(path).exists():
-        raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
-    return name, Path(path)
-
-
 def parse_rate(text: str | None) -> tuple[float | None, float | None]:
     if text is None:
         return None, None
@@ -219,7 +208,7 @@ def _turns(args: argparse.Namespace, dataset_path: Path | None) -> tuple[LengthD
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="loadgen", description=__doc__, epilog=EPILOG, commands=["selftest"])
+    parser = Parser(prog="loadgen", description=__doc__, epilog=EPILOG, commands=["selftest", "build-dataset"])
     add_target_arguments(parser)
     _add_timing(parser)
     _add_bounds(parser)

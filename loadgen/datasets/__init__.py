@@ -1,12 +1,19 @@
 """Datasets for loads: one module and one function for each format."""
 
+from pathlib import Path
+
 from loadgen.datasets.aiperf import read_aiperf
 from loadgen.datasets.openaimessages import read_messages
 from loadgen.datasets.session import Dataset
 from loadgen.datasets.sharegpt import read_sharegpt
+from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.datasets.swesmith import read_swe_smith
 from loadgen.datasets.traces import read_trace
 from loadgen.datasets.trie import read_trie
+from tracefile import InputError
+
+RANDOM = "random"
+"""Sessions drawn by the flags alone, from no file."""
 
 DATASETS: dict[str, Dataset] = {
     "sharegpt": Dataset(read_sharegpt, has_texts=True),
@@ -22,4 +29,21 @@ DATASETS: dict[str, Dataset] = {
 }
 """Every dataset that is a file, by the name that ``--dataset NAME:PATH`` calls it."""
 
-__all__ = ["DATASETS", "Dataset"]
+
+def parse_dataset(text: str) -> tuple[str, Path | None]:
+    """Return a dataset's name and file, of ``NAME:PATH``; raises InputError."""
+    name, _, path = text.partition(":")
+    if name == RANDOM and not path:
+        return RANDOM, None
+    if name not in DATASETS:
+        raise InputError(f"--dataset: {text!r}; expected {RANDOM}, or NAME:PATH with NAME one of {', '.join(DATASETS)}")
+    if not path:
+        raise InputError(f"--dataset: {name} without a file; expected {name}:PATH")
+    if name == "trie" and path in SHIPPED:
+        return name, shipped_path(path)
+    if not Path(path).exists():
+        raise InputError(f"--dataset: {path}: not there; expected a file of sessions")
+    return name, Path(path)
+
+
+__all__ = ["DATASETS", "RANDOM", "Dataset", "parse_dataset"]

@@ -37,13 +37,18 @@ class BuiltTurn(msgspec.Struct):
 def read_swe_smith(path: Path, options: DatasetOptions) -> Iterator[DatasetSession]:
     """Sessions of long enough trajectories, or of conversations built already."""
     for index, (where, row) in enumerate(rows(path)):
-        found = decode(row, dict[str, msgspec.Raw], where, EXPECTED)
-        if "conversations" in found:
-            yield from _built(bytes(found["conversations"]), where, options.max_turns)
-            continue
-        texts = [text for text in _texts(found, where) if text]
-        if session := _cut(texts, options, index):
-            yield session
+        yield from row_sessions(row, where, options, index)
+
+
+def row_sessions(row: bytes, where: str, options: DatasetOptions, index: int) -> Iterator[DatasetSession]:
+    """Sessions of the file's row number ``index``: of a trajectory one, or none where it is too short."""
+    found = decode(row, dict[str, msgspec.Raw], where, EXPECTED)
+    if "conversations" in found:
+        yield from _built(bytes(found["conversations"]), where, options.max_turns)
+        return
+    texts = [text for text in _texts(found, where) if text]
+    if session := _cut(texts, options, index):
+        yield session
 
 
 def _built(conversations: bytes, where: str, most: int | None) -> Iterator[DatasetSession]:

@@ -11,7 +11,7 @@ from loadgen.core.draws import ORDINARY, Vocabulary
 from loadgen.core.lengths import LengthDistribution
 from loadgen.core.request import SESSION_HEADER
 from loadgen.core.runflags import ONE_PROCESS, RunFlags
-from loadgen.datasets import DATASETS, Dataset
+from loadgen.datasets import DATASETS, RANDOM, Dataset
 from loadgen.text.spoken import Api
 from tracefile import InputError
 
@@ -26,7 +26,6 @@ CLOSED_PARALLEL = 4
 CLOSED_ROUNDS = 8
 """Sessions for each one at a time, where no flag bounds a closed loop."""
 CHANGING: tuple[Pattern, ...] = ("staircase", "ramp", "series")
-RANDOM = "random"
 ONE_TURN = LengthDistribution(1, 1)
 USUAL_PROMPT = LengthDistribution(256, 256)
 USUAL_GROUP = 8

@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 import pytest
 
-from loadgen.__main__ import parse_dataset
+from loadgen.datasets import parse_dataset
 from loadgen.datasets.session import ESTIMATED, DatasetOptions
 from loadgen.datasets.shipped import SHIPPED, shipped_path
 from loadgen.datasets.trie import read_trie

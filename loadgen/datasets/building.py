@@ -1,0 +1,165 @@
+"""``loadgen build-dataset``: a dataset's sessions cut once, for runs that start at once and need no tokenizer.
+
+A dataset with texts becomes one object ``{"conversations": [[{"messages": [...]}, …], …]}``, which ``swe-smith:`` (and
+evalscope's ``swe_smith``) reads; one with lengths, such as any trace, becomes rows of a trie workload.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from loadgen.core.lengths import LengthDistribution, parse_lengths
+from loadgen.datasets import DATASETS, parse_dataset
+from loadgen.datasets.rows import rows
+from loadgen.datasets.session import ESTIMATED, DatasetOptions, DatasetSession, TokenizerLengths
+from loadgen.datasets.swesmith import row_sessions
+from loadgen.text.tokenizer import LocalTokenizer
+from tracefile import InputError
+from tracefile.commandline.parser import Parser
+from tracefile.commandline.progress import counted
+from tracefile.files.writing import write_lines
+from tracefile.importers.trie import TrieRow
+
+DEFAULT_NUMBER = 128
+ROWS_A_TASK = 8
+
+Row = tuple[int, str, bytes]
+"""Number in its file, place for errors, JSON text."""
+
+
+def parser() -> Parser:
+    made = Parser(prog="loadgen build-dataset", description=__doc__.partition("\n")[0].partition(": ")[2])
+    made.add_argument("dataset", metavar="NAME:PATH", help="swe-smith's trajectories, or a dataset of lengths")
+    made.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help="file of the sessions; .gz and .zst compress"
+    )
+    made.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    made.add_argument("--number", type=int, metavar="N", help=f"sessions (texts: {DEFAULT_NUMBER}; lengths: all)")
+    made.add_argument("--tokenizer", type=Path, metavar="PATH", help="counts tokens (default: 4 bytes a token)")
+    made.add_argument("--first-turn-length", metavar="N", help="swe-smith: tokens of the first turn (65000)")
+    made.add_argument("--subsequent-turn-length", metavar="N", help="swe-smith: tokens of later turns (500)")
+    made.add_argument("--min-turns", type=int, metavar="N", help="fewest turns of a session (1)")
+    made.add_argument("--max-turns", type=int, metavar="N", help="most turns; swe-smith draws between the two")
+    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths and turns (0)")
+    made.add_argument("--workers", type=int, default=1, metavar="N", help="processes that count tokens (1)")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command."""
+    args = parser().parse_args(argv)
+    name, path = parse_dataset(args.dataset)
+    if path is None:
+        raise InputError(f"--dataset: {name}: drawn by its flags at every run; expected a dataset with a file")
+    for flag, value in (("--number", args.number), ("--workers", args.workers), ("--min-turns", args.min_turns)):
+        if value is not None and value < 1:
+            raise InputError(f"{flag} {value}; expected 1 or more")
+    has_texts = DATASETS[name].has_texts
+    if has_texts and not DATASETS[name].cuts_turns:
+        raise InputError(f"--dataset: {name}: texts are read as they are; expected swe-smith, or a dataset of lengths")
+    lines = _conversations(args, path) if has_texts else _workload(args, name, path)
+    write_lines(args.output, lines, inputs=[path], overwrite=args.overwrite)
+    return 0
+
+
+def _conversations(args: Namespace, path: Path) -> Iterator[bytes]:
+    """One object with the sessions of enough trajectories, in the file's order, however many workers there are."""
+    number = args.number or DEFAULT_NUMBER
+    settings = _Settings.of(args)
+    found = list(islice(counted(_sessions(settings, path, args.workers), "sessions"), number))
+    if len(found) < number:
+        raise InputError(f"{path}: {len(found)} sessions of that length; expected {number}, or a smaller --number")
+    turns = [[{"messages": [quoted.message for quoted in turn.quoted]} for turn in session] for session in found]
+    yield msgspec.json.encode({"conversations": turns}) + b"\n"
+
+
+def _workload(args: Namespace, name: str, path: Path) -> Iterator[bytes]:
+    """Rows of a trie workload."""
+    options = _Settings.of(args).options()
+    sessions = (
+        session[: args.max_turns]
+        for session in DATASETS[name].read(path, options)
+        if len(session) >= (args.min_turns or 1)
+    )
+    for session in islice(counted(sessions, "sessions"), args.number):
+        yield msgspec.json.encode(_row(session)) + b"\n"
+
+
+def _row(session: DatasetSession) -> TrieRow:
+    outputs = [turn.output_tokens or 1 for turn in session]
+    later = session[1:]
+    return TrieRow(
+        num_turns=len(later),
+        input_prompt_length=session[0].new_tokens or 1,
+        assistant_response_length=outputs[:-1],
+        tool_call_output_length=[turn.new_tokens or 1 for turn in later],
+        tool_call_latency=[(turn.think_ms or 0.0) / 1000 for turn in later],
+        final_assistant_response_length=outputs[-1],
+    )
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    """Settings that a worker needs, for its process to make the tokenizer from."""
+
+    tokenizer: str | None
+    seed: int
+    min_turns: int | None
+    max_turns: int | None
+    first_turn_tokens: LengthDistribution | None
+    subsequent_turn_tokens: LengthDistribution | None
+
+    @staticmethod
+    def of(args: Namespace) -> "_Settings":
+        return _Settings(
+            None if args.tokenizer is None else str(args.tokenizer),
+            args.seed,
+            args.min_turns,
+            args.max_turns,
+            _lengths("--first-turn-length", args.first_turn_length),
+            _lengths("--subsequent-turn-length", args.subsequent_turn_length),
+        )
+
+    def options(self) -> DatasetOptions:
+        return DatasetOptions(
+            lengths=ESTIMATED if self.tokenizer is None else _tokenizer(self.tokenizer),
+            counts_outputs=False,
+            seed=self.seed,
+            min_turns=self.min_turns,
+            max_turns=self.max_turns,
+            first_turn_tokens=self.first_turn_tokens,
+            subsequent_turn_tokens=self.subsequent_turn_tokens,
+        )
+
+
+def _lengths(flag: str, text: str | None) -> LengthDistribution | None:
+    return None if text is None else parse_lengths(flag, text, minimum=1, whole=True)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: str) -> TokenizerLengths:
+    return TokenizerLengths(LocalTokenizer(Path(path)))
+
+
+def _sessions(settings: _Settings, path: Path, workers: int) -> Iterator[DatasetSession]:
+    numbered = ((index, where, row) for index, (where, row) in enumerate(rows(path)))
+    if workers == 1:
+        options = settings.options()
+        yield from chain.from_iterable(row_sessions(row, where, options, index) for index, where, row in numbered)
+        return
+    # Not forked: a tokenizer's threads do not survive it.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        while task := list(islice(numbered, 2 * workers * ROWS_A_TASK)):
+            parts = [task[at : at + ROWS_A_TASK] for at in range(0, len(task), ROWS_A_TASK)]
+            for done in [pool.submit(_task, settings, part) for part in parts]:
+                yield from done.result()
+
+
+def _task(settings: _Settings, task: Sequence[Row]) -> list[DatasetSession]:
+    options = settings.options()
+    return [session for index, where, row in task for session in row_sessions(row, where, options, index)]
