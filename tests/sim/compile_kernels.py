@@ -31,5 +31,6 @@ if __name__ == "__main__":
         run = ["run", TRACE, "--latency-model", str(model), "-o", f"{folder}/predicted.jsonl"]
         misses = ["misses", TRACE, "--num-gpu-blocks", "100"]  # the kernels of `sim pool`, too
         commands = [pool.submit(main, command) for command in (run, misses, ["curve", TRACE])]
-        for done in (*commands, pool.submit(take_steps)):
-            done.result()
+        pool.submit(take_steps).result()
+        for command in commands:
+            command.result()
