@@ -130,6 +130,7 @@ class EngineActions:
     marker: str  # of the tests that need the engine
     variable: str  # environment variable with the base URL of a running one, for those tests
     tests: Sequence[str] = ()  # files of those tests; none: all that have the marker
+    test_flags: Sequence[str] = ()  # of the engine, for its tests
     test_environment: Mapping[str, str] | None = None  # further variables for tests on an engine started here
 
 
@@ -167,5 +168,5 @@ def run_tests(actions: EngineActions, pytest_arguments: Sequence[str]) -> int:
     actions.install()
     environment = {**os.environ, **(actions.test_environment or {})}
     print(f"Starting {actions.home.title} ...", flush=True)
-    with actions.running(actions.home.directory / "test-server.log", 0, ()) as url:
+    with actions.running(actions.home.directory / "test-server.log", 0, actions.test_flags) as url:
         return subprocess.run(command, env=environment | {actions.variable: url}, check=False).returncode
