@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _conversations(args: Namespace, path: Path) -> Iterator[bytes]:
-    """One object with the sessions of enough trajectories, in the file's order, however many workers there are."""
+    """Yield an object of enough trajectories' sessions, in the file's order, however many workers there are."""
     number = args.number or DEFAULT_NUMBER
     settings = _Settings.of(args)
     found = list(islice(counted(_sessions(settings, path, args.workers), "sessions"), number))
