@@ -20,6 +20,8 @@ IN_FLIGHT: Final = 4
 """Requests of OFFERED that have not ended."""
 NOT_INJECTED: Final = 5
 """Requests that ``--inject`` left unchanged, and responses that passed with its additions."""
+UNRECORDED: Final = 6
+"""POSTs that were only relayed: their path is of no generation that is known."""
 CELLS: Final = 8
 CELL_BYTES: Final = 8
 

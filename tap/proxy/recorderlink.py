@@ -18,6 +18,7 @@ from tap.ipc.workercounts import (
     QUEUE_FULL,
     RECORDER_OFF,
     SENT,
+    UNRECORDED,
     WorkerCounts,
 )
 from tap.proxy.sidecopy import CopyBudget, SideCopy
@@ -64,6 +65,9 @@ class RecorderLink:
 
     def count_not_injected(self) -> None:
         self._cells[NOT_INJECTED] += 1
+
+    def count_unrecorded(self) -> None:
+        self._cells[UNRECORDED] += 1
 
     def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         """Hand over a finished exchange, or count its loss. Never waits, never raises."""

@@ -60,8 +60,11 @@ class Relays:
         return relay
 
     def new_copy(self, head: RequestHead, base_path: bytes) -> SideCopy | None:
-        endpoint = recorded_endpoint(base_path + head.target) if head.method == b"POST" else None
+        if head.method != b"POST":
+            return None
+        endpoint = recorded_endpoint(base_path + head.target)
         if endpoint is None:
+            self.link.count_unrecorded()
             return None
         self.in_flight += 1
         return SideCopy(

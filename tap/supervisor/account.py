@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tap.ipc.exchange import Progress
-from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, WorkerCounts
+from tap.ipc.workercounts import DROP_CELLS, NOT_INJECTED, OFFERED, SENT, UNRECORDED, WorkerCounts
 from tracefile.records.errors import InputError
 
 TRUSTED_SHARE = 0.99
@@ -28,6 +28,8 @@ class Account:
     sampled_out: int = 0
     not_injected: int = 0
     """Requests and responses that ``--inject`` left unchanged."""
+    unrecorded: int = 0
+    """POSTs, not among the offered, to paths that are only relayed."""
     hashed: int = 0
     prompt_counts_checked: int = 0
     prompt_counts_matched: int = 0
@@ -41,6 +43,8 @@ class Account:
 
     def line(self) -> str:
         line = f"{self.recorded} of {self.offered} requests recorded"
+        if self.unrecorded and not self.offered:
+            line += f" ({self.unrecorded} POSTs to other paths than /v1/… were relayed alone)"
         if self.moved:
             line += f" ({self.moved} in files that were moved away)"
         if self.sampled_out:
@@ -95,6 +99,7 @@ class Ledger:
         return Account(
             offered=cells[OFFERED],
             not_injected=cells[NOT_INJECTED],
+            unrecorded=cells[UNRECORDED],
             recorded=progress.recorded,
             moved=progress.moved,
             sampled_out=progress.sampled_out,

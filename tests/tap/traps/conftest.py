@@ -135,8 +135,13 @@ class KeptCopies:
     exchanges: list[ExchangeCopy] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
+    unrecorded: int = 0
+
     def begin(self) -> int:
         return 1
+
+    def count_unrecorded(self) -> None:
+        self.unrecorded += 1
 
     def submit(self, side: SideCopy, end_ns: int, outcome: Status, error_kind: str | None) -> None:
         if side.dropped is not None:

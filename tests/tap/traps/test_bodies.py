@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tap.supervisor.account import Account
+
 NEXT = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnext"
 
 
@@ -54,6 +56,25 @@ def test_a_head_without_any_length_asked_for_by_head_ends_there(rig: Any) -> Non
             assert await client.exactly(len(answer)) == answer
             await client.write(b"GET / HTTP/1.1\r\nHost: t\r\n\r\n")
             assert await client.exactly(len(NEXT)) == NEXT
+
+    rig.run(scenario())
+
+
+def test_posts_that_are_relayed_alone_are_counted(rig: Any) -> None:
+    async def upstream(peer: Any) -> None:
+        while True:
+            await peer.head()
+            await peer.write(NEXT)
+
+    async def scenario() -> None:
+        async with rig.tap(upstream) as tap:
+            client = await tap.connect()
+            for path in (b"POST /tokenize", b"POST /predict", b"GET /predict", b"POST /completion"):
+                await client.write(path + b" HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n")
+                assert await client.exactly(len(NEXT)) == NEXT
+            assert (tap.copies.unrecorded, len(tap.copies.exchanges)) == (2, 1)
+        line = Account(unrecorded=2).line()
+        assert line.startswith("0 of 0 requests recorded (2 POSTs to other paths than /v1/… were relayed alone);")
 
     rig.run(scenario())
 
