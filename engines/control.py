@@ -130,6 +130,8 @@ def reset_prefix_cache(control: Control, dialect: Dialect, probe: bytes) -> str 
     if reset is None:
         able = ", ".join(name for name, other in DIALECTS.items() if other.reset_cache is not None)
         raise InputError(f"--reset-cache: not known how with --dialect {dialect.name}; expected {able}")
+    if dialect.has_reset(control) is False:
+        reset(control)  # raises with its reason, before the probe's blocks are in the cache for good
     _cached_tokens(control, dialect, probe)
     if dialect.displace is not None:
         dialect.displace(control)

@@ -241,10 +241,10 @@ class LlamaCpp(StrictEngine):
         return super().get(path)
 
     def post(self, path: str) -> Json | None:
+        if path.startswith("/slots/") and not self.saves:
+            raise NotSupported
         if path not in {"/slots/0?action=erase", "/slots/1?action=erase"}:
             return None
-        if not self.saves:
-            raise NotSupported
         if path.startswith("/slots/1"):
             self.cache.prefixes = set(self.displaced)
         return {"id_slot": 0, "n_erased": 1}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main as loadgen
-from replay.__main__ import main
+from replay.__main__ import main, stem_of
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of
 from tests.replay.conftest import write_key
@@ -133,7 +133,10 @@ def test_cold_prompts_that_hit_are_told(
 ) -> None:
     for name in ("a", "b"):  # the same nonce: the second run is the first one again
         assert replay(other_engine, captured, tmp_path / name, "--cold-prompts", "--nonce", "same") == 0
-    assert "not cold: 18 requests of 18 hit" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "  cold: 18 of 18 requests hit nothing\n" in out
+    assert "  cold: 0 of 18 requests hit nothing\n" in out
+    assert "not cold: 18 requests of 18 hit" in out
 
 
 def test_open_loop_keeps_the_recorded_times(captured: Path, other_engine: Any, tmp_path: Path) -> None:
@@ -209,6 +212,40 @@ def test_a_bad_trace_is_refused_before_anything_is_sent(other_engine: Any, tmp_p
     with pytest.raises(InputError, match=":2: block_hashes: 2; expected at most"):
         replay(other_engine, source, tmp_path / "t", "--replay-sessions")
     assert other_engine.paths == []
+
+
+def test_a_trace_and_a_url_are_enough(
+    captured: Path,
+    other_engine: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stem = captured.name.partition(".")[0]
+    for name in (f"{stem}-replay.jsonl.zst", f"{stem}-replay-2.jsonl.zst"):
+        capsys.readouterr()
+        assert main([str(captured), "--url", other_engine.url, "--limit", "2", "--nonce", "one"]) == 0
+        assert len(load_trace(name)[1]) == 2
+        out, err = capsys.readouterr()
+        assert f"  trace               {name}\n" in out
+        assert f" · 2 requests of {captured.name}, hashes of 16-token blocks · replay · nonce one · to {name}\n" in err
+    with pytest.raises(InputError, match="--resume: without --output; expected the trace to go on with"):
+        main([str(captured), "--url", other_engine.url, "--resume"])
+
+
+@pytest.mark.parametrize(
+    ("source", "stem"),
+    [
+        ("monday.jsonl.zst", "monday"),
+        ("a/b/v1.2.jsonl.gz", "v1.2"),
+        ("BurstGPT_1.csv", "BurstGPT_1"),
+        ("days.parquet", "days"),
+        ("/var/lib/kvtape", "kvtape"),
+    ],
+)
+def test_a_replay_is_named_after_its_trace(source: str, stem: str) -> None:
+    assert stem_of(Path(source)) == stem
 
 
 def test_without_hashes_only_a_cold_replay_is_honest(other_engine: Any, tmp_path: Path) -> None:

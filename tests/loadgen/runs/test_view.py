@@ -1,5 +1,6 @@
 """What people see of a run: literal screens at several widths, and a real terminal that is left as it was found."""
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -15,8 +16,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loadgen.runs.progress import ShardStatus, Status
-from loadgen.runs.view import View, status_line
+from loadgen.runs.progress import RunProgress, ShardStatus, Status
+from loadgen.runs.view import View, status_line, watched
 from tests.warmstart import WarmPopen
 from tracefile import load_trace
 from tracefile.commandline.progress import clock
@@ -161,7 +162,10 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
 
     command = [sys.executable, "-m", "loadgen", "--url", engine.url, "-o", str(tmp_path / "t.jsonl")]
     process = subprocess.Popen(
-        [*command, *("--pattern", "constant", "--rate", "20", "--number", "1000", "--procs", "2")],
+        [
+            *command,
+            *("--pattern", "constant", "--rate", "20", "--number", "1000", "--procs", "2", "--log-interval", "0.1s"),
+        ],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -171,6 +175,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
     try:
         # The panel redraws itself: it goes up by as many lines as it has, and writes over them.
         said = read_until(ours, rb"(?s)in flight.*\x1b\[1A.*in flight", process)
+        said += read_until(ours, " · in flight [0-9]+ · done 0 ".encode(), process)
         os.write(ours, b"\x03")
         said += read_until(ours, rb"workload +[0-9a-f]{64}", process)
         assert process.wait(timeout=30) == 130
@@ -184,6 +189,28 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
     assert b"in flight" not in summary
     assert termios.tcgetattr(theirs) == before
     assert len(load_trace(tmp_path / "t.jsonl")[1]) == len(engine.seen)
+
+
+def test_progress_lines_come_at_the_interval_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    class Progress(RunProgress):
+        def __init__(self) -> None:
+            self.told = 0
+
+        def status(self) -> Status:
+            self.told += 1
+            return STATUS
+
+    async def watching(interval_s: float | None, lines: int) -> str:
+        progress = Progress()
+        async with watched(progress, None, interval_s):
+            await asyncio.sleep(0.05)
+            while progress.told < lines:
+                await asyncio.sleep(0.01)
+        return capsys.readouterr().err
+
+    assert asyncio.run(watching(0.01, 3)).splitlines()[:3] == [status_line(STATUS)] * 3
+    assert asyncio.run(watching(0.0, 0)) == ""
+    assert asyncio.run(watching(None, 0)) == ""  # ten seconds, where stderr is no terminal
 
 
 def test_a_log_gets_no_control_codes(engine: Any, tmp_path: Path) -> None:
