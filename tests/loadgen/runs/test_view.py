@@ -164,7 +164,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
     process = subprocess.Popen(
         [
             *command,
-            *("--pattern", "constant", "--rate", "20", "--number", "1000", "--procs", "2", "--log-interval", "0.1s"),
+            *["--pattern", "constant", "--rate", "20", "--number", "1000", "--procs", "2", "--log-interval", "0.1s"],
         ],
         stdin=theirs,
         stdout=theirs,
@@ -194,18 +194,20 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(engine: Any, tmp_path: Path, t
 def test_progress_lines_come_at_the_interval_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     class Progress(RunProgress):
         def __init__(self) -> None:
-            self.told = 0
+            self.told, self.thrice = 0, asyncio.Event()
 
         def status(self) -> Status:
             self.told += 1
+            if self.told == 3:
+                self.thrice.set()
             return STATUS
 
     async def watching(interval_s: float | None, lines: int) -> str:
         progress = Progress()
         async with watched(progress, None, interval_s):
+            if lines:
+                await progress.thrice.wait()
             await asyncio.sleep(0.05)
-            while progress.told < lines:
-                await asyncio.sleep(0.01)
         return capsys.readouterr().err
 
     assert asyncio.run(watching(0.01, 3)).splitlines()[:3] == [status_line(STATUS)] * 3
