@@ -43,6 +43,10 @@ class Response(NamedTuple):
     def text(self) -> str:
         return self.content.decode("utf-8", "replace")
 
+    @property
+    def status_text(self) -> str:
+        return self.refusal or f"HTTP {self.status}"
+
     def failure(self, expected: str) -> str:
         """Return the error of a response without success."""
         return self.refusal or f"HTTP {self.status}; expected {expected}"

@@ -3,11 +3,14 @@
 Every call is harmless: no generation, so that no block enters the prefix cache or leaves it.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.dialect import Control, Dialect
 from engines.facts import EngineFacts
+from wire.dialing import ProxyError, proxy_of
+from wire.url import parse_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ def readiness_notes(found: Readiness) -> list[str]:
     return notes
 
 
+def page_notes(facts: EngineFacts) -> list[str]:
+    """Return a note on the first page of the engine that could not be read, with the variable of its key."""
+    return [] if facts.problem is None else [f"{facts.problem}; the engine's settings on it stay unknown"]
+
+
 def unreported(dialect: Dialect) -> str:
     """Return the note on an engine that reports no cached tokens."""
     start = f"; start {dialect.name} with {dialect.cached_setting}" if dialect.cached_setting else ""
@@ -62,6 +70,8 @@ def target_words(url: str, model: str | None, facts: EngineFacts, found: Readine
     engine, dialect = facts.engine, found.dialect
     version = f" {engine.version}" if engine.version else ""
     words = [url, f"model {model or 'unknown'}", f"{dialect.name}{version}{evidence and f' ({evidence})'}"]
+    with contextlib.suppress(ProxyError):
+        words += [f"through {proxy}"] if (proxy := proxy_of(parse_url(url))) is not None else []
     words.append(f"engine blocks of {engine.block_size or 'unknown size'}")
     if found.reports_cached is None and dialect.cached_setting:
         words.append(f"cached tokens only if started with {dialect.cached_setting}")

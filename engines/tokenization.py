@@ -55,7 +55,7 @@ def tokenizer_problem(control: Control, model: str | None, *, as_content: bool) 
     except InputError:
         return f"{TOKENIZE} cannot be asked"
     if not response.is_success:
-        return f"{TOKENIZE} gave HTTP {response.status}"
+        return f"{TOKENIZE} gave {response.status_text}"
     try:
         found = msgspec.json.decode(response.content, type=TokenIds).tokens
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

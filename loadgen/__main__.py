@@ -14,7 +14,7 @@ import numpy as np
 from engines.control import ControlClient
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import readiness_notes, readiness_of, target_words, unreported
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
 from engines.recognition import dialect_notes, find_dialect, recognition_notes
 from loadgen.core.bodyfields import BodyFields, read_body_fields
 from loadgen.core.draws import Vocabulary
@@ -347,7 +347,7 @@ def run_load(config: LoadConfig) -> int:
             *config.words(),
             f"to {config.trace}",
         ]
-        known = [*dialect_notes(found.dialect), *readiness_notes(ready)]
+        known = [*page_notes(before), *dialect_notes(found.dialect), *readiness_notes(ready)]
         announce("loadgen", words, [*known, *field_notes(asked, 0)], config.run)
         outcome = run_job(
             RunConfig(

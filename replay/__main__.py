@@ -16,7 +16,7 @@ import msgspec
 from engines.control import ControlClient, reset_prefix_cache
 from engines.dialect import Dialect
 from engines.facts import EngineFacts
-from engines.readiness import readiness_notes, readiness_of, target_words, unreported
+from engines.readiness import page_notes, readiness_notes, readiness_of, target_words, unreported
 from engines.recognition import Recognised, find_dialect, recognition_notes
 from engines.vllm import VLLM
 from loadgen.core.bodies import completions_body
@@ -229,7 +229,7 @@ def run_replay(config: ReplayConfig) -> int:
             facts = control.facts()
         text = prepare_replay_text(config, control, model, survey, facts.engine.block_size)
         ready = readiness_of(control, found.dialect, facts)
-        notes += readiness_notes(ready)
+        notes += [*page_notes(facts), *readiness_notes(ready)]
         about_text = tokenizer_words(text.before.tokenizer, text.before.unknown)
         source = f"{survey.kept} requests of {config.source.name}, hashes of {survey.block_size}-token blocks"
         target = target_words(control.url, model, facts, ready, found.evidence)

@@ -65,7 +65,7 @@ class EngineTokenizer:
         except InputError as error:
             raise TokenizerError(f"the engine's {path} cannot be asked") from error
         if not response.is_success:
-            raise TokenizerError(f"the engine's {path} gave {response.refusal or f'HTTP {response.status}'}")
+            raise TokenizerError(f"the engine's {path} gave {response.status_text}")
         try:
             return msgspec.json.decode(response.content, type=kind)
         except msgspec.DecodeError as error:
