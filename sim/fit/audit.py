@@ -88,7 +88,7 @@ def audit_trace(path: Path, overrides: dict[str, Any]) -> Audit:
     return audit_loaded(path, *load_trace(path), overrides)
 
 
-def audit_loaded(path: Path, meta: Meta, records: Sequence[Record], overrides: dict[str, Any]) -> Audit:
+def audit_loaded(path: Path, meta: Meta, records: list[Record], overrides: dict[str, Any]) -> Audit:
     settings = settle({str(path): meta}, overrides)
     reporting = [record for record in records if record.cached_tokens is not None]
     if not reporting:

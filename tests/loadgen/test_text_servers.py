@@ -28,7 +28,9 @@ class TextServer(QuietHandler):
             self.reply(status, b'{"choices": [{"text": "a", "finish_reason": "length"}]}', "application/json")
             return
         usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
-        events = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in ("a", "b", "c")]
+        events: list[dict[str, object]] = [
+            {"choices": [{"index": 0, "delta": {"content": word}}]} for word in ("a", "b", "c")
+        ]
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "usage": usage})
         text = ": keepalive 1/2\n\n" + "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         self.send_response(200)
