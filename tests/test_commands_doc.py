@@ -39,7 +39,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
             lexer.whitespace_split = True
             for operator, words in groupby(lexer, key=lambda word: re.fullmatch(r"[;&|<>]+", word) is not None):
                 named = list(dropwhile(lambda word: word in ("sudo", "kvtape"), words))
-                if not operator and named[:1] and named[0] in PROGRAMS and not {"...", "$T"} & set(named):
+                if not operator and named[:1] and named[0] in PROGRAMS and not {"...", "$T", "$DOOR"} & set(named):
                     yield named
 
 

@@ -172,7 +172,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     text = page.read_text()
     for block in re.finditer(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, block.start()) + 2
-        joined = block[1].replace("\\\n", " ")
+        joined = re.sub(r"\$\([^()]*\)", "OUTPUT", block[1].replace("\\\n", " "))
         for command in re.split(r"\n|&&|;|(?<=\s)&(?=\s|$)|\|", joined):
             words = shlex.split(re.sub(r"\d?>+\S*", "", command), comments=True)
             while words and re.fullmatch(r"[A-Z_]+=\S*|sudo|\(|-u|kvtape", words[0]):

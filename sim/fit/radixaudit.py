@@ -242,7 +242,7 @@ def _cause(place: int, request: Served, config: RadixConfig, block_size: int, fi
 
 
 def _first_users(served: Sequence[Served]) -> dict[int, int]:
-    """By key: the place of the request that first arrived with it."""
+    """Place of the request that first arrived with each key."""
     found: dict[int, int] = {}
     for place in sorted(range(len(served)), key=lambda place: served[place].arrival_ms):
         for key in served[place].keys:
