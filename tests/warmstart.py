@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from importlib.util import find_spec, module_from_spec
 from inspect import signature
 from subprocess import CompletedProcess
@@ -38,12 +39,15 @@ OUT_OF_THE_WAY = 512
 """Descriptors of a new process are moved above this one, then to the places where they are wanted."""
 
 _nursery: socket.socket | None = None
+_settings: tuple[dict[str, str], set[str]] = {}, set()
+"""Of the nursery's Python."""
 
 
 def nursery() -> socket.socket:
     """Where a process is asked for; the nursery leaves when nobody can ask any more."""
-    global _nursery
+    global _nursery, _settings  # noqa: PLW0603 - one of each for a process
     if _nursery is None:
+        _settings = python_settings(os.environ)
         _nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             started = subprocess.Popen(
@@ -62,19 +66,18 @@ def _leave(asked: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         process.wait(LEAVE_S)
 
 
-def is_plain(arguments: Any, environment: "dict[str, str] | None") -> bool:
-    """Whether a module is to run in a Python like this one."""
+def is_plain(arguments: Any, environment: Mapping[str, str] | None) -> bool:
+    """Whether a module is to run in a Python like the nursery."""
     if sys.platform != "linux" or not isinstance(arguments, list) or arguments[0] != sys.executable:
         return False
     if arguments[1:2] != ["-m"] and arguments[1:3] != ["-P", "-m"]:
         return False
-    if environment is None:
-        return True
-    (wanted, paths), (own, own_paths) = python_settings(environment), python_settings(dict(os.environ))
+    nursery()
+    (wanted, paths), (own, own_paths) = python_settings(os.environ if environment is None else environment), _settings
     return wanted == own and paths <= own_paths
 
 
-def python_settings(environment: "dict[str, str]") -> "tuple[dict[str, str], set[str]]":
+def python_settings(environment: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
     """What changes how Python starts, and where it looks for modules."""
     paths = {path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != PROJECT_ROOT}
     others = {name: text for name, text in environment.items() if name.startswith(("PYTHON", "LD_"))}
