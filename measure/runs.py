@@ -1,19 +1,22 @@
 """A trace as columns: an array for each field that a metric reads, in file order."""
 
-from array import array
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from measure.reusable import PromptChains, reusable_tokens
 from tracefile.files.digest import trace_digest
 from tracefile.files.reading import open_trace
-from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+from tracefile.records.batches import Batch, RecordBatch
 from tracefile.records.errors import InputError
 from tracefile.records.schema import MOST_TOKENS, Meta, Record, Status
+
+Int32Array = npt.NDArray[np.int32]
 
 STATUSES: Final[tuple[Status, ...]] = ("ok", "error", "client_abort", "upstream_abort", "timeout")
 UNKNOWN: Final = -1
@@ -31,23 +34,35 @@ class Run:
     meta: Meta
     request_ids: list[str]
     sessions: list[str | None]
+    parents: list[str | None]
     turn: IntArray
     """1, 2, …; UNKNOWN where the trace does not say."""
     arrival_ms: FloatArray
     scheduled_ms: FloatArray
+    held: BoolArray
+    """True: the concurrency limit queued it."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
     status: npt.NDArray[np.int8]
     """Index into STATUSES."""
-    streamed: npt.NDArray[np.bool_]
+    streamed: BoolArray
     """False only if the trace says that the response was not streamed."""
     prompt_tokens: IntArray
+    planned_prompt_tokens: IntArray
+    tokenizer_prompt_tokens: IntArray
+    """The writer's own count where it is not the engine's, else UNKNOWN."""
     cached_tokens: IntArray
     """UNKNOWN: not reported; 0: a miss."""
+    reusable_tokens: IntArray
+    """Prompt tokens in whole blocks that an unlimited cache would hold; UNKNOWN: no hashes, or not asked for."""
+    output_tokens: IntArray
+    max_tokens: IntArray
     concurrency: IntArray
-    itl_ms: FloatArray
-    """Gaps of all requests, one after another; length Σ ``itl_reads``."""
-    itl_owner: IntArray
+    gap_ms: FloatArray
+    """Gap before each later token-bearing read of all requests, one after another."""
+    gap_tokens: Int32Array
+    """Tokens of each such read."""
+    gap_owner: Int32Array
     """Row of each gap's request."""
     tpot_ms: FloatArray
     """Σ gaps / Σ tokens after the first read, by request. NaN: one read, or none."""
@@ -56,92 +71,156 @@ class Run:
     def __len__(self) -> int:
         return len(self.request_ids)
 
+    @property
+    def itl_ms(self) -> FloatArray:
+        """Each gap over the tokens of the read that ended it."""
+        return self.gap_ms / self.gap_tokens if (self.gap_tokens > 1).any() else self.gap_ms
+
+    @property
+    def ok(self) -> BoolArray:
+        return np.asarray(self.status == STATUSES.index("ok"))
+
+    @property
+    def end_ms(self) -> FloatArray:
+        return self.arrival_ms + self.e2e_ms
+
+    def without_gaps(self) -> "Run":
+        """Return the run without the gaps of its streams, as a forecast's members are."""
+        none = np.empty(0, np.int32)
+        return replace(self, gap_ms=np.empty(0), gap_tokens=none, gap_owner=none)
+
     def select(self, rows: IntArray) -> "Run":
         """Return the requests at ``rows``, in that order."""
         place = np.full(len(self), UNKNOWN)
         place[rows] = np.arange(len(rows))
-        gaps = place[self.itl_owner] != UNKNOWN
+        gaps = place[self.gap_owner] != UNKNOWN
         columns: dict[str, Any] = {
             one.name: value[rows]
             for one in fields(self)
-            if isinstance(value := getattr(self, one.name), np.ndarray) and not one.name.startswith("itl_")
+            if isinstance(value := getattr(self, one.name), np.ndarray) and not one.name.startswith("gap_")
         }
         return replace(
             self,
             request_ids=[self.request_ids[row] for row in rows],
             sessions=[self.sessions[row] for row in rows],
-            itl_ms=self.itl_ms[gaps],
-            itl_owner=place[self.itl_owner[gaps]],
+            parents=[self.parents[row] for row in rows],
+            gap_ms=self.gap_ms[gaps],
+            gap_tokens=self.gap_tokens[gaps],
+            gap_owner=place[self.gap_owner[gaps]].astype(np.int32),
             **columns,
         )
 
 
-def _count(value: int | None) -> int:
-    return UNKNOWN if value is None else value
-
-
-def _time(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _tpot_ms(record: Record) -> float:
-    later_tokens = min(sum(record.itl_tokens), MOST_TOKENS) or (record.output_tokens or 0) - 1
-    if not record.itl_ms or later_tokens < 1:
-        return float("nan")
-    return sum(record.itl_ms) / later_tokens
-
-
-_Read = Callable[[Record], float]
-_COLUMNS: Final[dict[str, tuple[str, _Read]]] = {
-    "turn": ("q", lambda record: _count(record.turn)),
-    "arrival_ms": ("d", lambda record: _time(record.arrival_ms)),
-    "scheduled_ms": ("d", lambda record: _time(record.scheduled_ms)),
-    "ttft_ms": ("d", lambda record: _time(record.ttft_ms)),
-    "e2e_ms": ("d", lambda record: _time(record.e2e_ms)),
-    "status": ("b", lambda record: STATUSES.index(record.status)),
-    "streamed": ("b", lambda record: record.stream is not False),
-    "prompt_tokens": ("q", lambda record: _count(record.prompt_tokens)),
-    "cached_tokens": ("q", lambda record: _count(record.cached_tokens)),
-    "concurrency": ("q", lambda record: _count(record.concurrency)),
-    "tpot_ms": ("d", _tpot_ms),
+_NUMBERS: Final = {
+    "turn": "turn",
+    "prompt_tokens": "prompt_tokens",
+    "planned_prompt_tokens": "planned_prompt_tokens",
+    "tokenizer_prompt_tokens": "prompt_tokens_by_tokenizer",
+    "cached_tokens": "cached_tokens",
+    "output_tokens": "output_tokens",
+    "max_tokens": "max_tokens",
+    "concurrency": "concurrency",
 }
-"""Type code of each column with a value a record, and its reader."""
+"""Record field of each column of counts."""
+_TIMES: Final = ("arrival_ms", "scheduled_ms", "ttft_ms", "e2e_ms")
+_WORDS: Final = {"request_ids": "request_id", "sessions": "session_id", "parents": "parent_id"}
+_STATUS_NUMBERS: Final[dict[str, int]] = {status: number for number, status in enumerate(STATUSES)}
 
 
-def load_run(label: str, path: Path) -> Run:
-    """Read a trace into columns; InputError if it is missing, malformed or empty."""
+@dataclass(slots=True)
+class _Columns:
+    """Columns of the batches so far, each as its parts."""
+
+    words: dict[str, list[str | None]] = field(default_factory=lambda: {name: [] for name in _WORDS})
+    parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    rows: int = 0
+
+    def add(self, batch: Batch) -> None:
+        for name, field_name in _WORDS.items():
+            self.words[name].extend(batch.words(field_name))
+        found: dict[str, npt.NDArray[Any]] = {
+            **{name: batch.numbers(field_name, UNKNOWN) for name, field_name in _NUMBERS.items()},
+            **{name: batch.times(name) for name in _TIMES},
+            "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.words("status")], np.int8),
+            "streamed": batch.numbers("stream", UNKNOWN) != 0,
+            "held": batch.numbers("held") == 1,
+            **_gaps(batch, self.rows),
+        }
+        for name, part in found.items():
+            self.parts.setdefault(name, []).append(part)
+        self.rows += len(batch)
+
+    def joined(self) -> dict[str, Any]:
+        """Return every column whole; the parts are dropped."""
+        if not self.parts:
+            self.add(RecordBatch([]))
+        return {name: np.concatenate(self.parts.pop(name)) for name in list(self.parts)}
+
+
+def _gaps(batch: Batch, first_row: int) -> dict[str, npt.NDArray[Any]]:
+    gap_ms, tokens, counts = batch.values("itl_ms"), batch.values("itl_tokens"), batch.lengths("itl_ms")
+    owner = np.repeat(np.arange(len(batch)), counts)
+    token_counts = batch.lengths("itl_tokens")
+    if (token_counts != counts).any():  # of other tools: a read without its count is a token
+        tokens = _beside(tokens, token_counts, counts)
+    gap_sums, token_sums = (np.bincount(owner, values, len(batch)) for values in (gap_ms, tokens))
+    later = np.minimum(token_sums, MOST_TOKENS)
+    later = np.where(later > 0, later, batch.numbers("output_tokens", 0) - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot_ms = np.where((counts > 0) & (later >= 1), gap_sums / later, np.nan)
+    return {
+        "gap_ms": gap_ms,
+        "gap_tokens": np.clip(tokens, 1, MOST_TOKENS).astype(np.int32),
+        "gap_owner": (owner + first_row).astype(np.int32),
+        "tpot_ms": tpot_ms,
+    }
+
+
+def _beside(tokens: FloatArray, token_counts: IntArray, counts: IntArray) -> FloatArray:
+    """Return tokens for each gap: 0 where the record has fewer tokens than gaps."""
+    found = np.zeros(int(counts.sum()))
+    kept = np.minimum(token_counts, counts)
+    within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
+    found[np.repeat(np.cumsum(counts) - counts, kept) + within] = tokens[
+        np.repeat(np.cumsum(token_counts) - token_counts, kept) + within
+    ]
+    return found
+
+
+def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False) -> Run:
+    """Read a trace into columns; InputError if it is missing, malformed or empty.
+
+    ``named``: with its digest, a second pass over the file. ``reuse``: with ``reusable_tokens``.
+    """
     with open_trace(path) as reader:
-        run = make_run(label, path.name, reader.meta, reader)
-        meta, warnings = reader.meta, tuple(reader.warnings)
+        run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse)
+        meta, warnings = reader.latest_meta if not named else reader.meta, tuple(reader.warnings)
     if not len(run):
-        raise InputError(f"{path}: no records; expected at least one request to compare")
-    return replace(run, digest=trace_digest(path), meta=meta, warnings=warnings)
+        raise InputError(f"{path}: no records; expected at least one request")
+    return replace(run, digest=trace_digest(path) if named else "", meta=meta, warnings=warnings)
 
 
-def make_run(label: str, file: str, meta: Meta, records: Iterable[Record]) -> Run:
-    """Return records as columns, without a digest."""
-    columns: dict[str, array[Any]] = {name: array(code) for name, (code, _) in _COLUMNS.items()}
-    readers = [(columns[name].append, read) for name, (_, read) in _COLUMNS.items()]
-    request_ids: list[str] = []
-    sessions: list[str | None] = []
-    itl_ms, itl_reads = array("d"), array("q")
-    for record in records:
-        request_ids.append(record.request_id)
-        sessions.append(record.session_id)
-        for append, read in readers:
-            append(read(record))
-        itl_ms.extend(record.itl_ms)
-        itl_reads.append(len(record.itl_ms))
-    found: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
-    found["streamed"] = found["streamed"].astype(np.bool_)
-    return Run(
-        label=label,
-        file=file,
-        digest="",
-        meta=meta,
-        request_ids=request_ids,
-        sessions=sessions,
-        itl_ms=np.array(itl_ms),
-        itl_owner=np.repeat(np.arange(len(itl_reads)), np.array(itl_reads, dtype=np.int64)),
-        **found,
-    )
+def make_run(label: str, file: str, meta: Meta, records: Iterable[Record], *, reuse: bool = False) -> Run:
+    """Return records as columns, without a digest; ``reuse`` as in ``load_run``."""
+    return _collect(label, file, meta, [RecordBatch(list(records))], reuse=reuse)
+
+
+def _collect(label: str, file: str, meta: Meta, batches: Iterable[Batch], *, reuse: bool = False) -> Run:
+    columns, chains = _Columns(), PromptChains(meta.block_size) if reuse and meta.block_size else None
+    for batch in batches:
+        columns.add(batch)
+        if chains is not None:
+            chains.add(batch)
+    found = columns.joined()
+    reusable = np.full(columns.rows, UNKNOWN)
+    if chains is not None:
+        end_ms = found["arrival_ms"] + found["e2e_ms"]
+        reusable = reusable_tokens(chains, found["arrival_ms"], end_ms, found["prompt_tokens"], _engine_block(meta))
+    words: dict[str, Any] = columns.words
+    return Run(label=label, file=file, digest="", meta=meta, reusable_tokens=reusable, **words, **found)
+
+
+def _engine_block(meta: Meta) -> int:
+    """Return the engine's block size, if it is a multiple of the trace's, else the trace's."""
+    fine, told = meta.block_size or 1, (meta.engine.block_size if meta.engine else None) or 0
+    return told if told and told % fine == 0 else fine

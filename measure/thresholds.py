@@ -4,16 +4,19 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from measure.cohorts import known_cohorts
 from tracefile.commandline.durations import UNIT_SECONDS
 from tracefile.records.errors import InputError
 
+if TYPE_CHECKING:
+    from tracefile.records.arrays import BoolArray, FloatArray
+
 Unit = Literal["ms", "share", "number"]
 
 EXAMPLE: Final = "turns2+.ttft.p90<=500ms"
-_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
+_OPERATORS: Final[dict[str, Callable[[Any, float], Any]]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "<": operator.lt,
@@ -51,7 +54,12 @@ class Threshold:
     unit: Unit
 
     def holds(self, value: float) -> bool:
-        return _OPERATORS[self.op](value, self.limit)
+        return bool(_OPERATORS[self.op](value, self.limit))
+
+    def holds_each(self, values: "FloatArray") -> "BoolArray":
+        """Return if each value holds; NaN does not."""
+        held: BoolArray = _OPERATORS[self.op](values, self.limit)
+        return held
 
 
 def parse_threshold(flag: str, text: str, *, metrics: Sequence[str], labels: Sequence[str] = ()) -> Threshold:

@@ -41,12 +41,12 @@ def token_paces(run: Run, rows: IntArray) -> Waits:
 
 
 def token_gaps(run: Run, rows: IntArray) -> Waits:
-    """ITL of these records, each gap a sample."""
+    """ITL of these records: each gap over its read's tokens is a sample."""
     chosen = np.zeros(len(run), dtype=np.bool_)
     chosen[rows] = True
-    tells = chosen[run.itl_owner]
+    tells = chosen[run.gap_owner]
     gaps_ms = run.itl_ms[tells]
-    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.itl_owner[tells])
+    return make_waits(gaps_ms, np.zeros(len(gaps_ms), dtype=np.int8), run.gap_owner[tells].astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)

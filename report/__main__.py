@@ -1,4 +1,4 @@
-"""``report compare``: traces side by side, as tables, as JSON and as one page; ``report curve``: a cache's numbers."""
+"""``report show``: one trace's metrics; ``compare``: traces side by side, as tables and a page; ``curve``: a cache."""
 
 import tracefile.interrupt  # noqa: F401 - before all else: Ctrl-C while the rest is imported  # isort: skip
 
@@ -10,6 +10,7 @@ from typing import Final
 from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
 from report.output import print_json, write_page
+from report.show import add_show_arguments, show
 from tracefile.commandline.ending import run_command
 from tracefile.commandline.parser import Parser
 from tracefile.records.errors import InputError
@@ -25,9 +26,20 @@ shared, 2 bad input.
 """
 
 
+_SHOW_EPILOG: Final = """\
+examples:
+  report show run.jsonl.zst --gpus 8
+  report show run.jsonl.zst --slo 'ttft.p99<=500ms' --slo 'session.ttfat.p90<=20s' --slo 'turns2+.ttft.p90<=200ms'
+
+Every metric is defined in docs/metrics.md. Exit codes: 0 done, 1 an SLO is missed, 2 bad input.
+"""
+
+
 def main(argv: Sequence[str]) -> int:
-    """Run ``report``; 1 if a gate failed, or if the traces share no request: then there is no page."""
+    """Run ``report``; 1 if a gate or an SLO failed, or if compared traces share no request: then there is no page."""
     flags = _parser().parse_args(argv)
+    if flags.command == "show":
+        return show(flags)
     if flags.command == "curve":
         from report.pages.curvepage import read_curve_files, render_curves  # noqa: PLC0415 - as below
 
@@ -70,6 +82,14 @@ def command() -> None:
 def _parser() -> Parser:
     parser = Parser(prog="report", description="Metrics, gates and pictures of traces.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_show_arguments(
+        commands.add_parser(
+            "show",
+            help="print one trace's metrics, health checks and SLOs",
+            description="Print the metrics of requests, sessions and the workload of one trace; check its health.",
+            epilog=_SHOW_EPILOG,
+        )
+    )
     sub = commands.add_parser(
         "compare",
         help="compare captured, replayed and predicted traces",

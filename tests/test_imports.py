@@ -34,6 +34,7 @@ FLOORS = {
         *("records", "commandline", "hashing", "storage", "parquet"),
         *("importers", "exporters", "files", "study", ""),
     ],
+    "measure": ["", "metrics"],
     "tap": ["ipc", "prompts", "recorder", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
     "sim": [

@@ -214,7 +214,7 @@ class PlanRun:
     def _settle_one(self, ended: Ended) -> None:
         """Read the response, plan the follow-ups, write the record."""
         given = self._given.pop(ended.number)
-        sent = Sent(given.request, ended, given.planned.parent_end_ms)
+        sent = Sent(given.request, ended, given.planned.parent_end_ms, held=ended.held or given.planned.held)
         response = answer_of(sent, self._clocks)
         if not self._halting:
             end_ms = self._clocks.trace_ms(ended.end_ns)
@@ -225,7 +225,7 @@ class PlanRun:
                 self._build()
         record = given.planned.send.describe(response)
         self._write(record)
-        self._tally.finish(record, held=ended.held or given.planned.held, told=ended.told_reads > 0)
+        self._tally.finish(record, told=ended.told_reads > 0)
         self.sent_share += given.share
         self.last_end_ns = max(self.last_end_ns, ended.end_ns)
         if self._alone and self._tally.only_refusals:
@@ -298,6 +298,8 @@ class Sent:
     ended: Ended
     parent_end_ms: float | None
     """End of the request that this one follows, on the trace's clock; null: a root."""
+    held: bool = False
+    """True if it waited for a slot of the concurrency limit."""
 
 
 def answer_of(sent: Sent, clocks: Clocks) -> Response:
@@ -326,6 +328,7 @@ def _record(sent: Sent, completion: Completion, clocks: Clocks) -> Record:
         turn=request.turn,
         arrival_ms=arrival_ms,
         scheduled_ms=_ms(ended.scheduled_ns - clocks.zero_ns),
+        held=sent.held or None,
         first_byte_ms=_since(ended.reads[0][0], ended.sent_ns) if ended.reads else None,
         ttft_ms=_since(completion.first_token_ns, ended.sent_ns) if request.stream else None,
         itl_ms=[round(gap_ns / 1e6, 3) for gap_ns in completion.gaps_ns],
@@ -342,6 +345,7 @@ def _record(sent: Sent, completion: Completion, clocks: Clocks) -> Record:
         priority=request.priority,
         n=request.n,
         prompt_tokens=request.prompt_tokens if completion.prompt_tokens is None else completion.prompt_tokens,
+        planned_prompt_tokens=request.prompt_tokens,
         output_tokens=_output_tokens(completion),
         cached_tokens=completion.cached_tokens,
         tokens_source=_tokens_source(completion, request.prompt_tokens),

@@ -234,7 +234,7 @@ def _predict(
         cold_prompts=scenario.cold_prompts,
         seed=config.seed,
     )
-    blank = replace(run, meta=meta, itl_ms=np.empty(0), itl_owner=np.empty(0, np.int64), warnings=())
+    blank = replace(run.without_gaps(), meta=meta, warnings=())
     runs = [member_run(found, number, blank) for number in range(found.members)]
     return [one if config.judged is None else one.select(config.judged) for one in runs], facts
 

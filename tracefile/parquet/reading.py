@@ -187,6 +187,7 @@ class ColumnBatch:
         column = self._columns.get(name)
         if column is None:
             return np.full(self._count, missing, np.int64)
+        column = column.cast(pa.int64()) if pa.types.is_boolean(column.type) else column
         return np.asarray(column.fill_null(missing).to_numpy(zero_copy_only=False), np.int64)
 
     def times(self, name: str) -> FloatArray:
@@ -203,6 +204,13 @@ class ColumnBatch:
         if column is None:
             return np.zeros(self._count, np.int64)
         return np.asarray(np.diff(column.offsets.to_numpy()), np.int64)
+
+    def values(self, name: str) -> FloatArray:
+        column = self._columns.get(name)
+        if column is None:
+            return np.empty(0)
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        return np.asarray(column.values.to_numpy(zero_copy_only=False)[first:last], np.float64)
 
     def hashes(self) -> Hashes:
         if self._hashes is None:

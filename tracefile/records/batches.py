@@ -6,6 +6,7 @@ costs no objects for what is only counted, and one in lines costs those that it 
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -52,6 +53,9 @@ class Batch(Protocol):
     def lengths(self, name: str) -> IntArray:
         """Return the lengths of a list field."""
 
+    def values(self, name: str) -> FloatArray:
+        """Return the values of a list of numbers, one record's after another's."""
+
     def hashes(self) -> Hashes:
         """Return the chains of all records."""
 
@@ -84,15 +88,18 @@ class RecordBatch:
     def lengths(self, name: str) -> IntArray:
         return np.array([len(values) for values in map(attrgetter(name), self._records)], np.int64)
 
+    def values(self, name: str) -> FloatArray:
+        return np.fromiter(chain.from_iterable(map(attrgetter(name), self._records)), np.float64)
+
     def hashes(self) -> Hashes:
         prompts, outputs = (
             list(map(attrgetter(name), self._records)) for name in ("block_hashes", "output_block_hashes")
         )
         values = array("Q")
         for chains in zip(prompts, outputs, strict=True):
-            for chain in chains:
-                if chain:
-                    _extend(values, chain)
+            for hashes in chains:
+                if hashes:
+                    _extend(values, hashes)
         counts = [np.array([NO_LIST if c is None else len(c) for c in some], np.int64) for some in (prompts, outputs)]
         ends = np.cumsum(np.maximum(counts[0], 0) + np.maximum(counts[1], 0))
         found = np.frombuffer(values, np.uint64) if values else np.empty(0, np.uint64)
@@ -107,10 +114,10 @@ class RecordBatch:
         return self._records if rows is None else [self._records[row] for row in rows.tolist()]
 
 
-def _extend(values: "array[int]", chain: Sequence[int]) -> None:
+def _extend(values: "array[int]", hashes: Sequence[int]) -> None:
     before = len(values)
     try:
-        values.extend(chain)
+        values.extend(hashes)
     except OverflowError:  # of a tool that counts below zero, or beyond 64 bits
         del values[before:]
-        values.extend([number % 2**64 for number in chain])
+        values.extend([number % 2**64 for number in hashes])

@@ -80,6 +80,8 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     max_model_len: int | None = None
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
+    gpus: int | None = None
+    """GPUs that serve the model, as the user said (``--gpus``): divisor of throughput per GPU."""
     extra: dict[str, Any] = {}
     """Unknown keys as they were read; written back beside the known ones."""
 
@@ -142,6 +144,8 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """When the request reached the writer (tap: headers complete; client: first byte written)."""
     scheduled_ms: Time | None = None
     """When the plan wanted it sent. Null: no plan. Lag = arrival − scheduled."""
+    held: bool | None = None
+    """True: the concurrency limit queued it, so arrival − scheduled is no lag. Null: it did not wait for a slot."""
     first_byte_ms: Time | None = None
     """From arrival to the first response body byte. Null: none came."""
     ttft_ms: Time | None = None
@@ -185,6 +189,8 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fi
     """What the writer itself added to the request (``usage``, ``token-ids``). Null: nothing."""
 
     prompt_tokens: Count | None = None
+    planned_prompt_tokens: Count | None = None
+    """Prompt tokens as the plan has them. Null: no plan, or only the engine can count them."""
     output_tokens: Count | None = None
     prompt_tokens_by_tokenizer: Count | None = None
     """Our own count of the prompt where it is not the engine's: the hashes are then of other tokens than those that it

@@ -1,0 +1,77 @@
+"""Cached tokens by three accounts: the sessions' own, the engine's, and an unlimited cache over the block hashes."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_rows, own_traits
+from measure.metrics.requests import known
+from measure.metrics.results import HitCount, HitParting, Hits, Prefill, PrefillGroup
+from measure.metrics.sessions import accounted_tokens
+from measure.metrics.statistics import statistics_of
+from measure.runs import UNKNOWN, Run
+from tracefile.records.arrays import FloatArray, IntArray
+
+DEFAULT_BLOCK: Final = 16
+"""Block size of an engine that does not tell its own, for what counts as a difference."""
+
+
+def count_hits(run: Run) -> Hits:
+    """Count cached tokens by each account, and the requests on which two differ."""
+    accounts = {"accounted": accounted_tokens(run), "reported": run.cached_tokens, "simulated": run.reusable_tokens}
+    rows = {name: rows for name, rows in cohort_rows(own_traits(run)).items() if name in (ALL, FIRST_TURN, LATER_TURNS)}
+    counted = {
+        name: {cohort: _count(run, tokens, at) for cohort, at in rows.items()} for name, tokens in accounts.items()
+    }
+    return Hits(**counted, partings=list(_partings(run, accounts)))
+
+
+def _count(run: Run, tokens: IntArray, rows: IntArray) -> HitCount:
+    tells = rows[(tokens[rows] != UNKNOWN) & (run.prompt_tokens[rows] != UNKNOWN)]
+    hits, prompts = int(tokens[tells].sum()), int(run.prompt_tokens[tells].sum())
+    return HitCount(requests=len(tells), tokens=hits, rate=hits / prompts if prompts else None)
+
+
+def block_size(run: Run) -> int:
+    """Return the engine's block size, else the trace's."""
+    engine = run.meta.engine
+    return (engine.block_size if engine else None) or run.meta.block_size or DEFAULT_BLOCK
+
+
+def _partings(run: Run, accounts: dict[str, IntArray]) -> Iterator[HitParting]:
+    for first, other in (("reported", "simulated"), ("reported", "accounted")):
+        mine, theirs = accounts[first], accounts[other]
+        both = (mine != UNKNOWN) & (theirs != UNKNOWN)
+        for sign, word in ((-1, "<"), (1, ">")):
+            off = np.where(both, sign * (mine - theirs), 0)
+            rows = np.flatnonzero(off >= block_size(run))
+            if len(rows):
+                yield HitParting(
+                    accounts=f"{first} {word} {other}",
+                    requests=len(rows),
+                    tokens=int(off[rows].sum()),
+                    example=run.request_ids[rows[np.argmax(off[rows])]],
+                )
+
+
+def measure_prefill(run: Run) -> Prefill:
+    """Group TTFT by prompt tokens and by uncached tokens."""
+    uncached = known(own_traits(run).uncached_tokens)
+    return Prefill(
+        by_prompt_tokens=_groups(run.ttft_ms, known(run.prompt_tokens)),
+        by_uncached_tokens=_groups(run.ttft_ms, uncached),
+    )
+
+
+def _groups(ttft_ms: FloatArray, tokens: FloatArray) -> list[PrefillGroup]:
+    """Group by powers of two; the first group is 0 alone."""
+    tells = ~np.isnan(ttft_ms) & ~np.isnan(tokens)
+    ttft_ms, places = ttft_ms[tells], np.frexp(tokens[tells])[1]
+    groups = []
+    for place in np.unique(places).tolist():
+        found = statistics_of(ttft_ms[places == place])
+        assert found is not None
+        low, high = (2 ** (place - 1), 2**place - 1) if place else (0, 0)
+        groups.append(PrefillGroup(from_tokens=low, to_tokens=high, ttft_ms=found))
+    return groups

@@ -1,0 +1,81 @@
+"""Metrics of single requests, each a column: NaN where the trace does not say."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from measure.metrics.results import RequestCounts
+from measure.runs import STATUSES, UNKNOWN, Run
+from tracefile.records.arrays import FloatArray, IntArray
+
+
+def known(counts: IntArray) -> FloatArray:
+    """Return counts as floats, NaN for unknown."""
+    return np.where(counts == UNKNOWN, np.nan, counts)
+
+
+def ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Return part / whole, NaN where the whole is 0 or unknown."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)
+
+
+def ttft_from_schedule_ms(run: Run) -> FloatArray:
+    """Arrival + TTFT − schedule: a late client cannot hide in it."""
+    return run.arrival_ms + run.ttft_ms - run.scheduled_ms
+
+
+def completed_e2e_ms(run: Run) -> FloatArray:
+    """Time to the end, of requests with status ok."""
+    return np.where(run.ok, run.e2e_ms, np.nan)
+
+
+def e2e_per_token_ms(run: Run) -> FloatArray:
+    """E2E over output tokens: the normalised E2E."""
+    return ratio(completed_e2e_ms(run), known(run.output_tokens))
+
+
+def tpot_veeksha_ms(run: Run) -> FloatArray:
+    """Σ gaps / (output tokens − 1): the first read counts as one token."""
+    gap_sums = np.bincount(run.gap_owner, run.gap_ms, len(run))
+    streamed = np.bincount(run.gap_owner, minlength=len(run)) > 0
+    return np.where(streamed, ratio(gap_sums.astype(np.float64), known(run.output_tokens) - 1), np.nan)
+
+
+def interactivity_tps(run: Run) -> FloatArray:
+    """Tokens a second that the user of a stream sees after its first read."""
+    return ratio(np.full(len(run), 1000.0), run.tpot_ms)
+
+
+REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
+    "ttft_ms": lambda run: run.ttft_ms,
+    "ttft_from_schedule_ms": ttft_from_schedule_ms,
+    "itl_ms": lambda run: run.itl_ms,
+    "tpot_ms": lambda run: run.tpot_ms,
+    "tpot_veeksha_ms": tpot_veeksha_ms,
+    "tbc_ms": lambda run: run.gap_ms,
+    "e2e_ms": completed_e2e_ms,
+    "e2e_per_token_ms": e2e_per_token_ms,
+    "interactivity_tps": interactivity_tps,
+    "input_tokens": lambda run: known(run.prompt_tokens),
+    "output_tokens": lambda run: known(run.output_tokens),
+    "turns": lambda run: known(run.turn),
+}
+"""Column of each metric of ``per_request``; of ``itl_ms`` and ``tbc_ms`` a gap is a sample, else a request is."""
+PER_GAP: Final = ("itl_ms", "tbc_ms")
+
+
+def request_counts(run: Run) -> RequestCounts:
+    """Count requests by their end and by their hits."""
+    counted = np.bincount(run.status, minlength=len(STATUSES)).tolist()
+    reported = run.cached_tokens != UNKNOWN
+    n_reported = int(np.count_nonzero(reported))
+    return RequestCounts(
+        n=len(run),
+        completed=counted[0],
+        success=counted[0] / len(run),
+        statuses={status: count for status, count in zip(STATUSES, counted, strict=True) if count},
+        hit_reported=n_reported,
+        with_hit=int(np.count_nonzero(run.cached_tokens > 0)) / n_reported if n_reported else None,
+    )

@@ -1,0 +1,127 @@
+"""Metrics of sessions; a request without a session is one of its own."""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from measure.metrics.requests import interactivity_tps, known, ratio
+from measure.runs import UNKNOWN, Run
+from tracefile.records.arrays import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOrder:
+    """Requests session by session, by arrival within each."""
+
+    rows: IntArray
+    """Row of the run at each place."""
+    starts: IntArray
+    """Place of each session's first request."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lasts(self) -> IntArray:
+        """Place of each session's last request."""
+        return np.append(self.starts[1:], len(self.rows)) - 1
+
+    @property
+    def is_first(self) -> BoolArray:
+        found = np.zeros(len(self.rows), np.bool_)
+        found[self.starts] = True
+        return found
+
+    def total(self, values: FloatArray) -> FloatArray:
+        """Return sums by session of values by place; NaN counts as 0."""
+        return np.asarray(np.add.reduceat(np.nan_to_num(values), self.starts))
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Metrics by session, in order of the sessions' first rows in the trace; NaN: not known."""
+
+    completed: BoolArray
+    """True if every request ended with status ok."""
+    latency_ms: FloatArray
+    ttft_ms: FloatArray
+    ttfat_ms: FloatArray
+    decode_tps: FloatArray
+    hit_rate: FloatArray
+    eligible_hit_rate: FloatArray
+    eligible_hit_rate_trie: FloatArray
+    eligible_hit_rate_evalscope: FloatArray
+    requests: FloatArray
+
+
+def session_order(run: Run) -> SessionOrder:
+    """Order the requests by session and arrival."""
+    numbers: dict[str, int] = {}
+    codes = np.empty(len(run), np.int64)
+    for row, session in enumerate(run.sessions):
+        codes[row] = row if session is None else numbers.setdefault(session, row)
+    rows = np.lexsort((run.arrival_ms, codes))
+    ordered = codes[rows]
+    return SessionOrder(rows, np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])))
+
+
+def expected_tokens(run: Run, order: SessionOrder) -> FloatArray:
+    """Return, by place, prompt and output of the session's request before; 0 for a first one, NaN if unknown."""
+    tokens = known(run.prompt_tokens)[order.rows] + known(run.output_tokens)[order.rows]
+    before = np.append(0.0, tokens[:-1])
+    before[order.starts] = 0.0
+    return before
+
+
+def measure_sessions(run: Run) -> Sessions:
+    """Measure every session; requests in between may have failed."""
+    order = session_order(run)
+    rows, lasts = order.rows, order.rows[order.lasts]
+    firsts = rows[order.starts]
+    begins_ms = run.arrival_ms[firsts]
+    ends_ms = np.maximum.reduceat(run.end_ms[rows], order.starts)
+    pace = interactivity_tps(run)[rows]
+    return Sessions(
+        completed=np.minimum.reduceat(run.ok[rows], order.starts),
+        latency_ms=ends_ms - begins_ms,
+        ttft_ms=run.ttft_ms[firsts],
+        ttfat_ms=run.arrival_ms[lasts] + run.ttft_ms[lasts] - begins_ms,
+        decode_tps=ratio(order.total(pace), order.total((~np.isnan(pace)).astype(np.float64))),
+        requests=np.diff(np.append(order.starts, len(rows))).astype(np.float64),
+        **_hit_rates(run, order),
+    )
+
+
+def _hit_rates(run: Run, order: SessionOrder) -> dict[str, FloatArray]:
+    prompt, cached = known(run.prompt_tokens)[order.rows], known(run.cached_tokens)[order.rows]
+    both = ~np.isnan(prompt) & ~np.isnan(cached)
+    reusable = known(run.reusable_tokens)[order.rows]
+    expected = expected_tokens(run, order)
+    unknown = order.total(np.isnan(expected).astype(np.float64)) > 0
+    trie = np.where(unknown, np.nan, order.total(np.where(both, expected, 0.0)))
+    hashed = both & ~np.isnan(reusable)
+    cached_sum = order.total(np.where(both, cached, 0.0))
+    later = order.total(np.where(both & ~order.is_first, cached, 0.0))
+    return {
+        "hit_rate": ratio(cached_sum, order.total(np.where(both, prompt, 0.0))),
+        "eligible_hit_rate": ratio(
+            order.total(np.where(hashed, cached, 0.0)), order.total(np.where(hashed, reusable, 0.0))
+        ),
+        "eligible_hit_rate_trie": ratio(cached_sum, trie),
+        "eligible_hit_rate_evalscope": ratio(later, trie),
+    }
+
+
+SESSION_METRICS: Final = tuple(one.name for one in fields(Sessions) if one.name != "completed")
+
+
+def accounted_tokens(run: Run) -> IntArray:
+    """Return, by row, prompt tokens that trie's accounting expects to be cached; UNKNOWN if it cannot say."""
+    order = session_order(run)
+    expected = expected_tokens(run, order)
+    prompt = known(run.prompt_tokens)[order.rows]
+    found = np.full(len(run), UNKNOWN)
+    tells = ~np.isnan(expected) & ~np.isnan(prompt)
+    found[order.rows[tells]] = np.minimum(expected, prompt)[tells]
+    return found

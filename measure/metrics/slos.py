@@ -1,0 +1,189 @@
+"""SLOs on a run: thresholds in the one grammar, such as ``ttft.p99<=500ms`` or ``session.ttfat.p90<=20s``."""
+
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from measure.cohorts import cohort_rows, own_traits
+from measure.metrics.client import lag_ms_of
+from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known
+from measure.metrics.results import WINDOWS, Goodput, SloResult, Workload
+from measure.metrics.sessions import SESSION_METRICS, measure_sessions
+from measure.metrics.statistics import quantile_of
+from measure.metrics.workload import wall
+from measure.runs import Run
+from measure.thresholds import Threshold, Unit, parse_threshold
+from tracefile.records.arrays import FloatArray, IntArray
+from tracefile.records.errors import InputError
+
+EXAMPLE: Final = "ttft.p99<=500ms"
+_MOMENTS: Final[dict[str, Callable[[FloatArray], float]]] = {"mean": np.mean, "min": np.min, "max": np.max}
+_NO_ROWS: Final[IntArray] = np.empty(0, np.int64)
+RATES: Final = ("prompt_tps", "cached_tps", "uncached_tps", "completion_tps")
+SHARES: Final = ("success", "goodput")
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("_ms")
+
+
+_COLUMNS: Final[dict[str, Callable[[Run], FloatArray]]] = {**REQUEST_METRICS, "lag_ms": lag_ms_of}
+_OF_REQUEST: Final = {_plain(name): name for name in _COLUMNS}
+_OF_SESSION: Final = {f"session.{_plain(name)}": name for name in SESSION_METRICS}
+METRICS: Final = (*_OF_REQUEST, *_OF_SESSION, *RATES, "requests_per_s", *SHARES)
+"""Names that an SLO may limit; longer ones stand in ``per_request``, ``per_session`` and ``workload``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A threshold and, from a file, its name."""
+
+    threshold: Threshold
+    name: str | None = None
+
+
+def parse_slos(texts: Sequence[str], file: Path | None = None, labels: Sequence[str] = ()) -> tuple[Slo, ...]:
+    """Read the SLOs of ``--slo`` and of a TOML file; raises InputError for one that no trace could be judged by."""
+    found = [_parse("--slo", text, None, labels) for text in texts]
+    if file is not None:
+        found += [_parse(f"--slo-file {file}:", text, name, labels) for name, text in _read_file(file)]
+    return tuple(found)
+
+
+def _read_file(file: Path) -> Iterable[tuple[str | None, str]]:
+    """Read ``slos``: a list of thresholds, or a table from names to thresholds."""
+    try:
+        slos: Any = tomllib.loads(file.read_text(encoding="utf-8")).get("slos")
+    except OSError as error:
+        raise InputError(f"--slo-file {file}: {error.strerror or error}; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--slo-file {file}: {error}; expected TOML") from None
+    pairs: list[tuple[str | None, Any]] = []
+    if isinstance(slos, dict | list):
+        pairs = list(slos.items()) if isinstance(slos, dict) else [(None, one) for one in slos]
+    if not pairs or not all(isinstance(text, str) for _, text in pairs):
+        raise InputError(f'--slo-file {file}: slos: {slos!r:.60}; expected slos = ["{EXAMPLE}"], or a table of these')
+    return pairs
+
+
+def _parse(flag: str, text: str, name: str | None, labels: Sequence[str]) -> Slo:
+    threshold = parse_threshold(flag, text, metrics=METRICS, labels=labels)
+    fault = _fault(threshold)
+    if fault:
+        raise InputError(f"{flag} {text}: {fault}")
+    return Slo(threshold, name)
+
+
+def _fault(threshold: Threshold) -> str | None:
+    """Return the reason why no trace could be judged by it; null: there is none."""
+    metric, key = threshold.metric, threshold.key
+    if metric in RATES:
+        if threshold.percentile is not None or (key is not None and key not in WINDOWS):
+            return f"{metric}: expected it alone or one of {', '.join(f'{metric}.{one}' for one in WINDOWS)}"
+    elif metric in (*SHARES, "requests_per_s"):
+        if threshold.percentile is not None or key is not None:
+            return f"{metric}: a single number; expected {metric} alone"
+    elif (threshold.percentile is None) == (key is None) or (key is not None and key not in _MOMENTS):
+        return f"{metric}: a sample; expected {metric}.pNN, {metric}.mean, {metric}.min or {metric}.max"
+    if threshold.cohort is not None and metric not in _OF_REQUEST:
+        return f"{metric}: has no cohorts; expected it without {threshold.cohort!r}"
+    expected = unit_of(metric)
+    if threshold.unit != expected and not (expected == "share" and threshold.unit == "number"):
+        limits = {"ms": "a duration, such as 500ms", "share": "a percentage, such as 99%", "number": "a number"}
+        return f"a limit in {threshold.unit}; expected {limits[expected]}"
+    return None
+
+
+def unit_of(metric: str) -> Unit:
+    """Return the unit of a metric's limit."""
+    name = _OF_REQUEST.get(metric) or _OF_SESSION.get(metric) or metric
+    return "ms" if name.endswith("_ms") else "share" if metric in SHARES or "hit_rate" in name else "number"
+
+
+def check_slos(run: Run, slos: Sequence[Slo], workload: Workload) -> list[SloResult]:
+    """Judge each SLO; raises InputError naming a metric that the trace lacks."""
+    return [_judge(run, slo, workload) for slo in slos]
+
+
+def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
+    threshold = slo.threshold
+    found = _value(run, threshold, workload)
+    if found is None:
+        cohort = f" in {threshold.cohort}" if threshold.cohort else ""
+        raise InputError(
+            f"--slo {threshold.text}: {run.file} has no {threshold.metric}{cohort}; expected a trace with it"
+        )
+    value, n = found
+    return SloResult(
+        slo=threshold.text,
+        name=slo.name,
+        value=value,
+        unit=unit_of(threshold.metric),
+        met=threshold.holds(value),
+        n=n,
+    )
+
+
+def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, int] | None:
+    metric = threshold.metric
+    numbers: dict[str, float | None] = {
+        "success": float(np.mean(run.ok)),
+        "requests_per_s": workload.requests_per_s,
+        "goodput": workload.goodput.share if workload.goodput else None,
+    }
+    if metric in RATES:
+        numbers[metric] = getattr(getattr(workload, metric), threshold.key or "overall")
+    if metric in numbers:
+        value = numbers[metric]
+        return None if value is None else (value, len(run))
+    values = _sample(run, threshold)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    if threshold.percentile is not None:
+        return quantile_of(values, threshold.percentile / 100.0) or 0.0, len(values)
+    return float(_MOMENTS[threshold.key or "mean"](values)), len(values)
+
+
+def _sample(run: Run, threshold: Threshold) -> FloatArray:
+    metric = threshold.metric
+    if metric in _OF_SESSION:
+        sessions = measure_sessions(run)
+        values: FloatArray = getattr(sessions, _OF_SESSION[metric])[sessions.completed]
+        return values
+    if threshold.cohort is not None:
+        run = run.select(cohort_rows(own_traits(run)).get(threshold.cohort, _NO_ROWS))
+    return _COLUMNS[_OF_REQUEST[metric]](run)
+
+
+def goodput(run: Run, slos: Sequence[Slo]) -> Goodput | None:
+    """Count completed requests that keep the limit of every SLO on a metric with a value a request."""
+    limits = [
+        slo.threshold
+        for slo in slos
+        if slo.threshold.metric in _OF_REQUEST and _OF_REQUEST[slo.threshold.metric] not in PER_GAP
+    ]
+    if not limits:
+        return None
+    good = run.ok.copy()
+    for threshold in limits:
+        values = _COLUMNS[_OF_REQUEST[threshold.metric]](run)
+        kept = threshold.holds_each(values)
+        if threshold.cohort is not None:
+            judged = np.zeros(len(run), np.bool_)
+            judged[cohort_rows(own_traits(run)).get(threshold.cohort, _NO_ROWS)] = True
+            kept |= ~judged
+        good &= kept
+    wall_s = wall(run)[1]
+    n = int(np.count_nonzero(good))
+    tokens = float(np.nansum(known(run.output_tokens)[good]))
+    return Goodput(
+        requests=n,
+        share=n / len(run),
+        requests_per_s=n / wall_s if wall_s else None,
+        completion_tps=tokens / wall_s if wall_s else None,
+    )

@@ -1,0 +1,51 @@
+"""All metrics of one trace."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from measure.metrics.client import measure_client
+from measure.metrics.health import check_health
+from measure.metrics.hits import count_hits, measure_prefill
+from measure.metrics.requests import REQUEST_METRICS, request_counts
+from measure.metrics.results import SessionCounts, TraceMetrics
+from measure.metrics.sessions import SESSION_METRICS, measure_sessions
+from measure.metrics.slos import Slo, check_slos, goodput
+from measure.metrics.statistics import statistics_of
+from measure.metrics.workload import measure_workload, overview
+from measure.runs import Run, load_run
+
+
+def measure_trace(path: Path, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:
+    """Read a trace and measure it; raises InputError if it has no records, or lacks the metric of an SLO."""
+    return measure_run(load_run(path.name, path, named=False, reuse=True), gpus=gpus, slos=slos)
+
+
+def measure_run(run: Run, *, gpus: int | None = None, slos: Sequence[Slo] = ()) -> TraceMetrics:
+    """Measure a run. ``gpus``: null for the header's number."""
+    engine = run.meta.engine
+    workload = measure_workload(run, gpus or (engine.gpus if engine else None))
+    workload = msgspec.structs.replace(workload, goodput=goodput(run, slos))
+    client, hits, sessions = measure_client(run), count_hits(run), measure_sessions(run)
+    completed = int(sessions.completed.sum())
+    return TraceMetrics(
+        source=run.meta.source,
+        engine=" ".join(filter(None, [engine.name, engine.version])) or None if engine else None,
+        model=run.meta.model,
+        requests=request_counts(run),
+        per_request={name: statistics_of(values(run)) for name, values in REQUEST_METRICS.items()},
+        sessions=SessionCounts(
+            n=len(sessions.completed),
+            completed=completed,
+            per_s=completed / workload.wall_s if workload.wall_s else None,
+        ),
+        per_session={name: statistics_of(getattr(sessions, name)[sessions.completed]) for name in SESSION_METRICS},
+        workload=workload,
+        overview=overview(run, workload),
+        prefill=measure_prefill(run),
+        hits=hits,
+        client=client,
+        health=check_health(run, client, hits),
+        slos=check_slos(run, slos, workload),
+    )

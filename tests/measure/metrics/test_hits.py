@@ -1,0 +1,87 @@
+"""Cached tokens by three accounts, and the hits of an unlimited cache against a slow oracle."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from measure.metrics.hits import count_hits, measure_prefill
+from tests.measure.metrics.made import request, run_of
+from tests.measure.metrics.test_sessions import AGENT
+from tracefile import BlockHash, Engine, Record
+
+
+def test_three_accounts_and_where_they_part() -> None:
+    hits = count_hits(run_of(AGENT, block_size=16))
+    accounted, reported, simulated = (found["all"] for found in (hits.accounted, hits.reported, hits.simulated))
+    assert (accounted.tokens, reported.tokens, simulated.tokens) == (0 + 48 + 76, 0 + 32 + 64, 0 + 32 + 64)
+    assert accounted.rate == 124 / 176
+    assert hits.reported["turn1"].tokens == 0
+    assert hits.reported["turns2+"].rate == 96 / 144
+    (parting,) = hits.partings  # 48 against 32 is a block of 16; 76 against 64 is less
+    assert (parting.accounts, parting.requests, parting.tokens, parting.example) == ("reported < accounted", 1, 16, "2")
+
+
+def test_hits_are_whole_blocks_of_the_engine_and_leave_a_token_to_compute() -> None:
+    same = {"prompt_tokens": 64, "block_hashes": [1, 2, 3, 4]}
+    records = [request("a", 0.0, e2e_ms=1.0, **same), request("b", 5.0, e2e_ms=1.0, **same)]
+    assert run_of(records, block_size=16).reusable_tokens.tolist() == [0, 48]  # the fourth holds the last token
+    engine = Engine(block_size=32)
+    assert run_of(records, block_size=16, engine=engine).reusable_tokens.tolist() == [0, 32]
+    assert run_of(records).reusable_tokens.tolist() == [-1, -1]  # no block size: hashes say nothing
+
+
+def test_ttft_by_length() -> None:
+    run = run_of(
+        [
+            request("a", 0.0, ttft_ms=10.0, prompt_tokens=100, cached_tokens=100),
+            request("b", 0.0, ttft_ms=20.0, prompt_tokens=127, cached_tokens=0),
+            request("c", 0.0, ttft_ms=40.0, prompt_tokens=128),
+        ]
+    )
+    found = measure_prefill(run)
+    by_prompt = [(one.from_tokens, one.to_tokens, one.ttft_ms.n, one.ttft_ms.mean) for one in found.by_prompt_tokens]
+    assert by_prompt == [(64, 127, 2, 15.0), (128, 255, 1, 40.0)]
+    by_uncached = [(one.from_tokens, one.to_tokens, one.ttft_ms.p50) for one in found.by_uncached_tokens]
+    assert by_uncached == [(0, 0, 10.0), (64, 127, 20.0)]
+
+
+chains = st.lists(st.integers(0, 2), min_size=0, max_size=5)
+"""Forks of a tree: block i is named by the forks up to it."""
+
+
+@st.composite
+def records_of(draw: Any) -> list[Record]:
+    found = []
+    for number in range(draw(st.integers(1, 12))):
+        forks, outputs = draw(chains), draw(st.integers(0, 2))
+        blocks = [BlockHash(hash(tuple(forks[: at + 1])) % 2**64) for at in range(len(forks))]
+        beyond = [BlockHash(hash((*forks, "output", at)) % 2**64) for at in range(outputs)]
+        tokens = 4 * len(blocks) + draw(st.integers(0, 3))
+        times = {"e2e_ms": draw(st.integers(0, 5)) * 1.0}
+        known: dict[str, Any] = {"hashable_blocks": draw(st.none() | st.integers(0, len(blocks)))}
+        if draw(st.booleans()):
+            known |= {"block_hashes": blocks, "output_block_hashes": beyond}
+        found.append(request(f"r{number}", draw(st.integers(0, 9)) * 1.0, prompt_tokens=tokens, **times, **known))
+    return found
+
+
+@given(records_of())
+def test_an_unlimited_cache_by_a_set(records: list[Record]) -> None:
+    """Ends come before arrivals at the same time; requests that arrive together, in the order of the file."""
+    events = [(record.arrival_ms or 0.0, 1, row) for row, record in enumerate(records)]
+    events += [(record.end_ms() or 0.0, 0, row) for row, record in enumerate(records)]
+    seen: set[int] = set()
+    expected = [-1] * len(records)
+    for _, arrives, row in sorted(events):
+        record = records[row]
+        if record.block_hashes is None:
+            continue
+        true = record.block_hashes[: record.hashable_blocks]
+        if arrives:
+            leading = next((at for at, block in enumerate(true) if block not in seen), len(true))
+            expected[row] = min(4 * leading, max((record.prompt_tokens or 1) - 1, 0) // 4 * 4)
+            seen.update(true)
+        elif len(true) == len(record.block_hashes):
+            seen.update(record.output_block_hashes or [])
+    assert run_of(records, block_size=4).reusable_tokens.tolist() == expected

@@ -1,0 +1,100 @@
+"""Metrics of sessions by hand, and the three eligible hit rates where they differ."""
+
+import numpy as np
+
+from measure.metrics.sessions import accounted_tokens, measure_sessions
+from tests.measure.metrics.made import request, run_of
+
+# trie's example workload: prompts 32, 56 = 32 + 16 + 8 and 88 = 56 + 20 + 12; outputs 16, 20 and 64; blocks of 16.
+# The last token of an output has no KV: the first output fills no block, (32 + 16 − 1) // 16 = 2 blocks in all.
+AGENT = [
+    request(
+        "1",
+        0.0,
+        session_id="s",
+        turn=1,
+        ttft_ms=100.0,
+        itl_ms=[10.0] * 15,
+        e2e_ms=260.0,
+        prompt_tokens=32,
+        output_tokens=16,
+        cached_tokens=0,
+        block_hashes=[1, 2],
+        output_block_hashes=[],
+    ),
+    request(
+        "2",
+        1000.0,
+        session_id="s",
+        turn=2,
+        ttft_ms=50.0,
+        itl_ms=[20.0] * 19,
+        e2e_ms=430.0,
+        prompt_tokens=56,
+        output_tokens=20,
+        cached_tokens=32,
+        block_hashes=[1, 2, 3],
+        output_block_hashes=[4],
+    ),
+    request(
+        "3",
+        2000.0,
+        session_id="s",
+        turn=3,
+        ttft_ms=60.0,
+        e2e_ms=700.0,
+        prompt_tokens=88,
+        output_tokens=64,
+        cached_tokens=64,
+        block_hashes=[1, 2, 3, 4, 5],
+        output_block_hashes=[6, 7, 8, 9],
+    ),
+]
+
+
+def test_a_session_by_hand() -> None:
+    found = measure_sessions(run_of(AGENT, block_size=16))
+    assert found.completed.tolist() == [True]
+    assert found.requests.tolist() == [3.0]  # num_turns + 1
+    assert found.latency_ms.tolist() == [2700.0]  # 2000 + 700 − 0
+    assert found.ttft_ms.tolist() == [100.0]
+    assert found.ttfat_ms.tolist() == [2060.0]  # 2000 + 60 − 0
+    assert found.decode_tps.tolist() == [75.0]  # mean of 1000 / 10 and 1000 / 20; the third's reads are not known
+    assert found.hit_rate.tolist() == [96 / 176]  # (0 + 32 + 64) / (32 + 56 + 88)
+
+
+def test_on_an_engine_with_blocks_no_cache_reaches_100_percent_by_tries_formula() -> None:
+    found = measure_sessions(run_of(AGENT, block_size=16))
+    # Eligible: 0, 32 + 16 = 48 and 56 + 20 = 76 of which the blocks before the new tool output are 32 and 64.
+    assert found.eligible_hit_rate_trie.tolist() == [96 / 124]
+    assert found.eligible_hit_rate_evalscope.tolist() == [96 / 124]
+    assert found.eligible_hit_rate.tolist() == [1.0]  # 96 / (0 + 32 + 64)
+
+
+def test_where_sessions_share_a_prefix_tries_formula_passes_100_percent() -> None:
+    shared = {"prompt_tokens": 97, "output_tokens": 3, "block_hashes": [1, 2, 3, 4, 5, 6]}
+    later = {"prompt_tokens": 113, "output_tokens": 3, "block_hashes": [1, 2, 3, 4, 5, 6, 7]}
+    run = run_of(
+        [
+            request("a1", 0.0, session_id="a", e2e_ms=10.0, cached_tokens=0, **shared),
+            request("b1", 20.0, session_id="b", e2e_ms=10.0, cached_tokens=96, **shared),
+            request("b2", 40.0, session_id="b", e2e_ms=10.0, cached_tokens=96, **later),
+        ],
+        block_size=16,
+    )
+    found = measure_sessions(run)
+    assert found.eligible_hit_rate_trie[1] == 192 / 100  # b1's 96 are in the numerator alone
+    assert found.eligible_hit_rate_evalscope[1] == 96 / 100  # turn 1 in neither
+    assert found.eligible_hit_rate[1] == 192 / 192
+    assert np.isnan(found.eligible_hit_rate_trie[0])  # of a single request there is nothing eligible
+    assert np.isnan(found.eligible_hit_rate[0])
+    assert accounted_tokens(run).tolist() == [0, 0, 100]
+
+
+def test_requests_without_a_session_are_sessions_of_one() -> None:
+    records = [request("a", 0.0, ttft_ms=5.0, e2e_ms=9.0), request("b", 1.0, e2e_ms=3.0, status="error")]
+    found = measure_sessions(run_of(records))
+    assert found.completed.tolist() == [True, False]
+    assert found.latency_ms.tolist() == [9.0, 3.0]
+    assert found.ttft_ms[0] == found.ttfat_ms[0] == 5.0
+    assert np.isnan(found.hit_rate).all()

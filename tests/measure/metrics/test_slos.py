@@ -1,0 +1,114 @@
+"""SLOs: their grammar, their values on a trace, goodput, and what a trace cannot be judged by."""
+
+from pathlib import Path
+
+import pytest
+
+from measure.metrics.slos import METRICS, parse_slos
+from measure.metrics.trace import measure_run
+from tests.measure.metrics.made import request, run_of
+from tracefile.records.errors import InputError
+
+RUN = run_of(
+    [
+        request(
+            f"r{number}",
+            1000.0 * number,
+            session_id=f"s{number // 2}",
+            turn=1 + number % 2,
+            scheduled_ms=1000.0 * number - 1,
+            ttft_ms=100.0 + 100 * number,
+            itl_ms=[20.0, 30.0],
+            e2e_ms=500.0,
+            status="ok" if number < 9 else "error",
+            prompt_tokens=100,
+            cached_tokens=50,
+            output_tokens=3,
+        )
+        for number in range(10)
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("slo", "value", "met", "n"),
+    [
+        ("ttft.p50<=500ms", 500.0, True, 10),  # the 5th of 100, 200 … 1000
+        ("ttft.p90<900ms", 900.0, False, 10),
+        ("ttft.mean<=0.6s", 550.0, True, 10),
+        ("turns2+.ttft.max<=1s", 1000.0, True, 5),
+        ("turn1.ttft.p99<=0.8s", 900.0, False, 5),
+        ("itl.p75<=25ms", 30.0, False, 20),
+        ("session.ttfat.p90<=20s", 1800.0, True, 4),  # of the 4 sessions that completed: 1000 + 200 … 1000 + 800
+        ("session.hit_rate.p50>=50%", 0.5, True, 4),
+        ("success>=99%", 0.9, False, 10),
+        ("completion_tps>=2", 27 / 9.5, True, 10),
+        ("prompt_tps.steady<100", 700 / 7.6, True, 10),  # 7 of 9 ended after 1.9 s of 9.5
+        ("lag.p99<=1ms", 1.0, True, 10),
+    ],
+)
+def test_an_slo_on_a_trace(slo: str, value: float, met: bool, n: int) -> None:
+    (found,) = measure_run(RUN, slos=parse_slos([slo])).slos
+    assert (found.slo, found.met, found.n) == (slo, met, n)
+    assert found.value == pytest.approx(value)
+
+
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
+    good = measure_run(RUN, slos=parse_slos(["ttft.p99<=700ms", "turns2+.ttft.p90<=400ms", "goodput>=10%"])).workload
+    assert good.goodput is not None
+    # Turn 1: 100, 300, 500 and 700 ms; turn 2: 200 and 400 ms. The limits of a cohort bind no other request.
+    assert (good.goodput.requests, good.goodput.share) == (6, 0.6)
+    assert good.goodput.requests_per_s == 6 / 9.5
+    assert good.goodput.completion_tps == 18 / 9.5
+    assert measure_run(RUN, slos=parse_slos(["success>=1%"])).workload.goodput is None
+
+
+def test_slos_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "slo.toml"
+    file.write_text('slos = ["ttft.p99<=1s"]\n')
+    assert [(one.name, one.threshold.text) for one in parse_slos(["success>=1%"], file)] == [
+        (None, "success>=1%"),
+        (None, "ttft.p99<=1s"),
+    ]
+    file.write_text('[slos]\n"first token" = "ttft.p99<=1s"\n')
+    assert [(one.name, one.threshold.text) for one in parse_slos([], file)] == [("first token", "ttft.p99<=1s")]
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        ("ttfx.p99<=1s", "no metric 'ttfx'; expected one of ttft, "),
+        ("ttft<=1s", "ttft: a sample; expected ttft.pNN, ttft.mean, ttft.min or ttft.max"),
+        ("ttft.p99.mean<=1s", "ttft: a sample; expected ttft.pNN"),
+        ("ttft.p99<=1", "a limit in number; expected a duration, such as 500ms"),
+        ("success>=1s", "a limit in ms; expected a percentage, such as 99%"),
+        ("success.p99>=1%", "success: a single number; expected success alone"),
+        ("prompt_tps.p99>=1", "prompt_tps: expected it alone or one of prompt_tps.overall, prompt_tps.last_30s"),
+        ("turn1.session.ttft.p99<=1s", "session.ttft: has no cohorts; expected it without 'turn1'"),
+    ],
+)
+def test_an_slo_that_no_trace_could_be_judged_by(slo: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        parse_slos([slo])
+    assert str(raised.value).startswith(f"--slo {slo}: {said}")
+
+
+@pytest.mark.parametrize(
+    "slo", ["ttft.p99<=1s", "turns2+.e2e.p50<=1s", "session.eligible_hit_rate.p50>=1%", "goodput>=1%"]
+)
+def test_a_metric_that_the_trace_lacks_is_named(slo: str) -> None:
+    metric = slo.partition("<")[0].partition(">")[0]
+    with pytest.raises(InputError, match=r"run\.jsonl has no ") as raised:
+        measure_run(run_of([request("a", 0.0, e2e_ms=1.0)]), slos=parse_slos([slo]))
+    assert str(raised.value).startswith(f"--slo {slo}: run.jsonl has no ")
+    assert any(f" {name}" in str(raised.value) and name in metric for name in METRICS)
+
+
+@pytest.mark.parametrize("text", ["slos = 1", "slos = [1]", "slos = []", "other = []", "slos ="])
+def test_a_file_without_slos_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "slo.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"--slo-file .*slo\.toml: .*; expected "):
+        parse_slos([], file)
+    with pytest.raises(InputError, match="No such file or directory; expected a TOML file"):
+        parse_slos([], tmp_path / "absent.toml")

@@ -1,0 +1,86 @@
+"""Throughput in windows, requests in flight and evalscope's row, by hand."""
+
+from typing import Any
+
+import pytest
+
+from measure.metrics.results import Rates
+from measure.metrics.trace import measure_run
+from measure.metrics.workload import measure_workload
+from tests.measure.metrics.made import request, run_of
+from tracefile import Engine, Record, Workload
+
+
+def tokens(name: str, span_s: tuple[float, float], counts: tuple[int, int, int], **known: Any) -> Record:
+    """A request from arrival to end, with prompt, cached and output tokens."""
+    begin_s, end_s = span_s
+    named = dict(zip(("prompt_tokens", "cached_tokens", "output_tokens"), counts, strict=True))
+    return request(name, begin_s * 1000, e2e_ms=(end_s - begin_s) * 1000, **named, **known)
+
+
+# 100 s of wall time from the first arrival at 10 s: ends at 10, 20, 80 and 100 s after it.
+RUN = run_of(
+    [
+        tokens("a", (10, 20), (1000, 0, 100)),
+        tokens("b", (10, 30), (1000, 500, 100)),
+        tokens("c", (30, 90), (3000, 2000, 300)),
+        tokens("d", (90, 110), (2000, 1000, 200)),
+        tokens("e", (90, 100), (9999, 0, 999), status="error"),
+    ],
+    engine=Engine(gpus=4),
+    workload=Workload(extra={"parallel": 2, "rate": 0.5}),
+)
+
+
+def test_windows_are_slopes_of_the_cumulative_curve() -> None:
+    found = measure_workload(RUN, 4)
+    assert found.wall_s == 100.0
+    # Overall: all tokens / 100 s. Last 30 s: of c (at 80 s) and d. Steady: what ended after 20 s / 80 s.
+    assert found.prompt_tps == Rates(overall=70.0, last_30s=5000 / 30, steady=62.5, steady_per_gpu=15.625)
+    assert found.cached_tps == Rates(overall=35.0, last_30s=100.0, steady=37.5, steady_per_gpu=9.375)
+    assert found.uncached_tps == Rates(overall=35.0, last_30s=2000 / 30, steady=25.0, steady_per_gpu=6.25)
+    assert found.completion_tps == Rates(overall=7.0, last_30s=500 / 30, steady=6.25, steady_per_gpu=1.5625)
+    assert found.requests_per_s == 0.04
+
+
+def test_a_run_shorter_than_30_s_has_its_overall_rate_as_its_last() -> None:
+    found = measure_workload(run_of([tokens("a", (0, 10), (100, 0, 20))]), None).completion_tps
+    assert (found.overall, found.last_30s, found.steady, found.steady_per_gpu) == (2.0, 2.0, 2.5, None)
+
+
+def test_requests_in_flight_by_time() -> None:
+    found = measure_workload(RUN, None)
+    assert found.concurrency is not None
+    # 2 in flight for 10 s, 1 for 10 s, 1 for 60 s, 2 for 10 s, 1 for 10 s: 120 request-seconds in 100 s.
+    assert found.concurrency.mean == 1.2
+    assert (found.concurrency.p50, found.concurrency.p90, found.concurrency.max) == (1, 2, 2)
+    assert found.timeline is not None
+    assert sum(found.timeline.in_flight) / len(found.timeline.in_flight) == pytest.approx(1.2, abs=1e-3)
+    assert sum(found.timeline.completion_tps) * found.timeline.interval_s == pytest.approx(700, rel=1e-3)
+
+
+def test_throughput_of_one_stream_by_mean_tpot_and_by_p99_tbc() -> None:
+    run = run_of(
+        [
+            request("a", 0.0, ttft_ms=1.0, itl_ms=[10.0, 30.0], e2e_ms=50.0),
+            request("b", 0.0, ttft_ms=1.0, itl_ms=[30.0], e2e_ms=50.0),
+        ]
+    )
+    found = measure_workload(run, None)
+    assert found.tpot_based_tps == 40.0  # 1000 / mean(20, 30)
+    assert found.tbc_based_tps == 1000 / 30  # 1000 / p99(10, 30, 30)
+
+
+def test_evalscopes_row() -> None:
+    row = measure_run(RUN).overview
+    assert (row.concurrency, row.rate, row.n, row.rps, row.gen_tps, row.success) == (2, 0.5, 5, 0.04, 7.0, 0.8)
+
+
+def test_gpus_of_the_header_count_unless_the_command_says_otherwise() -> None:
+    assert measure_run(RUN).workload.completion_tps.steady_per_gpu == 6.25 / 4
+    assert measure_run(RUN, gpus=2).workload.completion_tps.steady_per_gpu == 6.25 / 2
+
+
+def test_a_trace_without_times_has_no_rates() -> None:
+    found = measure_run(run_of([request("a", float("nan"), prompt_tokens=5)])).workload
+    assert (found.wall_s, found.prompt_tps, found.concurrency, found.timeline) == (0.0, Rates(), None, None)

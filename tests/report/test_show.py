@@ -1,0 +1,58 @@
+"""``report show``: tables, one JSON object, SLOs as exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from report.__main__ import main
+from tests.jsonoutput import json_of
+from tests.report.conftest import MakeTrace
+from tracefile.records.errors import InputError
+
+STATISTICS = {"n", "mean", "min", "p50", "p90", "p95", "p99", "max"}
+
+
+def test_the_json_has_every_promised_key(make_trace: MakeTrace) -> None:
+    found = json_of(main, ["show", str(make_trace("a", sessions=12, turns=3))])
+    assert found["schema"] == "kvtape-metrics/1"
+    assert found["requests"] | {"n": 36, "completed": 35} == found["requests"]
+    assert {"success", "with_hit"} <= set(found["requests"])
+    names = {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "input_tokens", "output_tokens", "turns"}
+    assert all(set(found["per_request"][name]) == STATISTICS for name in names)
+    names = {"latency_ms", "ttft_ms", "ttfat_ms", "decode_tps", "hit_rate"}
+    names |= {"eligible_hit_rate_trie", "eligible_hit_rate_evalscope"}
+    assert all(set(found["per_session"][name]) == STATISTICS for name in names)
+    assert 0 < found["per_session"]["hit_rate"]["p50"] < 1  # a fraction
+    windows = {"overall", "last_30s", "steady", "steady_per_gpu"}
+    assert all(
+        set(found["workload"][f"{name}_tps"]) == windows for name in ("prompt", "cached", "uncached", "completion")
+    )
+
+
+def test_the_tables(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(make_trace("a", sessions=12, turns=3)), "--gpus", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a.jsonl: 35 of 36 requests completed (97.2 %), 11 of 12 sessions; 94.3 % of requests had a hit"
+    firsts = [line.split("  ")[0] for line in lines]
+    for title in ("per request", "TTFT ms", "per session", "TTFAT ms", "workload", "completion tok/s", "Conc"):
+        assert title in firsts
+    assert "steady/GPU" in next(line for line in lines if line.startswith("workload"))
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_missed_slo_is_exit_code_1(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(make_trace("a", sessions=12, turns=3))
+    assert main(["show", trace, "--slo", "ttft.p99<=1h"]) == 0
+    assert main(["show", trace, "--slo", "ttft.p99<=1ms", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out.partition("SLO met")[2].partition("\n")[2])["slos"][0]["met"] is False
+
+
+def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
+    trace = str(make_trace("a", sessions=12, turns=3))
+    with pytest.raises(InputError, match="--gpus: 0; expected 1 or more"):
+        main(["show", trace, "--gpus", "0"])
+    with pytest.raises(InputError, match=r"a\.jsonl has no lag"):
+        main(["show", trace, "--slo", "lag.p99<=1ms"])
+    with pytest.raises(InputError, match="absent"):
+        main(["show", str(tmp_path / "absent")])
