@@ -43,12 +43,12 @@ from loadgen.preparation import prepare_load_text
 from loadgen.runs.announcement import announce, tokenizer_words
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
-from loadgen.runs.outcome import RunOutcome, exit_code
+from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.progress import TargetRate
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import AT_DEADLINE
 from loadgen.runs.shardmessages import UNSENT
-from loadgen.runs.summary import print_summary, summarize, summary_lines
+from loadgen.runs.summary import Ending, print_summary, summarize, summary_lines
 from loadgen.text.prefixtruth import report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
 from loadgen.text.targettext import TargetText
@@ -374,10 +374,11 @@ def run_load(config: LoadConfig) -> int:
         known = [*recognition_notes(found), *known, *field_notes(asked, unread)]
         notes = [*known, *_notes(outcome, config), *truth_notes(truth)]
         facts = (before, control.facts())
-    summary = summarize(outcome, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
+    ending = Ending.of(config.trace, outcome, config.run)
+    summary = summarize(outcome, ending.metrics, pattern=config.arrivals, trace=config.trace, facts=facts, notes=notes)
     summary = msgspec.structs.replace(summary, prefix_truth=truth)
     print_summary(summary, summary_lines(summary, truth_lines(truth)), as_json=config.as_json)
-    return exit_code(outcome)
+    return ending.exit_code(outcome)
 
 
 def load_job(config: LoadConfig, dialect: Dialect, model: str, facts: EngineFacts, target: TargetText) -> LoadJob:

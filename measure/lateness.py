@@ -1,7 +1,5 @@
 """Lag |arrival − schedule|, ms, of requests that no concurrency limit queued, and the limit of trusted latencies."""
 
-LAG_LEVEL = 0.99
-"""A run is flagged by its lag at this level."""
 LATE_MS = 5.0
 LATE_SHARE_OF_TTFT = 0.01
 

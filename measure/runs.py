@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +42,8 @@ class Run:
     scheduled_ms: FloatArray
     held: BoolArray
     """True: the concurrency limit queued it."""
+    cancelled: BoolArray
+    """True: aborted at the end of the run's own time, as planned."""
     ttft_ms: FloatArray
     e2e_ms: FloatArray
     status: npt.NDArray[np.int8]
@@ -124,6 +127,8 @@ _NUMBERS: Final = {
 """Record field of each column of counts."""
 _TIMES: Final = ("arrival_ms", "scheduled_ms", "ttft_ms", "e2e_ms")
 _WORDS: Final = {"request_ids": "request_id", "sessions": "session_id", "parents": "parent_id"}
+AT_DEADLINE: Final = "deadline"
+"""Error of a request that the run's own end cancelled."""
 _STATUS_NUMBERS: Final[dict[str, int]] = {status: number for number, status in enumerate(STATUSES)}
 
 
@@ -144,6 +149,7 @@ class _Columns:
             "status": np.array([_STATUS_NUMBERS.get(word or "ok", 0) for word in batch.words("status")], np.int8),
             "streamed": batch.numbers("stream", UNKNOWN) != 0,
             "held": batch.numbers("held") == 1,
+            "cancelled": np.array([word == AT_DEADLINE for word in batch.words("error")], np.bool_),
             **_gaps(batch, self.rows),
         }
         for name, part in found.items():
@@ -194,7 +200,9 @@ def load_run(label: str, path: Path, *, named: bool = True, reuse: bool = False)
     """
     with open_trace(path) as reader:
         run = _collect(label, path.name, reader.meta, reader.batches(), reuse=reuse)
-        meta, warnings = reader.latest_meta if not named else reader.meta, tuple(reader.warnings)
+        # The end of a run completes what its header says of the load.
+        meta = msgspec.structs.replace(reader.meta, workload=reader.latest_meta.workload)
+        warnings = tuple(reader.warnings)
     if not len(run):
         raise InputError(f"{path}: no records; expected at least one request")
     return replace(run, digest=trace_digest(path) if named else "", meta=meta, warnings=warnings)

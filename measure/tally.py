@@ -1,4 +1,4 @@
-"""Counts and samples of a run so far, without records: enough for a live view and a summary.
+"""Counts of a run so far, and samples since the last look: enough for a live view. The trace has the rest.
 
 Each process of a run that sends has a tally; the parent adds them up.
 """
@@ -31,11 +31,8 @@ class Counts:
     looked_up_tokens: int = 0
     """Prompt tokens of the requests with cached tokens reported."""
     cached_tokens: int = 0
-    cached_reported: int = 0
     without_output_hashes: int = 0
     """Requests with status ok and unknown output ids."""
-    exact_output: int = 0
-    """Requests with status ok and as many output tokens as asked for."""
 
     @property
     def ended(self) -> int:
@@ -89,24 +86,15 @@ class Recent:
 
 @dataclass(slots=True)
 class Tally(Counts):
-    """Counts and samples of a run without its records; the parent adds up the tallies of its processes."""
+    """Counts of a run without its records; the parent adds up the tallies of its processes."""
 
-    ttft_ms: Sample = field(default_factory=Sample)
-    ttft_from_schedule_ms: Sample = field(default_factory=Sample)
-    itl_ms: Sample = field(default_factory=Sample)
-    """Gap over tokens, of each later read."""
-    tpot_ms: Sample = field(default_factory=Sample)
-    """Sum of a request's gaps over its tokens after the first read."""
-    e2e_ms: Sample = field(default_factory=Sample)
-    """Of requests with status ok."""
-    lag_ms: Sample = field(default_factory=Sample)
     recent: Recent = field(default_factory=Recent)
 
     def start(self) -> None:
         self.started += 1
         self.in_flight += 1
 
-    def finish(self, record: Record, *, held: bool, told: bool = False) -> None:
+    def finish(self, record: Record, *, told: bool = False) -> None:
         """Count a request that has ended. ``told``: ``recent`` already has its reads."""
         seen = self.recent
         if told:
@@ -115,8 +103,7 @@ class Tally(Counts):
         if record.error is not None:
             self.errors[record.error] += 1
         self.refused += record.http_status in REFUSED
-        self._add_lag(record, held)
-        self._add_latency(record)
+        self._add_lag(record)
         if not told:
             self._add_recent(record)
         self._add_tokens(record)
@@ -130,39 +117,21 @@ class Tally(Counts):
 
     def merge(self, other: "Tally") -> None:
         self.add_counts(other)
-        for mine, theirs in zip(self._samples(), other._samples(), strict=True):
-            mine.merge(theirs)
         self.recent.merge(other.recent)
 
     def check_integrity(self) -> None:
         assert 0 <= self.in_flight <= self.started - self.ended
         assert self.cached_tokens <= self.looked_up_tokens <= self.prompt_tokens
-        assert self.e2e_ms.count <= self.statuses["ok"]
-        for sample in self._samples():
+        for sample in (self.recent.ttft_ms, self.recent.itl_ms, self.recent.lag_ms):
             sample.check_integrity()
 
-    def _samples(self) -> tuple[Sample, ...]:
-        return (self.ttft_ms, self.ttft_from_schedule_ms, self.itl_ms, self.tpot_ms, self.e2e_ms, self.lag_ms)
-
-    def _add_lag(self, record: Record, held: bool) -> None:
+    def _add_lag(self, record: Record) -> None:
         if record.arrival_ms is None or record.scheduled_ms is None:
             return
-        self.held += held
-        if not held:
-            lag_ms = abs(record.arrival_ms - record.scheduled_ms)
-            self.lag_ms.add(lag_ms)
-            self.recent.lag_ms.add(lag_ms)
-
-    def _add_latency(self, record: Record) -> None:
-        if record.ttft_ms is not None and record.arrival_ms is not None:
-            self.ttft_ms.add(record.ttft_ms)
-            if record.scheduled_ms is not None:
-                self.ttft_from_schedule_ms.add(record.arrival_ms + record.ttft_ms - record.scheduled_ms)
-        self.itl_ms.extend(gaps_per_token(record))
-        if tokens := sum(record.itl_tokens):
-            self.tpot_ms.add(sum(record.itl_ms) / tokens)
-        if record.status == "ok" and record.e2e_ms is not None:
-            self.e2e_ms.add(record.e2e_ms)
+        if record.held:
+            self.held += 1
+        else:
+            self.recent.lag_ms.add(abs(record.arrival_ms - record.scheduled_ms))
 
     def _add_recent(self, record: Record) -> None:
         if record.ttft_ms is not None:
@@ -174,9 +143,7 @@ class Tally(Counts):
         self.output_tokens += record.output_tokens or 0
         if record.status == "ok":
             self.without_output_hashes += record.output_block_hashes is None
-            self.exact_output += record.output_tokens == record.max_tokens
         if record.cached_tokens is not None and record.prompt_tokens is not None:
-            self.cached_reported += 1
             self.cached_tokens += record.cached_tokens
             self.looked_up_tokens += record.prompt_tokens
 

@@ -27,10 +27,10 @@ from loadgen.core.runflags import add_target_arguments, output_of, run_flags
 from loadgen.runs.announcement import announce, tokenizer_words
 from loadgen.runs.driving import RunConfig, run_job
 from loadgen.runs.merging import refuse_lost_inputs
-from loadgen.runs.outcome import RunOutcome, exit_code
+from loadgen.runs.outcome import RunOutcome
 from loadgen.runs.refusal import Asked, check_fields, field_notes, refusal
 from loadgen.runs.resumption import HISTORY, last_header
-from loadgen.runs.summary import Summary, print_summary, summarize, summary_lines
+from loadgen.runs.summary import Ending, Summary, print_summary, summarize, summary_lines
 from loadgen.text.enginetokenizer import find_tokenizer, path_of
 from loadgen.text.prefixtruth import IDS, Examination, report_truth, truth_lines, truth_notes, truth_of
 from loadgen.text.spoken import Api
@@ -295,8 +295,9 @@ def report(
     in_words = before.tokenizer != IDS
     truth, counts = report_truth(before, truth_of(outcome.findings)), text_counts(outcome.findings)
     notes += [*truth_notes(truth), *text_notes(counts)]
+    ending = Ending.of(config.trace, outcome, config.run)
     summary = msgspec.structs.replace(
-        summarize(outcome, pattern=config.words()[0], trace=config.trace, facts=facts, notes=notes),
+        summarize(outcome, ending.metrics, pattern=config.words()[0], trace=config.trace, facts=facts, notes=notes),
         prefix_truth=truth if in_words else None,
     )
     told = [*account_lines(account), *fidelity_lines(fidelity, cold=config.cold_prompts)]
@@ -304,7 +305,7 @@ def report(
         told += [*truth_lines(truth), *text_lines(counts)]
     whole = ReplaySummary(summary, found.dialect.name, account, fidelity)
     print_summary(whole, summary_lines(summary, told), as_json=config.as_json)
-    return exit_code(outcome)
+    return ending.exit_code(outcome)
 
 
 def sent_earlier(config: ReplayConfig) -> int:
@@ -323,7 +324,7 @@ def session_notes(findings: Mapping[str, int], config: ReplayConfig) -> list[str
 
 def replay_meta(config: ReplayConfig, survey: Survey, model: str, facts: EngineFacts, found: Recognised) -> Meta:
     counters = {} if facts.counters is None else {"prefix_counters_before": msgspec.to_builtins(facts.counters)}
-    engine = facts.engine
+    engine = msgspec.structs.replace(facts.engine, gpus=config.run.gpus)
     if engine.name is None and found.certain:
         engine = msgspec.structs.replace(engine, name=found.dialect.name)
     # A cold run's hashes equal no other run's, whatever the capture's key was.

@@ -10,6 +10,8 @@ from engines.access import OPEN, Access, add_access_arguments, read_access
 from engines.recognition import CHOICES
 from loadgen.core.bodyfields import add_body_arguments
 from loadgen.core.request import SESSION_HEADER
+from measure.metrics.flags import add_gpus_argument, add_slo_arguments, checked_gpus
+from measure.metrics.slos import Slo, parse_slos
 from tracefile import InputError
 from tracefile.commandline.durations import duration
 from tracefile.storage.output import free_name
@@ -34,6 +36,10 @@ class RunFlags:
     resume: bool = False
     access: Access = OPEN
     """Keys, headers and TLS of every request and control call."""
+    gpus: int | None = None
+    """GPUs of the engine, kept in the trace's header; null: not said."""
+    slos: tuple[Slo, ...] = ()
+    """Checked at the run's end."""
 
     def __post_init__(self) -> None:
         if self.procs is not None and self.procs < 1:
@@ -82,6 +88,9 @@ def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; the text on stderr")
     add_body_arguments(parser)
     add_access_arguments(parser, "every request and control call")
+    judging = parser.add_argument_group("metrics at the end")
+    add_gpus_argument(judging)
+    add_slo_arguments(judging)
     _add_run_arguments(parser)
 
 
@@ -123,6 +132,8 @@ def run_flags(args: argparse.Namespace) -> RunFlags:
         log_interval_s=args.log_interval,
         resume=args.resume,
         access=read_access(args, api=args.api, url=args.url),
+        gpus=checked_gpus(args.gpus),
+        slos=parse_slos(args.slo, args.slo_file),
     )
 
 

@@ -25,7 +25,7 @@ def meta_of(job: LoadJob, facts: EngineFacts) -> Meta:
         tokenizer=job.target.tokenizer or ("ids" if config.api == "completions" else None),
         block_size=job.block_size,
         hash=msgspec.structs.replace(job.hasher().info, branches=job.branches or None),
-        engine=facts.engine,
+        engine=msgspec.structs.replace(facts.engine, gpus=config.run.gpus),
         workload=Workload(pattern=config.arrivals, seed=config.seed, extra=_shape(config)),
         extra=counters,
     )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from loadgen.runs.resumption import Resumed, resume_trace, resumed_at
 from loadgen.runs.shardmessages import Done, Failed, Progress, Ready, Setup
 from loadgen.runs.shardprocess import ShardProcess
 from loadgen.runs.shards import CORES_A_SHARD, Header, Host, Shards
+from measure.metrics.client import with_delays
 from tracefile import InputError, Meta, Workload
 from tracefile.storage.mending import mend
 from tracefile.storage.output import PROGRESS, check_output
@@ -165,12 +167,20 @@ class Run:
         outcome = outcome_of(words, self._parts, where=self._where, digest=self._digest, stopped=self._stopped)
         if self._in_parts:
             earlier = [] if self._resumed is None else [trace]
-            merge_parts(trace, [*earlier, *self._parts], self._meta)
+            merge_parts(trace, [*earlier, *self._parts], self._with_delays(words))
         elif outcome.failures and trace.exists():
             mend(trace)
         if refused is not None:
             raise InputError(refused)
         return outcome
+
+    def _with_delays(self, words: Sequence[Done | Failed]) -> Meta:
+        done = [word for word in words if isinstance(word, Done)]
+        loop_ms, crossing_ms = array("d"), array("d")
+        for word in done:
+            loop_ms += word.loop_delay_ms
+            crossing_ms += word.crossing_delay_ms
+        return with_delays(self._meta, loop_ms, crossing_ms)
 
     def tell_of_parts(self) -> None:
         left = [str(part) for part in self._parts if part.exists()]

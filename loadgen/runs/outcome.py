@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.core.job import add_shares
 from loadgen.runs.merging import record_lines
 from loadgen.runs.shardmessages import Done, Failed
-from measure.samples import Sample
 from measure.tally import Tally
 from tracefile import Meta
 from tracefile.records.decoding import KvtapeDecoder
@@ -42,8 +41,6 @@ class RunOutcome:
     seconds: float
     """From t = 0 to the last end."""
     shards: list[ShardUse]
-    loop_delay_ms: Sample = field(default_factory=Sample)
-    """Lateness of timers in the senders."""
 
 
 def outcome_of(
@@ -54,7 +51,7 @@ def outcome_of(
     digest: str,
     stopped: str | None,
 ) -> RunOutcome:
-    tally, delay_ms, findings, seconds = Tally(), Sample(), Counter[str](), 0.0
+    tally, findings, seconds = Tally(), Counter[str](), 0.0
     shards: list[ShardUse] = []
     done = [word for word in words if isinstance(word, Done)]
     for word, part, place in zip(words, parts, where, strict=True):
@@ -65,7 +62,6 @@ def outcome_of(
         shards.append(ShardUse(where=place, sent=own.started, shard_cpu_s=cpu_s[0], sender_cpu_s=cpu_s[1]))
     for word in done:
         findings.update(word.findings)
-        delay_ms.extend(word.loop_delay_ms)
     whole = len(done) == len(words)
     return RunOutcome(
         tally=tally,
@@ -76,19 +72,17 @@ def outcome_of(
         failures=[f"shard {index}: {word.text}" for index, word in enumerate(words) if isinstance(word, Failed)],
         seconds=seconds,
         shards=shards,
-        loop_delay_ms=delay_ms,
     )
 
 
 def recorded(part: Path) -> tuple[Tally, float]:
-    """Tally of a shard that died, from its records (without lag), and the end of the last one in seconds."""
+    """Tally of a shard that died, from its records, and the end of the last one in seconds."""
     tally, decoder, seconds = Tally(), KvtapeDecoder(Meta()), 0.0
     for line in record_lines(part):
         record = decoder.decode_without_faults(line, str(part))
         tally.started += 1
-        tally.finish(record, held=True, told=True)
+        tally.finish(record, told=True)
         seconds = max(seconds, (record.end_ms() or 0.0) / 1000)
-    tally.held = 0
     return tally, seconds
 
 

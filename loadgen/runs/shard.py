@@ -43,6 +43,7 @@ from loadgen.sending.crossing import (
 from loadgen.sending.crossing import encode as encode_order
 from loadgen.sending.lookahead import Clocks
 from loadgen.sending.planrun import FromSender, PlanRun
+from measure.metrics.client import with_delays
 from measure.tally import Tally
 from tracefile import InputError, TraceWriter
 from wire.errors import LossKind
@@ -211,6 +212,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
             heeding.cancel()
             telling.cancel()
             running.close()
+            writer.change_meta(with_delays(go.meta, running.loop_delay_ms, running.crossing_delay_ms))
     return Done(
         tally=tally,
         findings=opened.findings() | ({} if setup.ends_ms is None else {UNSENT: running.unsent}),
@@ -220,6 +222,7 @@ async def _run(setup: Setup, go: Go, opened: OpenJob, sender: SenderProcess, par
         shard_cpu_s=time.process_time() - cpu_before_s,
         sender_cpu_s=running.sender_cpu_ns / 1e9,
         loop_delay_ms=running.loop_delay_ms,
+        crossing_delay_ms=running.crossing_delay_ms,
     )
 
 

@@ -93,6 +93,8 @@ class Done:
     sender_cpu_s: float
     loop_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
     """Lateness of a timer in the sender, twenty times a second: the delay of a read's time stamp."""
+    crossing_delay_ms: "array[float]" = field(default_factory=lambda: array("d"))
+    """From responses' ends in the sender to the shard that builds what follows, once a batch."""
 
 
 @dataclass(frozen=True, slots=True)

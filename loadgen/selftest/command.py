@@ -171,14 +171,14 @@ class Runner:
         flags = ["--pattern", "constant", "--rate", f"{rate:g}", "--duration", f"{seconds:g}s"]
         run = self._run(server, f"at {rate:g}", PACED_OUTPUT, SHORT_PROMPT, flags)
         errors_ms = ttft_errors_ms(run.served, told_ttfts_ns(run.trace, run.served))
-        lag = run.summary["lag"] or {}
+        lag = (run.summary["metrics"] or {"client": {"lag_ms": None}})["client"]["lag_ms"] or {}
         return RateTruth(
             rate=rate,
             requests=len(run.served),
             ttft_error_p50_ms=_rounded(quantile(errors_ms, 0.5)),
             ttft_error_p99_ms=_rounded(quantile(errors_ms, 0.99)),
-            lag_p50_ms=lag.get("p50_ms"),
-            lag_p99_ms=lag.get("p99_ms"),
+            lag_p50_ms=_rounded(lag.get("p50")),
+            lag_p99_ms=_rounded(lag.get("p99")),
             client_cpu=run.summary["client_cpu"],
         )
 

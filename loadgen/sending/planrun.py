@@ -101,6 +101,7 @@ class PlanRun:
         self.unsent = 0
         """Requests that were due at the end, without a free slot."""
         self.loop_delay_ms = array("d")
+        self.crossing_delay_ms = array("d")
 
     def start(self) -> None:
         self._deadline.set(self._ends_ns)
@@ -131,6 +132,8 @@ class PlanRun:
             self._tally.started, self._tally.in_flight = message.started - self._expired, message.in_flight
             self._lookahead.started(message.started)
         if isinstance(message, Batch):
+            if message.ended:
+                self.crossing_delay_ms.append((self._clock() - message.ended[-1].end_ns) / 1e6)
             self._ended += message.ended
             self._forget(message.expired)
         elif isinstance(message, Pulse):

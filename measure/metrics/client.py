@@ -1,5 +1,6 @@
 """The client's own part in a run's times: lag behind the plan, and delays inside it as the trace keeps them."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +11,7 @@ from measure.metrics.results import Client, Statistics
 from measure.metrics.statistics import quantile_of, statistics_of
 from measure.runs import Run
 from tracefile.records.arrays import FloatArray
-from tracefile.records.schema import Meta
+from tracefile.records.schema import Meta, Workload
 
 DELAYS: Final = "client_delays"
 """Key of the header's ``workload`` that a run's end adds: ``loop_ms`` and ``crossing_ms``, each as statistics."""
@@ -39,6 +40,15 @@ def measure_client(run: Run) -> Client:
         loop_delay_ms=delays.get("loop_ms"),
         crossing_delay_ms=delays.get("crossing_ms"),
     )
+
+
+def with_delays(meta: Meta, loop_ms: Sequence[float], crossing_ms: Sequence[float]) -> Meta:
+    """Return the header with the delays of a run that has ended."""
+    found = {"loop_ms": statistics_of(np.array(loop_ms)), "crossing_ms": statistics_of(np.array(crossing_ms))}
+    told = {name: msgspec.to_builtins(one) for name, one in found.items() if one is not None}
+    workload = meta.workload or Workload()
+    workload = msgspec.structs.replace(workload, extra=workload.extra | {DELAYS: told})
+    return msgspec.structs.replace(meta, workload=workload) if told else meta
 
 
 def kept_delays(meta: Meta) -> dict[str, Statistics]:

@@ -7,7 +7,7 @@ from measure.metrics.slos import EXAMPLE
 from tracefile.records.errors import InputError
 
 
-def add_slo_arguments(parser: argparse.ArgumentParser, label: str = "") -> None:
+def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> None:
     """Add ``--slo`` and ``--slo-file``; ``label``: the form's beginning where there are several traces."""
     parser.add_argument(
         "--slo",
@@ -19,7 +19,7 @@ def add_slo_arguments(parser: argparse.ArgumentParser, label: str = "") -> None:
     parser.add_argument("--slo-file", type=Path, metavar="FILE", help="TOML with slos = [EXPRESSION, …], or a table")
 
 
-def add_gpus_argument(parser: argparse.ArgumentParser) -> None:
+def add_gpus_argument(parser: argparse._ActionsContainer) -> None:
     """Add ``--gpus``."""
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the engine, for throughput per GPU")
 

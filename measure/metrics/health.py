@@ -106,8 +106,9 @@ def _order(examined: Examined) -> HealthCheck:
     return _counted(name, int(np.count_nonzero(early)), len(early), "began before the turn before ended", where)
 
 
-def _lag(examined: Examined) -> HealthCheck:
-    name, client = "lag", examined.client
+def check_lag(client: Client) -> HealthCheck:
+    """Check how many requests were late; also for the note of a comparison."""
+    name = "lag"
     if client.lag_ms is None:
         return _unknown(name, "no plan")
     late = f"late by more than {duration(client.limit_ms)}; lag p99 {duration(client.lag_ms.p99)}"
@@ -199,12 +200,14 @@ def _hit_accounting(examined: Examined) -> HealthCheck:
 
 def _success(examined: Examined) -> HealthCheck:
     run = examined.run
-    failed = len(run) - int(np.count_nonzero(run.ok))
+    failed, cancelled = (int(np.count_nonzero(one)) for one in (~run.ok & ~run.cancelled, run.cancelled))
     where = "statuses and errors; turns that did not come lower hit rates"
-    return _counted("success", failed, len(run), "did not end well", where)
+    return _counted("success", failed, len(run) - cancelled, "did not end well", where)
 
 
 CHECKS: Final[tuple[Callable[[Examined], HealthCheck], ...]] = (
-    *(_success, _arrival_rate, _prompt_length, _output_length, _order, _lag, _loop_delay, _crossing_delay),
+    *(_success, _arrival_rate, _prompt_length, _output_length, _order),
+    lambda examined: check_lag(examined.client),
+    *(_loop_delay, _crossing_delay),
     *(_warm_up, _idle, _tokenizer, _hit_accounting),
 )

@@ -66,15 +66,22 @@ REQUEST_METRICS: Final[dict[str, Callable[[Run], FloatArray]]] = {
 PER_GAP: Final = ("itl_ms", "tbc_ms")
 
 
+def success(run: Run) -> float:
+    """Return the share of requests with status ok, of those that the run's own end did not cancel."""
+    judged = len(run) - int(np.count_nonzero(run.cancelled))
+    return int(np.count_nonzero(run.ok)) / judged if judged else 0.0
+
+
 def request_counts(run: Run) -> RequestCounts:
     """Count requests by their end and by their hits."""
     counted = np.bincount(run.status, minlength=len(STATUSES)).tolist()
     reported = run.cached_tokens != UNKNOWN
-    n_reported = int(np.count_nonzero(reported))
+    n_reported, cancelled = int(np.count_nonzero(reported)), int(np.count_nonzero(run.cancelled))
     return RequestCounts(
         n=len(run),
         completed=counted[0],
-        success=counted[0] / len(run),
+        cancelled=cancelled,
+        success=success(run),
         statuses={status: count for status, count in zip(STATUSES, counted, strict=True) if count},
         hit_reported=n_reported,
         with_hit=int(np.count_nonzero(run.cached_tokens > 0)) / n_reported if n_reported else None,

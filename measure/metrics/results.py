@@ -33,7 +33,10 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     completed: int
     """Ended with status ok."""
+    cancelled: int
+    """Aborted at the end of the run's own time, as planned."""
     success: float
+    """Completed, of those that were not cancelled."""
     statuses: dict[str, int]
     hit_reported: int
     """Requests with a reported count of cached tokens."""

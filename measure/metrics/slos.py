@@ -10,7 +10,7 @@ import numpy as np
 
 from measure.cohorts import cohort_rows, own_traits
 from measure.metrics.client import lag_ms_of
-from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known
+from measure.metrics.requests import PER_GAP, REQUEST_METRICS, known, success
 from measure.metrics.results import WINDOWS, Goodput, SloResult, Workload
 from measure.metrics.sessions import SESSION_METRICS, measure_sessions
 from measure.metrics.statistics import quantile_of
@@ -131,7 +131,7 @@ def _judge(run: Run, slo: Slo, workload: Workload) -> SloResult:
 def _value(run: Run, threshold: Threshold, workload: Workload) -> tuple[float, int] | None:
     metric = threshold.metric
     numbers: dict[str, float | None] = {
-        "success": float(np.mean(run.ok)),
+        "success": success(run),
         "requests_per_s": workload.requests_per_s,
         "goodput": workload.goodput.share if workload.goodput else None,
     }

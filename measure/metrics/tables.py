@@ -119,7 +119,7 @@ def _further(found: Workload, sessions_per_s: float | None) -> Iterator[str]:
     yield f"wall time {found.wall_s:,.1f} s, {_rate_text(sessions_per_s)} sessions/s"
     flight = found.concurrency
     if flight is not None:
-        yield f"in flight: mean {rate(flight.mean)}, p50 {flight.p50:,}, p90 {flight.p90:,}, max {flight.max:,}"
+        yield f"concurrency: mean {rate(flight.mean)}, p50 {flight.p50:,}, p90 {flight.p90:,}, max {flight.max:,}"
     if found.tpot_based_tps is not None:
         tbc = _rate_text(found.tbc_based_tps)
         yield f"tok/s of one stream: {rate(found.tpot_based_tps)} by mean TPOT, {tbc} by p99 TBC"

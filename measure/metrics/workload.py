@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from measure.metrics.requests import known
+from measure.metrics.requests import known, success
 from measure.metrics.results import Concurrency, Overview, Rates, Timeline, Workload
 from measure.metrics.statistics import quantile_of
 from measure.quantiles import ROUNDING
@@ -124,7 +124,7 @@ def overview(run: Run, workload: Workload) -> Overview:
         n=len(run),
         rps=workload.requests_per_s,
         gen_tps=workload.completion_tps.overall,
-        success=float(np.mean(run.ok)),
+        success=success(run),
     )
 
 

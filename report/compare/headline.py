@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from measure.cohorts import ALL, FIRST_TURN, LATER_TURNS, cohort_title
+from measure.metrics.client import measure_client
+from measure.metrics.health import check_lag
 from measure.runs import Run
-from measure.waits import client_lag
 from measure.wording import factor, listed, rounded_hits, share, signed_percent
 from report.compare.results import Pair, Provenance, QuantileError
 from tracefile.records.errors import USAGE_ADVICE
@@ -126,13 +127,9 @@ def _of_run(run: Run) -> list[str]:
         notes.append(f"{run.label}: {whole:,} of {len(run):,} responses came whole: no TTFT, no ITL.")
     if run.meta.source == "sim" and "validation" in run.meta.extra:
         notes.append(f"{run.label}: {run.meta.extra['validation']}.")
-    lag = client_lag(run)
-    if lag is not None and lag.flagged:
-        notes.append(
-            f"{run.label}: the client was late: lag p99 {lag.p99_ms:.1f} ms is above {lag.limit_ms:.1f} ms "
-            f"({lag.late:,} of {lag.requests:,} requests are); trust none of its latencies: repeat it on an idle "
-            "machine."
-        )
+    lag = check_lag(measure_client(run))
+    if lag.verdict == "bad":
+        notes.append(f"{run.label}: the client was late: {lag.figure}; repeat it ({lag.where}).")
     return notes
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadgen.__main__ import main
+from report.__main__ import main as report
 from tests.jsonoutput import json_of
 from tests.warmstart import WarmPopen
 from tracefile import BlockHasher, InputError, Record, keyed_id, load_key, load_trace
@@ -194,10 +195,30 @@ def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
     summary = json_of(main, ["--url", engine.url, "-o", str(tmp_path / "t"), *SESSIONS])
     assert summary["sent"] == 18
     assert summary["statuses"] == {"ok": 18}
-    assert summary["exact_output_share"] == 1.0
     assert summary["counters_before"] == {"queries": 0, "hits": 0}
     assert summary["counters_after"] == {"queries": engine.cache.queries, "hits": engine.cache.hits}
-    assert summary["cached_share"] == pytest.approx(engine.cache.hits / engine.cache.queries, abs=1e-6)
+    metrics = summary["metrics"]
+    assert metrics["hits"]["reported"]["all"]["rate"] == engine.cache.hits / engine.cache.queries
+    assert metrics == json_of(report, ["show", str(tmp_path / "t")])
+
+
+def test_an_slo_decides_the_exit_code_once_everything_is_told(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--rate", "100", "--number", "3", "--gpus", "2"]
+    kept = ["--slo", "ttft.p99<=1h", "--slo", "completion_tps.steady_per_gpu>0"]
+    assert load(engine, tmp_path / "t", [*few, *kept]) == 0
+    engine_facts = load_trace(tmp_path / "t")[0].engine
+    assert engine_facts is not None
+    assert engine_facts.gpus == 2
+    assert load(engine, tmp_path / "u", [*few, "--slo", "ttft.p99<=0.001ms"]) == 1
+    assert "SLO MISSED: ttft.p99<=0.001ms" in capsys.readouterr().out
+    with pytest.raises(InputError, match="no metric 'ttfx'"):
+        load(engine, tmp_path / "v", [*few, "--slo", "ttfx.p99<=1s"])
+    assert not (tmp_path / "v").exists()
+    with pytest.raises(InputError, match="w has no ttft; expected a trace with it"):
+        load(engine, tmp_path / "w", [*few, "--no-stream", "--slo", "ttft.p99<=1s"])
+    assert "E2E ms" in capsys.readouterr().out
 
 
 def test_ids_beyond_the_vocabulary_are_told_from_prompts_beyond_the_context(engine: Any, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_whole_responses_have_no_ttft(engine: Any, tmp_path: Path, capsys: pytes
     engine.first_token_s = 0.3  # longer than a pulse: what is in flight has no live TTFT either
     summary = json_of(main, to(engine, tmp_path / "t", *FEW, "--no-stream", "--turns", "2"))
     assert summary["statuses"] == {"ok": 6}
-    assert (summary["ttft"], summary["itl"], summary["exact_output_share"]) == (None, None, 1.0)
+    assert (summary["metrics"]["per_request"]["ttft_ms"], summary["metrics"]["per_request"]["itl_ms"]) == (None, None)
     assert any(note.startswith("--no-stream: responses come whole") for note in summary["notes"])
     assert not any("stream_options" in body for body in engine.seen)
     meta, records = load_trace(tmp_path / "t")

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from measure.lateness import late_limit_ms
+from measure.metrics.client import measure_client
+from measure.metrics.health import check_lag
+from measure.metrics.results import Client
 from measure.runs import load_run
-from measure.waits import client_lag
 from report.__main__ import main
 from tracefile import Meta, Record, RequestId, TraceWriter, Workload
 from tracefile.records.schema import Source
@@ -22,16 +24,17 @@ def trace_of(
     *,
     ttft_ms: float = 100.0,
     source: Source = "client",
-    **workload: object,
+    held: bool | None = None,
 ) -> Path:
     """One request a second, each sent so much after its time; null: it had none."""
-    with TraceWriter(path, Meta(source=source, workload=Workload(pattern="constant", extra=workload))) as writer:
+    with TraceWriter(path, Meta(source=source, workload=Workload(pattern="constant"))) as writer:
         for number, lag_ms in enumerate(lags_ms):
             due_ms = None if lag_ms is None else 1000.0 * number
             writer.write(
                 Record(
                     request_id=RequestId(f"r{number}"),
                     scheduled_ms=due_ms,
+                    held=held,
                     arrival_ms=1000.0 * number + (lag_ms or 0.0),
                     ttft_ms=ttft_ms,
                     e2e_ms=ttft_ms,
@@ -52,32 +55,35 @@ def test_the_limit_is_5_ms_or_a_hundredth_of_the_ttft() -> None:
     assert late_limit_ms(2000.0) == 20.0
 
 
+def client_of(trace: Path) -> Client:
+    return measure_client(load_run("x", trace))
+
+
 def test_a_late_run_is_said_to_be(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path / "t.jsonl", [0.1] * 97 + [9.0, 9.0, 9.0])
-    said = "the client was late: lag p99 9.0 ms is above 5.0 ms (3 of 100 requests are); trust none of its latencies"
-    assert f"load: {said}: repeat it on an idle machine." in notes_of(trace)
+    trace = trace_of(tmp_path / "t.jsonl", [0.1] * 94 + [9.0] * 6)
+    said = "the client was late: 6 of 100 late by more than 5.0 ms; lag p99 9.0 ms; repeat it (idle machine, "
+    assert any(note.startswith(f"load: {said}") for note in notes_of(trace))
 
 
 def test_a_slow_engine_allows_as_much_more(tmp_path: Path) -> None:
-    lag = client_lag(load_run("x", trace_of(tmp_path / "t.jsonl", [9.0] * 50, ttft_ms=1000.0)))
-    assert lag is not None
-    assert (lag.requests, lag.limit_ms, lag.late, lag.flagged) == (50, 10.0, 0, False)
+    found = client_of(trace_of(tmp_path / "t.jsonl", [9.0] * 50, ttft_ms=1000.0))
+    assert found.lag_ms is not None
+    assert (found.lag_ms.n, found.limit_ms, found.late) == (50, 10.0, 0)
 
 
-def test_one_late_request_of_many_is_no_late_run(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path / "t.jsonl", [*[0.0] * 199, 50.0])
-    lag = client_lag(load_run("x", trace))
-    assert lag is not None
-    assert (lag.late, lag.flagged) == (1, False)
+def test_one_late_request_of_sixty_is_one_of_sixty(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "t.jsonl", [*[0.0] * 59, 50.0])
+    found = check_lag(client_of(trace))
+    assert (found.verdict, found.figure) == ("look", "1 of 60 late by more than 5.0 ms; lag p99 50 ms")
     assert not [note for note in notes_of(trace) if "late" in note]
 
 
 @pytest.mark.parametrize("source", ["tap", "sim"])
 def test_who_plans_nothing_is_not_late(tmp_path: Path, source: Source) -> None:
-    assert client_lag(load_run("x", trace_of(tmp_path / "t.jsonl", [90.0] * 50, source=source))) is None
+    assert client_of(trace_of(tmp_path / "t.jsonl", [90.0] * 50, source=source)).lag_ms is None
 
 
 def test_waiting_for_a_slot_is_no_lateness(tmp_path: Path) -> None:
-    assert client_lag(load_run("x", trace_of(tmp_path / "t.jsonl", [90.0] * 50, parallel=4))) is None
-    assert client_lag(load_run("x", trace_of(tmp_path / "u.jsonl", [90.0] * 50, parallel=None))) is not None
-    assert client_lag(load_run("x", trace_of(tmp_path / "v.jsonl", [None] * 50))) is None
+    found = client_of(trace_of(tmp_path / "t.jsonl", [90.0] * 50, held=True))
+    assert (found.lag_ms, found.late, found.held) == (None, 0, 50)
+    assert client_of(trace_of(tmp_path / "v.jsonl", [None] * 50)).lag_ms is None

@@ -86,7 +86,7 @@ def tally_of(*records: Record) -> Tally:
     for each in records:
         tally.start()
         tally.in_flight -= 1
-        tally.finish(each, held=False)
+        tally.finish(each)
     tally.check_integrity()
     return tally
 
@@ -100,12 +100,9 @@ A, B = (
 def test_what_a_tally_says_of_requests() -> None:
     tally = tally_of(A, B)
     assert (tally.started, tally.ended, tally.failed, tally.refused) == (2, 2, 1, 1)
-    assert tally.ttft_ms.values.tolist() == [30.0]
-    assert tally.ttft_from_schedule_ms.values.tolist() == [32.0]
-    assert tally.itl_ms.values.tolist() == [4.0, 4.0]  # per token of each read
-    assert tally.tpot_ms.values.tolist() == [4.0]
-    assert tally.e2e_ms.values.tolist() == [50.0]  # of what ended well alone
-    assert tally.lag_ms.values.tolist() == [2.0, 2.0]
+    assert tally.recent.ttft_ms.values.tolist() == [30.0]
+    assert tally.recent.itl_ms.values.tolist() == [4.0, 4.0]  # per token of each read
+    assert tally.recent.lag_ms.values.tolist() == [2.0, 2.0]
     assert (tally.prompt_tokens, tally.looked_up_tokens, tally.cached_tokens) == (200, 200, 128)
 
 
@@ -129,17 +126,21 @@ def test_refusals_tell_of_the_whole_run_once_they_are_as_many_as_are_in_flight()
 def test_waits_that_were_told_as_they_ended_are_not_recent_twice() -> None:
     tally = Tally()
     tally.start()
-    tally.finish(A, held=False, told=True)
+    tally.finish(A, told=True)
     recent = tally.take_recent()
     assert (recent.ttft_ms.count, recent.itl_ms.count, recent.lag_ms.count) == (0, 0, 1)
-    assert (tally.ttft_ms.count, tally.itl_ms.count) == (1, 2)
+
+
+def test_a_wait_for_a_slot_is_counted_and_is_no_lag() -> None:
+    tally = tally_of(record("c", held=True))
+    assert (tally.held, tally.recent.lag_ms.count) == (1, 0)
 
 
 def test_what_is_recent_came_since_it_was_last_taken() -> None:
     tally = tally_of(A)
     counts, first = tally.counts(), tally.take_recent()
     tally.start()
-    assert (first.ttft_ms.count, tally.take_recent().ttft_ms.count, tally.ttft_ms.count) == (1, 0, 1)
+    assert (first.ttft_ms.count, tally.take_recent().ttft_ms.count) == (1, 0)
     assert (counts.started, tally.counts().started) == (1, 2)
     tally.statuses["ok"] += 1
     assert counts.statuses == {"ok": 1}  # told is told
