@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from measure.metrics.flags import add_slo_arguments
+from measure.metrics.slos import parse_slos
 from report.compare.comparison import CompareConfig, compare
 from report.compare.terminal import console_for, print_comparison
 from report.output import print_json, write_page
@@ -59,19 +61,22 @@ def main(argv: Sequence[str]) -> int:
     if flags.json:
         print_json(compared.result)
     print_comparison(compared.result, console_for(json=flags.json))
-    return 0 if comparable and all(gate.passed for gate in compared.result.gates) else 1
+    kept = all(slo.met for slos in compared.result.slos.values() for slo in slos)
+    return 0 if comparable and kept and all(gate.passed for gate in compared.result.gates) else 1
 
 
 def _config(flags: argparse.Namespace) -> CompareConfig:
     if flags.bootstrap < 0:
         raise InputError(f"--bootstrap {flags.bootstrap}: expected 0 or more draws")
+    traces = {label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()}
     return CompareConfig(
-        traces={label: Path(path) for label, path in _assignments(flags.traces, "LABEL=TRACE").items()},
+        traces=traces,
         truths=_assignments(flags.truth, "--truth LABEL=TRUTH_LABEL"),
         yardstick=flags.repeat,
         seed=flags.seed,
         bootstrap=flags.bootstrap,
         gates=tuple(flags.gate),
+        slos=parse_slos(flags.slo, flags.slo_file, list(traces)),
     )
 
 
@@ -116,6 +121,7 @@ def _parser() -> Parser:
         metavar="EXPRESSION",
         help="exit 1 unless it holds: [LABEL.][COHORT.]metric.pNN<=LIMIT (repeatable)",
     )
+    add_slo_arguments(sub, "[LABEL.]")
     curve = commands.add_parser(
         "curve",
         help="draw what sim curve, sim misses and sim reuse found",

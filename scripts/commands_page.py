@@ -13,6 +13,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 PROGRAMS = ("tap", "loadgen", "replay", "sim", "report", "tracefile")
 MANY = 2
 """A flag with the same meaning in so many commands is described once."""
+LISTED = 20
+"""Most flags in a sentence."""
 HEAD = """# Commands and their flags
 
 After this page you know every flag of every command. `python -m scripts.commands_page` makes it of the commands' help.
@@ -107,9 +109,9 @@ def section(command: str, parser: argparse.ArgumentParser, shared: set[str]) -> 
     if own:
         lines += ["| flag | meaning |", "|---|---|", *own, ""]
     others = [name_of(line) for line in rows if line in shared]
-    if others:
-        flags = ", ".join(f"`{flag}`" for flag in others)
-        lines += [f"[Shared](#shared-flags): {flags}.", ""]
+    for start in range(0, len(others), LISTED):
+        flags = ", ".join(f"`{flag}`" for flag in others[start : start + LISTED])
+        lines += [f"[Shared](#shared-flags){', too' if start else ''}: {flags}.", ""]
     return "\n".join(lines)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.cohorts import MAIN, Traits, borrowed_traits, cohort_rows, own_traits
+from measure.metrics.slos import Slo
+from measure.metrics.trace import measure_run
 from measure.resampling import CONFIDENCE, busy_units, draw_weights
 from measure.runs import STATUSES, UNKNOWN, Run, load_run
 from measure.survival import Waits
@@ -61,6 +63,7 @@ class CompareConfig:
     seed: int
     bootstrap: int
     gates: tuple[str, ...] = ()
+    slos: tuple[Slo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,16 @@ def compare(config: CompareConfig) -> Compared:
     truths = resolve_truths(list(config.traces), config.truths)
     gates = tuple(parse_gate(text, list(config.traces), list(truths)) for text in config.gates)
     question = Question(truths, find_yardstick(config.yardstick, truths), config.seed, config.bootstrap, gates)
-    return compare_runs({label: load_run(label, path) for label, path in config.traces.items()}, question)
+    runs = {label: load_run(label, path, reuse=bool(config.slos)) for label, path in config.traces.items()}
+    compared = compare_runs(runs, question)
+    if not config.slos:
+        return compared
+    slos = {label: measure_run(run, slos=_asked_of(label, config.slos)).slos for label, run in runs.items()}
+    return replace(compared, result=msgspec.structs.replace(compared.result, slos=slos))
+
+
+def _asked_of(label: str, slos: Sequence[Slo]) -> list[Slo]:
+    return [slo for slo in slos if slo.threshold.label in (None, label)]
 
 
 def compare_runs(runs: Mapping[str, Run], question: Question, members: Members | None = None) -> Compared:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from measure.metrics.results import SloResult
+
 SCHEMA = "kvtape-compare/1"
 LEVELS: dict[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
@@ -243,5 +245,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     baselines: dict[str, dict[str, DurationError]] = {}
     """TTFT of simpler predictors against the first label, by predictor and cohort."""
     gates: list[GateResult] = []
+    slos: dict[str, list[SloResult]] = {}
+    """By label."""
     next_steps: list[str] = []
     """Likely causes of failed gates, and the command that settles each."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from measure.cohorts import MAIN, cohort_order, cohort_title
+from measure.metrics.tables import slo_lines
 from measure.table import table_lines
 from measure.wording import NOTHING, duration_ms, share, signed_percent
 from report.compare.cells import JUDGED_LEVELS
@@ -57,6 +58,9 @@ def _parts(result: Comparison) -> Iterator[tuple[str, str]]:
     for gate in result.gates:
         style = {"FAILED": "bold red", "passed": "green"}.get(gate.state, "yellow")
         yield f"gate {gate.state}: {gate.expression} ({gate.reason})", style
+    for label, slos in result.slos.items():
+        for slo, line in zip(slos, slo_lines(slos), strict=True):
+            yield f"{label}: {line}", "green" if slo.met else "bold red"
     yield from ((f"next: {step}", "bold") for step in result.next_steps)
 
 

@@ -56,3 +56,17 @@ def test_bad_input_is_named(make_trace: MakeTrace, tmp_path: Path) -> None:
         main(["show", trace, "--slo", "lag.p99<=1ms"])
     with pytest.raises(InputError, match="absent"):
         main(["show", str(tmp_path / "absent")])
+
+
+def test_slos_on_a_pair(make_trace: MakeTrace, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = [f"a={make_trace('a', sessions=12, turns=3)}", f"b={make_trace('b', sessions=12, turns=3, slower=9.0)}"]
+    quick = ["compare", *traces, "--bootstrap", "0"]
+    assert main([*quick, "--slo", "a.ttft.p90<=1s", "--slo", "success>=90%"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in lines if "SLO" in line] == [
+        "a: SLO met: a.ttft.p90<=1s",
+        "a: SLO met: success>=90%",
+        "b: SLO met: success>=90%",
+    ]
+    assert main([*quick, "--slo", "ttft.p90<=400ms"]) == 1
+    assert "b: SLO MISSED: ttft.p90<=400ms" in capsys.readouterr().out

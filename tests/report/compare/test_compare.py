@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from measure.cohorts import known_cohorts
+from measure.metrics.results import TraceMetrics
 from report.__main__ import main
 from report.compare.results import Comparison
 from report.pages.search import Search
@@ -278,6 +279,6 @@ def struct_keys(kind: Any) -> set[str]:
 
 def test_docs_define_every_key_and_cohort() -> None:
     said = set(re.findall(r"`([^`\n]+)`", DOCS.read_text()))
-    for result in (Comparison, WhatIf, Search):
+    for result in (Comparison, WhatIf, Search, TraceMetrics):
         assert not struct_keys(result) - said, "keys of --json that docs/metrics.md does not define"
     assert not set(known_cohorts()) - said, "cohorts that docs/metrics.md does not define"
