@@ -31,6 +31,7 @@ class Counts:
     looked_up_tokens: int = 0
     """Prompt tokens of the requests with cached tokens reported."""
     cached_tokens: int = 0
+    cached_reported: int = 0
     without_output_hashes: int = 0
     """Requests with status ok and unknown output ids."""
 
@@ -144,6 +145,7 @@ class Tally(Counts):
         if record.status == "ok":
             self.without_output_hashes += record.output_block_hashes is None
         if record.cached_tokens is not None and record.prompt_tokens is not None:
+            self.cached_reported += 1
             self.cached_tokens += record.cached_tokens
             self.looked_up_tokens += record.prompt_tokens
 
