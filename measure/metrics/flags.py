@@ -14,9 +14,9 @@ def add_slo_arguments(parser: argparse._ActionsContainer, label: str = "") -> No
         action="append",
         default=[],
         metavar="EXPRESSION",
-        help=f"exit 1 unless it holds: {label}[COHORT.]metric.pNN<=LIMIT, such as {EXAMPLE} (repeatable)",
+        help=f"exit 1 unless {label}[COHORT.]metric.pNN<=LIMIT holds, as {EXAMPLE} (repeatable)",
     )
-    parser.add_argument("--slo-file", type=Path, metavar="FILE", help="TOML with slos = [EXPRESSION, …], or a table")
+    parser.add_argument("--slo-file", type=Path, metavar="FILE", help="TOML file of SLOs")
 
 
 def add_gpus_argument(parser: argparse._ActionsContainer) -> None:
