@@ -33,7 +33,9 @@ results: $(VENV)/ready         ## forecasts against a real vLLM, docs/dev/result
 
 $(VENV)/ready: pyproject.toml
 	$$(scripts/find_python) -m venv $(VENV)
-	$(PY) -m pip install --quiet --editable '.[dev]'
+	# uv takes a quarter of pip's time; pip alone knows an index of one's own.
+	{ $(PY) -m pip install --quiet uv && $(PY) -m uv pip install --quiet --python $(PY) --editable '.[dev]'; } \
+		|| $(PY) -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 clean:
