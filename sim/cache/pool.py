@@ -92,7 +92,7 @@ class SlotCounts(HitCounts):
     compared: int = 0
     """Requests whose cached tokens the trace reports."""
     as_reported: int = 0
-    """Of these, requests with as many here."""
+    """Of these, requests with as many here, to the trace's block."""
 
     @property
     def size(self) -> str:
@@ -304,8 +304,9 @@ def count_slot_hits(records: Iterable[Record], chains: Chains, config: SlotConfi
         heapq.heappush(running, (arrival_ms + (record.e2e_ms or 0.0), number, slot, whole))
         counts.requests += 1
         counts.count_tokens(record, hits)
-        counts.compared += record.cached_tokens is not None
-        counts.as_reported += record.cached_tokens == hits
+        if record.cached_tokens is not None:
+            counts.compared += 1
+            counts.as_reported += record.cached_tokens // counts.block_size == hits // counts.block_size
     counts.evicted_tokens = cache.evicted_tokens
     counts.evicted_blocks = counts.evicted_tokens // chains.block_size
     return counts
@@ -370,7 +371,8 @@ def describe(counts: HitCounts) -> str:
         f"{counts.requests:,} requests",
     ]
     if isinstance(counts, SlotCounts) and counts.compared:
-        lines.append(f"cached tokens as the trace reports them: {counts.as_reported:,} of {counts.compared:,} requests")
+        unit = "the token" if counts.block_size == 1 else f"blocks of {counts.block_size} tokens, as the trace has them"
+        lines.append(f"cached as reported: {counts.as_reported:,} of {counts.compared:,} requests, to {unit}")
     if counts.rejected:
         lines.append(f"{counts.rejected:,} requests do not fit the pool and were left out")
     return "\n".join(lines)

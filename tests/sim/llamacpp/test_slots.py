@@ -193,7 +193,7 @@ def test_requests_run_at_their_times(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["pool", str(tmp_path / "t.jsonl"), "--engine", "llamacpp"]) == 0
     told = capsys.readouterr().out
     assert "2 slots, prompt cache: no bound: 20 of 61 input tokens hit (32.79%)" in told
-    assert "cached tokens as the trace reports them: 2 of 3 requests" in told
+    assert "cached as reported: 2 of 3 requests, to the token" in told
 
 
 def test_six_requests_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
