@@ -140,9 +140,10 @@ def main() -> int:
             home=HOME,
             install=lambda: install(shape),
             running=lambda log, port, extra: running_sglang(shape, log, port=port, extra=(*extra, *more)),
-            marker="engines",
+            marker="engines or sglang",
             variable="KVTAPE_SGLANG_URL",
-            tests=["tests/e2e/test_sglang.py"],
+            tests=["tests/e2e/test_sglang.py", "tests/sim/sglang/test_sglang_oracle.py"],
+            test_environment={"KVTAPE_SGLANG": str(HOME.python), "SGLANG_USE_CPU_ENGINE": "1"},
         )
 
     if args.action != "test":
