@@ -46,7 +46,12 @@ UNCHECKED = (
 
 
 def parser() -> Parser:
-    made = Parser(prog="tap", description=__doc__.partition(": ")[2] if __doc__ else None)
+    made = Parser(
+        prog="tap",
+        description=__doc__.partition(": ")[2] if __doc__ else None,
+        epilog='"tap read-log" makes a trace of a request log, as if a tap had recorded it.',
+        commands=["read-log"],
+    )
     _add_traffic(made.add_argument_group("traffic"))
     _add_trace(made.add_argument_group("trace"))
     _add_hashes(made.add_argument_group("block hashes"))
@@ -320,6 +325,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    if argv[:1] == ["read-log"]:
+        from tap.logs.command import main as read_log  # noqa: PLC0415 - no tap needs it
+
+        return read_log(argv[1:])
     config = read_config(argv)
     os.umask(0o777 & ~config.file_mode)  # of the tap's other processes, too
     try:

@@ -35,7 +35,7 @@ FLOORS = {
         *("importers", "exporters", "files", "study", ""),
     ],
     "measure": ["", "metrics"],
-    "tap": ["ipc", "prompts", "recorder", "proxy", "admin", "supervisor", ""],
+    "tap": ["ipc", "prompts", "recorder", "logs", "proxy", "admin", "supervisor", ""],
     "loadgen": ["core", "text", "datasets", "plan", "sending", "runs", "selftest", ""],
     "sim": [
         *("vllm", "sglang", "llamacpp", "latency", "kernels", "workload", "cache", "engine", "fit", "forecast"),

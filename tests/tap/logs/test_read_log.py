@@ -1,0 +1,183 @@
+"""``tap read-log``: request logs of several shapes as traces, and where their prompts part."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tap.__main__ import main
+from tap.logs.partings import Partings, Place
+from tap.logs.rows import LogRows
+from tests.fakes.vocabularies import write_model
+from tracefile import InputError, Record, RequestId, load_trace, open_trace
+from tracefile.records.schema import BlockHash
+from tracefile.study.checking import check_trace
+
+SYSTEM = "You are a helpful assistant. Today is {day}. Follow the rules below with care, and use English only, always."
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+AT_S = 1_763_769_605
+IN_BYTES = ("--tokenizer", "bytes", "--block-size", "4")
+
+
+def chat(user: str, day: str = "Monday") -> dict[str, Any]:
+    messages = [{"role": "system", "content": SYSTEM.format(day=day)}, {"role": "user", "content": user}]
+    return {"model": "m", "messages": messages}
+
+
+def log(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(
+    tmp_path: Path, *rows: Any, flags: tuple[str, ...] = ("--tokenizer", "bytes", "--block-size", "4")
+) -> list[Record]:
+    key, out = tmp_path / "key", tmp_path / "out.jsonl"
+    source = log(tmp_path / "log.jsonl", *rows)
+    assert main(["read-log", str(source), "-o", str(out), "--overwrite", "--key-file", str(key), *flags]) == 0
+    assert "Monday" not in out.read_text()
+    with open_trace(out) as reader:
+        assert list(check_trace(reader)) == []
+    return load_trace(out)[1]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda body: body,
+        lambda body: body["messages"],
+        lambda body: {"custom_id": body["messages"][1]["content"], "url": "/v1/chat/completions", "body": body},
+        lambda body: {"request_json": json.dumps(body), "model_name": "m"},
+    ],
+    ids=["bodies", "messages", "batch", "gateway"],
+)  # fmt: skip
+def test_every_shape_of_row_is_the_same_prompt(tmp_path: Path, wrap: Any) -> None:
+    plain = read(tmp_path, chat("hello"), chat("who are you"), flags=("--tokenizer", "bytes", "--model", "m"))
+    wrapped = read(
+        tmp_path, wrap(chat("hello")), wrap(chat("who are you")), flags=("--tokenizer", "bytes", "--model", "m")
+    )
+    assert [found.block_hashes for found in wrapped] == [found.block_hashes for found in plain]
+    assert plain[0].block_hashes is not None
+    assert plain[1].block_hashes is not None
+    assert plain[0].block_hashes[0] == plain[1].block_hashes[0]
+    assert {found.endpoint for found in wrapped} == {"/v1/chat/completions"}
+
+
+def test_times_ids_and_usage_of_a_gateways_row(tmp_path: Path) -> None:
+    response = {
+        "choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 30, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}},
+    }
+    first, second = read(
+        tmp_path,
+        {"timestamp": 1_763_769_605.5, "latency_ms": 250, "request_json": chat("a"), "response_json": response,
+         "session_id": "s", "request_id": "r"},
+        {"timestamp": "2025-11-22T00:00:07Z", "status_code": 503, "request_json": chat("b"), "session_id": "s"},
+    )  # fmt: skip
+    assert (first.arrival_ms, first.e2e_ms, first.http_status) == (5_500.0, 250.0, 200)
+    assert (first.prompt_tokens, first.cached_tokens, first.output_tokens, first.finish_reason) == (30, 16, 2, "stop")
+    assert (second.arrival_ms, second.status, second.error) == (7_000.0, "error", "http_503")
+    assert (second.session_id, second.parent_id, second.turn) == (first.session_id, first.request_id, 2)
+
+
+def test_a_batchs_output_is_read_beside_its_request(tmp_path: Path) -> None:
+    body = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 20, "completion_tokens": 1}}
+    (found,) = read(tmp_path, {"body": chat("a"), "response": {"status_code": 200, "body": body}})
+    assert (found.prompt_tokens, found.output_tokens, found.http_status) == (20, 1, 200)
+
+
+def test_a_log_without_times_keeps_its_order_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = read(tmp_path, chat("a"), {"note": "no request"}, chat("b"))
+    assert [found.arrival_ms for found in records] == [0.0, 2000.0]
+    said = capsys.readouterr().err
+    assert "1 rows left out: no request body" in said
+    assert "no times in the log: requests stand a second apart" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no request in it"),
+        ([{"note": 1}], "no request in it; expected rows with a prompt, messages or input"),
+        ([{"ts": AT_S, "body": chat("a")}, chat("b")], ":2: has no time, unlike the rows before"),
+        ([{"ts": AT_S, "body": chat("a")}, {"ts": AT_S - 1, "body": chat("b")}], ":2: earlier than the row"),
+        ([{"ts": "soon", "body": chat("a")}], ":1: 'soon'; expected a time as"),
+        ([{"ts": AT_S, "end_time": AT_S - 1, "body": chat("a")}], ":1: ends before it starts"),
+        ([3], ":1: a JSON int; expected a request body"),
+    ],
+)  # fmt: skip
+def test_a_bad_log_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, *rows)
+
+
+def test_an_engine_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a log has no engine to ask"):
+        read(tmp_path, chat("a"), flags=("--tokenizer", "engine"))
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint"),
+    [
+        ({"messages": [], "system": "s"}, "/v1/messages"),
+        ({"messages": []}, "/v1/chat/completions"),
+        ({"prompt": "p"}, "/v1/completions"),
+        ({"input": "i"}, "/v1/responses"),
+        ({"url": "https://gateway/team-a/v1/messages", "body": {"messages": []}}, "/v1/messages"),
+    ],
+)
+def test_the_api_of_a_row(tmp_path: Path, body: dict[str, Any], endpoint: str) -> None:
+    (exchange,) = LogRows(log(tmp_path / "l", body))
+    assert exchange.endpoint == endpoint
+
+
+def test_a_date_in_the_system_prompt_is_found_to_the_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real tokenizer tells the parting to the token: the words before the day are shared, no more."""
+    model = write_model("deepseek", tmp_path / "model", TEMPLATE)
+    capsys.readouterr()
+    records = read(
+        tmp_path,
+        chat("hello"),
+        chat("hello", day="Friday"),
+        chat("a story", day="Friday"),
+        flags=("--tokenizer", str(model), "--block-size", "4", "--json"),
+    )
+    found = json.loads(capsys.readouterr().out)
+    (place,) = found["partings"]
+    assert (place["message"], place["role"], place["requests"], found["sharing_nothing"]) == (1, "system", 1, 1)
+    assert records[1].branch_tokens in (None, place["token"])
+    assert place["block"] == place["token"] // 4
+    # "<system>You are a helpful assistant. Today is" are some ten tokens; the rest of the message is lost.
+    assert 8 <= place["token"] <= 14
+    assert 10 <= place["lost_tokens"] <= 25
+
+
+def test_partings_by_hand() -> None:
+    """Blocks of 4 tokens; messages of 10, 6 and 8 tokens."""
+    sizes = [0, 10, 16, 24]
+    messages = [{"role": "system"}, {"role": "user"}, {"role": "user"}]
+
+    def request(name: str, *blocks: int, branch: int | None = None) -> Record:
+        hashes = [BlockHash(block) for block in blocks]
+        return Record(request_id=RequestId(name), prompt_tokens=24, block_hashes=hashes, branch_tokens=branch)
+
+    partings = Partings(4)
+    for found in (
+        request("a", 1, 2, 3, 4, 5, 6),
+        request("b", 1, 12, 13, 14, 15, 16, branch=7),
+        request("c", 1, 2, 3, 4, 25, 26),
+        request("d", 1, 12, 13, 34, 35, 36),
+    ):
+        partings.add(found, messages, lambda count: sizes[count])
+    assert partings.alone == 1
+    assert dict(partings.requests) == {
+        Place(1, "system", 7, is_last=False): 1,
+        Place(3, "user", 16, is_last=True): 1,
+        Place(2, "user", 12, is_last=False): 1,
+    }
+    assert partings.worst(5) == [Place(1, "system", 7, is_last=False), Place(2, "user", 12, is_last=False)]
+    assert [partings.lost_tokens[place] for place in partings.worst(5)] == [9, 4]
