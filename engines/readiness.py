@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.dialect import Control, Dialect
-from engines.facts import EngineFacts
+from engines.facts import PAGES, EngineFacts
 from wire.dialing import ProxyError, proxy_of
 from wire.url import parse_url
 
@@ -18,6 +18,8 @@ class Readiness:
     """State of one engine; null: not told."""
 
     dialect: Dialect
+    told: bool = True
+    """False: no page tells of an engine."""
     running: int | None = None
     """Requests that it runs, and that wait in it, at the start."""
     waiting: int | None = None
@@ -31,6 +33,7 @@ def readiness_of(control: Control, dialect: Dialect, facts: EngineFacts) -> Read
     running, waiting = (facts.gauges.get(name) for name in ("running", "waiting"))
     return Readiness(
         dialect=dialect,
+        told=facts.known_engine is not None or facts.model is not None or facts.dialect is not None,
         running=None if running is None else int(running),
         waiting=None if waiting is None else int(waiting),
         caches_prefixes=facts.engine.enable_prefix_caching,
@@ -41,7 +44,7 @@ def readiness_of(control: Control, dialect: Dialect, facts: EngineFacts) -> Read
 
 def readiness_notes(found: Readiness) -> list[str]:
     """Return what spoils a run at this engine, with the setting that mends it."""
-    notes = []
+    notes = [] if found.told else [f"no engine tells of itself at {', '.join(PAGES)}; expected an engine's base URL"]
     if found.running or found.waiting:
         notes.append(
             f"the engine is not idle: {found.running or 0} requests running, {found.waiting or 0} waiting before the "

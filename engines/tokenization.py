@@ -18,6 +18,8 @@ DETOKENIZE = "/detokenize"
 APPLY_TEMPLATE = "/apply-template"
 
 
+LOADING = f"{TOKENIZE} gave HTTP 503"
+"""Problem of an engine that accepts connections while it loads its model, as llama.cpp does."""
 PROBE = "time"
 """Text with tokens in every vocabulary."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from measure.samples import Sample
 from tracefile import Record
 
-REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
+REFUSED = frozenset({400, 401, 403, 404, 405, 413, 415, 422, 501})
 """Statuses of requests that the engine will never accept."""
 REFUSALS_TO_STOP = 3
 

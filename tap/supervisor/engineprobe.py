@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engines.control import PAGE_TIMEOUT_S, ControlClient
-from engines.facts import PAGES, EngineFacts
+from engines.facts import EngineFacts
 from engines.readiness import Readiness, readiness_notes, readiness_of, target_words
 from engines.recognition import DIALECTS
-from engines.tokenization import tokenizer_problem
+from engines.tokenization import LOADING, tokenizer_problem
 from tap.supervisor.config import AUTO, NAMED_TOKENIZERS, TapConfig, dialect
 from tracefile.records.errors import InputError
 from wire.url import Origin
@@ -41,9 +41,7 @@ def _probed(config: TapConfig, facts: EngineFacts, origin: Origin) -> Probed:
     evidence = "" if known else "no evidence of another engine"
     words = [*target_words(str(origin), config.model or facts.model, facts, found, evidence)[1:]]
     words.append(f"tokenizer {config.tokenizer}{why}")
-    stranger = config.engine_facts and known is None and facts.model is None
-    notes = [f"{origin} tells of no engine, at {', '.join(PAGES)}; expected its base URL"] if stranger else []
-    notes += [*readiness_notes(found), *([] if config.tokenizer != "bytes" or not why else [BYTES])]
+    notes = [*readiness_notes(found), *([] if config.tokenizer != "bytes" or not why else [BYTES])]
     return Probed(config, " · ".join(words), notes + _unknown(config, facts, known=known is not None))
 
 
@@ -59,6 +57,8 @@ def _tokenizer(config: TapConfig, facts: EngineFacts, control: ControlClient) ->
         return before, " (as before)"
     as_content = DIALECTS[dialect(config, facts)].tokenizes_content
     problem = tokenizer_problem(control, config.model or facts.model, as_content=as_content)
+    if problem == LOADING and (config.dialect or facts.dialect):
+        return "engine", " (still loading)"
     return ("engine", "") if problem is None else ("bytes", f" (the engine's {problem})")
 
 

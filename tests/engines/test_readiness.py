@@ -87,6 +87,9 @@ vllm:cache_config_info{block_size="32",enable_prefix_caching="False"} 1.0
     assert readiness_notes(Readiness(SGLANG, reports_cached=False)) == [
         "the engine reports no cached tokens: hits stay unknown; start sglang with --enable-cache-report"
     ]
+    assert readiness_notes(readiness_of(Answers({}), OPENAI, read_facts("", "", ""))) == [
+        "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
+    ]
     assert unreported(OPENAI) == "the engine reports no cached tokens: hits stay unknown"
 
 

@@ -16,6 +16,7 @@ VLLM = read_facts(
     'vllm:cache_config_info{block_size="32",num_gpu_blocks="512"} 1\nvllm:num_requests_running 2\n',
     '{"data": [{"id": "tiny", "owned_by": "vllm", "max_model_len": 4096}]}',
 )
+LOADING: dict[str, list[int]] = {"loading": []}
 LLAMA_CPP = read_facts("", "", '{"data": [{"id": "tiny", "owned_by": "llamacpp"}]}')
 
 
@@ -27,7 +28,9 @@ def probed(
 
     async def script(request: Any) -> None:
         asked.append(b" ".join(request.head.split(b" ", 2)[:2]).decode())
-        if request.target == b"/tokenize" and tokens is not None:
+        if request.target == b"/tokenize" and tokens == LOADING:
+            request.write_json({"error": {"code": 503, "message": "Loading model"}}, status=b"503 X")
+        elif request.target == b"/tokenize" and tokens is not None:
             question = json.loads(request.body)
             request.write_json({"tokens": next((ids for name, ids in tokens.items() if name in question), [])})
         else:
@@ -52,6 +55,8 @@ def probed(
         # llama.cpp answers vLLM's question with no tokens, as do servers that know neither.
         (VLLM, {"content": [7]}, "bytes", " (the engine's /tokenize finds no tokens in a text)"),
         (VLLM, None, "bytes", " (the engine's /tokenize gave HTTP 404)"),
+        (LLAMA_CPP, LOADING, "engine", " (still loading)"),
+        (EngineFacts(), LOADING, "bytes", " (the engine's /tokenize gave HTTP 503)"),
     ],
 )
 def test_the_engines_tokenizer_is_taken_if_it_answers_rightly(
@@ -89,7 +94,9 @@ def test_what_is_unknown_is_told_with_the_flag_that_tells_it(lab: Any) -> None:
     ]
     stranger, asked = probed(lab, EngineFacts(), None, block_size=None)
     assert asked == ["POST /tokenize"]
-    assert stranger.notes[0].endswith(" tells of no engine, at /version, /metrics, /v1/models; expected its base URL")
+    assert stranger.notes[0] == (
+        "no engine tells of itself at /version, /metrics, /v1/models; expected an engine's base URL"
+    )
     assert stranger.notes[-1] == (
         "unknown: engine (--dialect NAME), model (--model NAME), block size (--block-size TOKENS), cache size (sim: "
         "--num-gpu-blocks N), step limits (sim: --max-num-seqs N, --max-num-batched-tokens N)"
