@@ -62,7 +62,8 @@ def test_a_page_begins_with_the_use_of_it(page: Path) -> None:
 
 
 def test_user_pages_can_be_read_in_an_afternoon() -> None:
-    assert sum(len(words(page.read_text())) for page in PAGES) < MOST_WORDS
+    """The help of every command is looked up, not read."""
+    assert sum(len(words(page.read_text())) for page in PAGES if page != MADE_OF_HELP) < MOST_WORDS
 
 
 NOTES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "dev").glob("*.md"))]
