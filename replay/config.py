@@ -89,7 +89,8 @@ class ReplayConfig:
         """Return the parts of a start line about the replay."""
         words = [f"closed loop, {self.pattern}" if self.closed_loop else self.pattern]
         words += [] if self.parallel is None else [f"at most {self.parallel} in flight"]
-        return [*words, *(["cold prompts"] if self.cold_prompts else []), f"nonce {self.nonce}"]
+        words += ["cold prompts"] if self.cold_prompts else []
+        return [*words, *self.fields.words(), f"nonce {self.nonce}"]
 
     def _check_numbers(self) -> None:
         for flag, value in {

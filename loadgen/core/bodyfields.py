@@ -104,6 +104,12 @@ class BodyFields:
             patch.setdefault("min_tokens", None)  # an engine looks for stop strings only after so many
         return patch
 
+    def words(self) -> list[str]:
+        """Return the parts of a start line about the fields."""
+        told = self.described()
+        whole = ["whole responses"] if told.pop("stream", True) is False else []
+        return whole + [f"{name} {msgspec.json.encode(value).decode()}" for name, value in told.items()]
+
     def described(self) -> dict[str, object]:
         """Fields for a trace's header; texts may be content, and are only told to be there."""
         told = {"stream": None if self.stream else False, "temperature": self.temperature, "top_p": self.top_p}

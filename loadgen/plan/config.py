@@ -145,11 +145,12 @@ class LoadConfig:
         """Return the parts of a start line about the load."""
         rate = "" if self.rate is None else f" {self.rate:g}{'' if self.rate_to is None else f':{self.rate_to:g}'}/s"
         words = [f"{self.arrivals}{rate}"]
-        words += [] if self.ends_s is None else [f"for {self.ends_s:g} s"]
+        cancelled = ", then cancelled" if self.at_end == "cancel" else ""
+        words += [] if self.ends_s is None else [f"for {self.ends_s:g} s{cancelled}"]
         groups = "" if self.group_size == 1 else f"groups of {self.group_size} "
         words += [] if self.number is None else [f"{self.number} {groups}sessions"]
         words += [] if self.requests_at_once is None else [f"at most {self.requests_at_once} in flight"]
-        return [*words, f"seed {self.seed}"]
+        return [*words, *self.fields.words(), f"seed {self.seed}"]
 
     @property
     def ends_s(self) -> float | None:

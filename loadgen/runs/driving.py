@@ -144,6 +144,7 @@ class Run:
                     self._where,
                     planned=planned_by(ready),
                     last_send_s=last_send_s(ready, config.duration_s),
+                    ends_s=config.duration_s if config.cancels else None,
                     target_rate=config.target_rate,
                     stopping=lambda: shards.stopping,
                 )

@@ -104,15 +104,19 @@ class RunProgress:
         *,
         planned: int | None,
         last_send_s: float | None = None,
+        ends_s: float | None = None,
         target_rate: TargetRate | None = None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``stopping`` returns the reason for stopping; null: not stopping."""
+        """``ends_s``: all is cancelled then; null: it finishes.
+
+        ``stopping`` returns the reason for stopping; null: not stopping.
+        """
         self._stopping = stopping
         self._zero = zero
         self._where = where
         self._planned = planned
-        self._last_send_s = last_send_s
+        self._last_send_s, self._ends_s = last_send_s, ends_s
         self._target_rate = target_rate
         self._counts = [Counts() for _ in where]
         self._heard_s = [0.0 for _ in where]
@@ -146,14 +150,7 @@ class RunProgress:
         )
         return Status(
             elapsed_s=round(now_s, 3),
-            remaining_s=remaining_s(
-                now_s,
-                counts.started,
-                counts.ended,
-                planned=self._planned,
-                last_send_s=self._last_send_s,
-                begun_s=self._begun_s,
-            ),
+            remaining_s=self._remaining_s(now_s, counts),
             stopping=self._stopping(),
             planned=self._planned,
             sent=counts.started,
@@ -179,6 +176,20 @@ class RunProgress:
         if any(counts.cached_reported for counts in self._counts):
             return True
         return False if any(counts.statuses["ok"] for counts in self._counts) else None
+
+    def _remaining_s(self, now_s: float, counts: Counts) -> float | None:
+        left_s = remaining_s(
+            now_s,
+            counts.started,
+            counts.ended,
+            planned=self._planned,
+            last_send_s=self._last_send_s,
+            begun_s=self._begun_s,
+        )
+        if self._ends_s is None:
+            return left_s
+        to_end_s = round(max(self._ends_s - now_s, 0.0), 1)
+        return to_end_s if left_s is None else min(left_s, to_end_s)
 
     def only_refusals(self) -> bool:
         return all(counts.only_refusals for counts in self._counts)

@@ -1,6 +1,7 @@
 """Requests as users send them: sampling, further fields, whole responses, session headers, and a run's hard end."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,18 @@ def test_a_hard_end_leaves_the_exit_code(engine: Any, tmp_path: Path) -> None:
     assert aborted + paused == 1
 
 
-def test_an_end_needs_a_time(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--at-end: cancel without a time; expected --duration"):
-        main(["--url", "http://x", "-o", str(tmp_path / "t"), *FEW, "--at-end", "cancel"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--at-end", "cancel", "--number", "3"), "--at-end: cancel without a time; expected --duration"),
+        (("--at-end", "cancel", "--pattern", "calibration", "--duration", "9s"), "--at-end: cancel without a time"),
+        (("--no-stream", "--pattern", "calibration"), "--no-stream: with --pattern calibration"),
+        (("--stop", "x", "--api", "responses", "--number", "3"), "--stop: with --api responses"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        main(["--url", "http://x", "-o", str(tmp_path / "t"), *flags])
 
 
 @pytest.mark.parametrize(
@@ -174,3 +184,21 @@ class Pages:
 )
 def test_fields_that_a_page_names(page: object, path: str, fields: set[str] | None) -> None:
     assert known_fields(Pages(page), path) == (None if fields is None else frozenset(fields))
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif("KVTAPE_VLLM" not in os.environ, reason="no running vLLM; `make test-vllm` starts one")
+@pytest.mark.parametrize("api", ["completions", "chat", "responses", "messages"])
+def test_fields_on_a_real_vllm(tmp_path: Path, api: str) -> None:
+    def flags(*more: str) -> list[str]:
+        return ["--url", os.environ["KVTAPE_VLLM"], "-o", str(tmp_path / "t"), "--overwrite", *FEW, "--api", api, *more]
+
+    shaped = json_of(
+        main, flags("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"top_k": 5}', "--no-stream")
+    )
+    assert (shaped["statuses"], shaped["ttft"], shaped["output_tokens"]) == ({"ok": 3}, None, 12)
+    if api != "responses":  # of 40 outputs of noise, one has an "e" before its end
+        longer = ("--number", "40", "--output-tokens", "30", "--temperature", "1", "--stop", "e", "--parallel", "8")
+        assert json_of(main, flags(*longer))["exact_output_share"] < 1
+    with pytest.raises(InputError, match=r"--extra-body: topk: no field of .* expected top_k, or another"):
+        main(flags("--extra-body", '{"topk": 5}'))

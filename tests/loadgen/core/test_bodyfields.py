@@ -52,6 +52,8 @@ def test_a_header_tells_fields_and_numbers_but_no_text() -> None:
         "stop": 1,
         "extra_body": {"a": [{"b": "…"}], "c": {"d": True, "e": 1.5}},
     }
+    assert fields.words() == ["whole responses", "stop 1", 'extra_body {"a":[{"b":"…"}],"c":{"d":true,"e":1.5}}']
+    assert BodyFields().words() == []
 
 
 def test_equal_fields_have_one_name() -> None:

@@ -21,9 +21,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def progress_of(shards: int, planned: int | None = None, last_send_s: float | None = None) -> RunProgress:
+def progress_of(
+    shards: int, planned: int | None = None, last_send_s: float | None = None, ends_s: float | None = None
+) -> RunProgress:
     where = [f"process {index}" for index in range(shards)]
-    return RunProgress(Zero(0, 0), where, planned=planned, last_send_s=last_send_s)
+    return RunProgress(Zero(0, 0), where, planned=planned, last_send_s=last_send_s, ends_s=ends_s)
 
 
 def told(started: int, ok: int, error: int = 0, ttft_ms: tuple[float, ...] = ()) -> Progress:
@@ -55,6 +57,14 @@ def test_without_a_plan_the_end_is_when_nothing_new_starts(clock: list[float]) -
     clock[0] = 12.0
     assert progress.status().remaining_s == 18.0
     assert progress_of(1).status().remaining_s is None
+
+
+def test_a_hard_end_is_the_end(clock: list[float]) -> None:
+    progress = progress_of(1, last_send_s=30.0, ends_s=30.0)
+    clock[0] = 12.0
+    progress.hear(0, told(600, 6))
+    assert progress.status().remaining_s == 18.0  # not the time of those in flight beyond it
+    assert progress_of(1, ends_s=5.0).status().remaining_s == 0.0
 
 
 @pytest.mark.parametrize(

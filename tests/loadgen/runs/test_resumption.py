@@ -17,8 +17,8 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.runs.merging import parts_of, record_lines
-from loadgen.runs.resumption import HISTORY, last_header
-from tracefile import InputError, Record, load_trace
+from loadgen.runs.resumption import HISTORY, ended_requests, last_header
+from tracefile import InputError, Meta, Record, RequestId, TraceWriter, load_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SESSIONS, TURNS = 40, 3
@@ -28,6 +28,14 @@ def flags(engine: Any, trace: Path, *more: str, rate: int = 30) -> list[str]:
     load = f"--rate {rate} --number {SESSIONS} --pattern multiturn --turns {TURNS} --think 0:0.05s --seed 4"
     lengths = "--prompt-tokens 20 --output-tokens 4"
     return ["--url", engine.url, "-o", str(trace), *load.split(), *lengths.split(), *more]
+
+
+def test_requests_cancelled_at_a_hard_end_are_not_sent_again(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", Meta()) as writer:
+        for name, error in {"killed": None, "cancelled": "deadline"}.items():
+            writer.write(Record(request_id=RequestId(name), status="client_abort", error=error))
+        writer.write(Record(request_id=RequestId("done")))
+    assert ended_requests(tmp_path / "t") == {"cancelled": False, "done": True}
 
 
 def recorded(trace: Path) -> int:
