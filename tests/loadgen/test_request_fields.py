@@ -193,9 +193,8 @@ def test_fields_on_a_real_vllm(tmp_path: Path, api: str) -> None:
     def flags(*more: str) -> list[str]:
         return ["--url", os.environ["KVTAPE_VLLM"], "-o", str(tmp_path / "t"), "--overwrite", *FEW, "--api", api, *more]
 
-    shaped = json_of(
-        main, flags("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"top_k": 5}', "--no-stream")
-    )
+    shape = ("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"top_k": 5}', "--no-stream")
+    shaped = json_of(main, flags(*shape))
     assert (shaped["statuses"], shaped["ttft"], shaped["output_tokens"]) == ({"ok": 3}, None, 12)
     if api != "responses":  # of 40 outputs of noise, one has an "e" before its end
         longer = ("--number", "40", "--output-tokens", "30", "--temperature", "1", "--stop", "e", "--parallel", "8")
