@@ -47,28 +47,26 @@ def slot_config(arguments: argparse.Namespace, engine: Engine | None) -> SlotCon
 def add_slot_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``SlotConfig``; unset ones are null."""
     group = parser.add_argument_group("llama.cpp", "with --engine llamacpp")
-    group.add_argument(
-        "--slots", type=int, metavar="N", help="slots, the server's --parallel (default: as the trace tells, else 4)"
-    )
+    group.add_argument("--slots", type=int, metavar="N", help="the server's --parallel (default: the trace's, else 4)")
     group.add_argument(
         "--slot-prompt-similarity",
         type=float,
         metavar="S",
-        help="share of a prompt that a slot must hold to be chosen for it (default 0.1)",
+        help="share of a prompt that its slot must hold (default 0.1)",
     )
     group.add_argument(
         "--kv-unified",
         action=argparse.BooleanOptionalAction,
-        help="one KV buffer of all slots (default, as of a server without --parallel; with it: off)",
+        help="one KV buffer (default: on; a server with --parallel: off)",
     )
     group.add_argument(
         "--cache-idle-slots",
         action=argparse.BooleanOptionalAction,
-        help="a start moves idle slots to the prompt cache (default: on)",
+        help="a start saves idle slots (default: on)",
     )
     group.add_argument(
         "--cache-ram-tokens",
         type=int,
         metavar="N",
-        help="tokens of the prompt cache in host memory (default: no bound; 0: --cache-ram 0)",
+        help="tokens of the prompt cache (default: no bound)",
     )
