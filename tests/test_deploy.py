@@ -174,7 +174,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
         line = text.count("\n", 0, block.start()) + 2
         joined = re.sub(r"\$\([^()]*\)", "OUTPUT", block[1].replace("\\\n", " "))
         for command in re.split(r"\n|&&|;|(?<=\s)&(?=\s|$)|\|", joined):
-            words = shlex.split(re.sub(r"\d?>+\S*", "", command), comments=True)
+            words = shlex.split(re.sub(r"\d?>+(?!=)\S*", "", command), comments=True)
             while words and re.fullmatch(r"[A-Z_]+=\S*|sudo|\(|-u|kvtape", words[0]):
                 words.pop(0)
             if words:
@@ -184,7 +184,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 def tap_arguments(words: list[str]) -> list[str] | None:
     """What a command gives to the tap, directly or through the image; null: it runs something else."""
     if Path(words[0]).name == "tap":
-        return words[1:]
+        return None if words[1:2] == ["read-log"] else words[1:]
     if words[:2] == ["docker", "run"] and "kvtape" in words:
         return [*image_arguments(), *words[words.index("kvtape") + 1 :]]
     return None

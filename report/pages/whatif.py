@@ -10,7 +10,7 @@ from measure.cohorts import MAIN, cohort_title
 from measure.table import table_lines
 
 SCHEMA: Final = "kvtape-what-if/1"
-LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 TTFT: Final = "ttft"
 
 
@@ -32,6 +32,21 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     difference: Span | None = None
     """Scenario − base, and the ratio of the two. Null: there is no base to this row."""
     ratio: Span | None = None
+
+
+class EffectGate(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit on a scenario, judged at the middle member."""
+
+    gate: str
+    row: str
+    measure: str
+    key: str | None
+    """``difference`` or ``ratio``; null: the forecast itself."""
+    passed: bool
+    sure: bool
+    """False: a part of the members says otherwise."""
+    span: Span | None
+    """Null: the forecast has no such number."""
 
 
 class DemandSaid(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +126,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why every scenario equals the base in every member. Null: some differ."""
     notes: list[str]
     rows: list[Row]
+    gates: list[EffectGate] = []
 
 
 def shown_rows(result: WhatIf) -> list[Row]:
@@ -186,7 +202,15 @@ def describe(result: WhatIf) -> str:
     lines += ["", *_table(result, "engine", engine)]
     lines += ["", *(line for row in shown_rows(result) for line in _load_lines(row))]
     lines += [f"warning: {row.name}: {warning}" for row in result.rows for warning in row.warnings]
+    lines += [_gate_line(gate) for gate in result.gates]
     return "\n".join(lines)
+
+
+def _gate_line(gate: EffectGate) -> str:
+    reading = wording.factor if gate.key == "ratio" else _reading(gate.measure)
+    found = "not known" if gate.span is None else span_text(gate.span, reading)
+    doubt = "" if gate.sure else "; some members say otherwise"
+    return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate}: {found} with {gate.row}{doubt}"
 
 
 def load_sentence(row: Row) -> str:

@@ -10,8 +10,10 @@ import numpy as np
 
 from measure.cohorts import ALL
 from measure.resampling import CONFIDENCE
+from measure.thresholds import Threshold
 from report.output import print_json, write_page
 from report.pages.whatif import DemandSaid, Kind, Measure, Row, WhatIf, describe
+from sim.forecast.effectgates import judge, parse_gate
 from sim.forecast.ensemble import forecast, interval, members
 from sim.forecast.saturation import Demand, extrapolations, open_parameters
 from sim.forecast.scenarios import (
@@ -61,6 +63,7 @@ class WhatIfConfig:
     page: Path | None = None
     base: Scenario = AS_CAPTURED
     """Forecast that effects are against."""
+    gates: tuple[Threshold, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_scenario_flags(parser)
     add_forecast_flags(parser)
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="THRESHOLD",
+        help="exit 1 unless every scenario keeps this, as hit_rate.difference>=-1%% or ttft.p95.ratio<=1.05",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object; tables go to stderr")
     parser.add_argument("--html", type=Path, metavar="PAGE", help="write one self-contained HTML page")
 
@@ -84,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.latency_model,
         scenarios=tuple(scenarios_of(arguments, base)),
         base=base,
+        gates=tuple(parse_gate(text) for text in arguments.gate),
         paced=arguments.replay_sessions,
         members=checked_members(arguments.members),
         seed=arguments.seed,
@@ -100,7 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
         from report.pages.forecastpages import render_what_if  # noqa: PLC0415
 
         write_page(config.page, render_what_if(result))
-    return 0 if finished else 130
+    if not finished:
+        return 130
+    return 0 if all(gate.passed for gate in result.gates) else 1
 
 
 def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
@@ -142,6 +155,7 @@ def forecast_scenarios(config: WhatIfConfig) -> tuple[WhatIf, bool]:
         unchanged=_unchanged(rows, summaries, base),
         notes=list(_notes(captured, model, config)),
         rows=rows,
+        gates=judge(config.gates, rows),
     )
     return result, len(summaries) == len(loads)
 

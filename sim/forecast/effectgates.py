@@ -1,0 +1,77 @@
+"""Gates of what-ifs: limits on a scenario's forecast or effect, such as ``hit_rate.difference>=-1%``, for CI."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from measure.cohorts import ALL
+from measure.thresholds import Threshold, parse_threshold
+from report.pages.whatif import LEVELS, EffectGate, Measure, Row, Span, ttft
+from tracefile.records.errors import InputError
+
+TIMES: Final = ("ttft", "itl", "e2e", "queue")
+"""Metrics with levels."""
+NUMBERS: Final = ("output_tokens_per_s", "hit_rate")
+KEYS: Final = ("difference", "ratio")
+"""Effects on the base; without one, the forecast itself is limited."""
+
+
+def parse_gate(text: str) -> Threshold:
+    """Read a gate; raises InputError for a limit that no forecast could be held to."""
+    found = parse_threshold("--gate", text, metrics=(*TIMES, *NUMBERS))
+    wanted = f"pNN with one of {', '.join(LEVELS)}"
+    if found.metric in TIMES and _level(found) not in LEVELS:
+        raise InputError(f"--gate {text}: {_level(found) or 'no level'}; expected {wanted}, as in ttft.p95.ratio<=1.05")
+    if found.metric in NUMBERS and (found.percentile is not None or found.cohort is not None):
+        raise InputError(
+            f"--gate {text}: {found.metric} has no level or cohort; expected as in hit_rate.difference>=-1%"
+        )
+    if found.cohort is not None and found.metric != "ttft":
+        raise InputError(f"--gate {text}: {found.metric} has no cohort; expected cohorts before ttft only")
+    if found.key is not None and found.key not in KEYS:
+        raise InputError(f"--gate {text}: {found.key!r}; expected {' or '.join(KEYS)}, or neither")
+    if (found.unit == "ms") != (found.metric in TIMES and found.key != "ratio"):
+        wants = "a duration" if found.metric in TIMES and found.key != "ratio" else "a number or a percentage"
+        raise InputError(f"--gate {text}: the limit is {found.unit}; expected {wants}")
+    return found
+
+
+def judge(gates: Sequence[Threshold], rows: Sequence[Row]) -> list[EffectGate]:
+    """Judge every scenario by every gate, at the middle member; a value that is not known fails."""
+    return [_judged(gate, row) for row in rows if row.kind == "scenario" for gate in gates]
+
+
+def _judged(gate: Threshold, row: Row) -> EffectGate:
+    name = _name(gate)
+    measure = row.measures.get(name)
+    span = None if measure is None else _span(gate, measure)
+    if span is None:
+        return EffectGate(gate=gate.text, row=row.name, measure=name, key=gate.key, passed=False, sure=True, span=None)
+    ends = [end for end in (span.low, span.high) if end is not None]
+    if span.middle is None:
+        # More than ``beyond``: only a lower limit below that surely holds.
+        passed = span.beyond is not None and gate.op in (">", ">=") and gate.holds(span.beyond)
+    else:
+        passed = gate.holds(span.middle)
+    return EffectGate(
+        gate=gate.text,
+        row=row.name,
+        measure=name,
+        key=gate.key,
+        passed=passed,
+        sure=all(gate.holds(end) == passed for end in ends),
+        span=span,
+    )
+
+
+def _span(gate: Threshold, measure: Measure) -> Span | None:
+    return {"difference": measure.difference, "ratio": measure.ratio}.get(gate.key or "", measure.value)
+
+
+def _name(gate: Threshold) -> str:
+    if gate.metric == "ttft":
+        return ttft(gate.cohort or ALL, _level(gate) or "")
+    return gate.metric if gate.percentile is None else f"{gate.metric}.{_level(gate)}"
+
+
+def _level(gate: Threshold) -> str | None:
+    return None if gate.percentile is None else f"p{gate.percentile:g}"

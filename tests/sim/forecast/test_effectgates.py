@@ -1,0 +1,99 @@
+"""Gates of what-ifs: by hand, and by the command's exit code."""
+
+from pathlib import Path
+
+import pytest
+
+from report.pages.whatif import Measure, Row, Span
+from sim.__main__ import main
+from sim.forecast.effectgates import judge, parse_gate
+from sim.latency.modelfile import default_model, save_model
+from tracefile import BlockHash, InputError, Meta, Record, RequestId, TraceWriter
+
+
+def row(name: str, **measures: Measure) -> Row:
+    found = {key.replace("__", "."): measure for key, measure in measures.items()}
+    return Row(
+        name=name, kind="scenario", settings={}, rate=1.0, cold_prompts=False, num_gpu_blocks=9, measures=found,
+        errors={}, demand=None, warnings=[], curves={},
+    )  # fmt: skip
+
+
+def span(
+    middle: float | None, low: float | None = None, high: float | None = None, beyond: float | None = None
+) -> Span:
+    return Span(middle=middle, low=low, high=high, beyond=beyond)
+
+
+HITS = Measure(value=span(0.40, 0.38, 0.42), difference=span(-0.02, -0.03, -0.005), ratio=span(0.95, 0.92, 0.99))
+TTFT = Measure(value=span(900.0, 850.0, 990.0), difference=span(60.0, 20.0, 90.0), ratio=span(1.07, 1.02, 1.1))
+LONG = Measure(value=span(None, 5000.0, None, beyond=9000.0))
+
+
+@pytest.mark.parametrize(
+    ("gate", "passed", "sure"),
+    [
+        ("hit_rate>=35%", True, True),
+        ("hit_rate>=39%", True, False),  # the lowest members are at 38 %
+        ("hit_rate.difference>=-1%", False, False),
+        ("hit_rate.difference>=-4%", True, True),
+        ("hit_rate.ratio>=0.9", True, True),
+        ("ttft.p95<=1s", True, True),
+        ("ttft.p95<=800ms", False, True),
+        ("ttft.p95.ratio<=1.05", False, False),
+        ("ttft.p95.difference<=100ms", True, True),
+        ("ttft.p99<=8s", False, False),  # more than 9 s, though some members are at 5 s
+        ("ttft.p99>=8s", True, False),
+        ("turns2+.ttft.p50<=1s", False, True),  # no such number
+    ],
+)
+def test_a_scenario_is_judged_at_its_middle_member(gate: str, passed: bool, sure: bool) -> None:
+    measures = {"hit_rate": HITS, "ttft__all__p95": TTFT, "ttft__all__p99": LONG}
+    (found,) = judge([parse_gate(gate)], [row("x", **measures)])
+    assert (found.passed, found.sure) == (passed, sure)
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ("ttft<=1s", "no level; expected pNN with one of p50, p90, p95, p99"),
+        ("ttft.p75<=1s", "p75; expected pNN"),
+        ("ttft.p95<=5", "the limit is number; expected a duration"),
+        ("ttft.p95.ratio<=1s", "the limit is ms; expected a number"),
+        ("ttft.p95.error<=1%", "'error'; expected difference or ratio"),
+        ("hit_rate.p50>=1%", "hit_rate has no level or cohort"),
+        ("turns2+.itl.p50<=1s", "itl has no cohort"),
+        ("speed>=1", "no metric 'speed'"),
+    ],
+)
+def test_a_gate_that_nothing_can_be_held_to_is_refused(gate: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_gate(gate)
+
+
+def test_the_workflows_command_is_taken() -> None:
+    text = (Path(__file__).parents[3] / "deploy" / "github" / "what-if.yml").read_text()
+    for gate in ("hit_rate.difference>=-1%", "ttft.p95.ratio<=1.05"):
+        assert f"--gate '{gate}'" in text
+        parse_gate(gate)
+
+
+def test_the_exit_code_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TraceWriter(tmp_path / "t.jsonl", Meta(block_size=32)) as writer:
+        for number in range(30):
+            hashes = [BlockHash(number % 5 * 100 + block) for block in range(28)]
+            writer.write(
+                Record(
+                    request_id=RequestId(f"r{number}"),
+                    arrival_ms=number * 400.0,
+                    prompt_tokens=960,
+                    output_tokens=2,
+                    block_hashes=hashes,
+                )
+            )
+    save_model(default_model(), tmp_path / "model.json")
+    cold = ["what-if", str(tmp_path / "t.jsonl"), "--latency-model", str(tmp_path / "model.json"), "--cold-prompts"]
+    assert main([*cold, "--members", "3", "--gate", "hit_rate>=0"]) == 0
+    assert "gate passed: hit_rate>=0" in capsys.readouterr().out
+    assert main([*cold, "--members", "3", "--gate", "hit_rate.difference>=-1%"]) == 1
+    assert "gate FAILED: hit_rate.difference>=-1%" in capsys.readouterr().out
