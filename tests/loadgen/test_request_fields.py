@@ -47,7 +47,7 @@ def test_fields_of_a_load_and_of_its_replay(engine: Any, tmp_path: Path) -> None
     }
 
 
-def test_whole_responses_have_no_ttft(engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_responses_have_no_ttft(engine: Any, tmp_path: Path) -> None:
     engine.first_token_s = 0.3  # longer than a pulse: what is in flight has no live TTFT either
     summary = json_of(main, to(engine, tmp_path / "t", *FEW, "--no-stream", "--turns", "2"))
     assert summary["statuses"] == {"ok": 6}
@@ -78,8 +78,7 @@ def test_sessions_are_named_in_the_header_that_a_router_reads(engine: Any, tmp_p
 
 def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
     engine.stalls = True
-    flags = ("--parallel", "3", "--duration", "0.4s", "--at-end", "cancel", "--turns", "2", "--procs", "2")
-    engine.statuses = {}
+    flags = ("--parallel", "3", "--duration", "1s", "--at-end", "cancel", "--turns", "2", "--procs", "2")
     assert main(to(engine, tmp_path / "t", *flags)) == 1  # nothing ended well: the engine stalls
     meta, records = load_trace(tmp_path / "t")
     assert [(record.status, record.error) for record in records] == [("client_abort", "deadline")] * 3
@@ -89,7 +88,7 @@ def test_a_hard_end_cancels_and_counts(engine: Any, tmp_path: Path) -> None:
 
 def test_a_hard_end_leaves_the_exit_code(engine: Any, tmp_path: Path) -> None:
     engine.token_s = 0.05
-    flags = ("--parallel", "1", "--duration", "0.5s", "--at-end", "cancel", "--turns", "50", "--output-tokens", "4")
+    flags = ("--parallel", "1", "--duration", "1.5s", "--at-end", "cancel", "--turns", "50", "--output-tokens", "4")
     summary = json_of(main, to(engine, tmp_path / "t", *flags))
     assert summary["interrupted"] is None
     assert summary["statuses"]["ok"] >= 1
