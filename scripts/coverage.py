@@ -18,7 +18,17 @@ from scipy.special import stdtrit
 from measure.resampling import busy_units, draw_weights
 from measure.survival import EVENT, Waits, make_waits
 from measure.table import table_lines
-from report.compare.cells import LEVEL_SHARES, Cell, coverage, judge, measure, measure_ensemble, with_members
+from report.compare.cells import (
+    LEVEL_SHARES,
+    Cell,
+    judge,
+    measure,
+)
+from report.compare.ensembles import (
+    coverage,
+    measure_ensemble,
+    with_members,
+)
 from report.compare.gates import BELOW_SATURATION, MIN_P
 from report.compare.results import LEVELS, CachedAgreement, Coverage, DurationError, PairCohort
 from tracefile.records.arrays import FloatArray

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from measure.wording import listed, share, signed_percent
-from report.compare.cells import counted_cohorts
+from report.compare.ensembles import counted_cohorts
 from report.compare.gates import BELOW_SATURATION, IN_SATURATION
 from report.compare.results import Comparison, Forecast, GateResult, Pair, QuantileError
 

@@ -20,21 +20,25 @@ from report.compare.advice import advice
 from report.compare.cells import (
     MIN_CELL,
     Cell,
-    Cells,
-    cached_agreement,
-    counted_cohorts,
-    coverage,
     joined_rows,
     judge,
     measure,
+)
+from report.compare.ensembles import (
+    counted_cohorts,
+    coverage,
     measure_ensemble,
     middle_run,
-    provenance,
     with_members,
 )
 from report.compare.gates import Gate, check_gate, parse_gate, standard_gates
 from report.compare.headline import headline, notes_on, order_notes
 from report.compare.pairing import Join, join_runs, refuse_fitted_on_compared, resolve_truths, same_conditions
+from report.compare.provenance import (
+    Cells,
+    cached_agreement,
+    provenance,
+)
 from report.compare.results import METRICS, SCHEMA, Comparison, DurationError, Forecast, Metric, Pair, PairCohort
 from tracefile.records.arrays import FloatArray, IntArray
 from tracefile.records.errors import InputError

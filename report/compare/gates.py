@@ -12,7 +12,11 @@ from measure.cohorts import ALL, cohort_order
 from measure.quantiles import quantile
 from measure.thresholds import Threshold, parse_threshold
 from measure.wording import share
-from report.compare.cells import MIN_CELL, counted_cohorts, gated_error
+from report.compare.cells import (
+    MIN_CELL,
+    gated_error,
+)
+from report.compare.ensembles import counted_cohorts
 from report.compare.results import (
     LEVELS,
     METRICS,

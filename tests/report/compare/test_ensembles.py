@@ -11,17 +11,19 @@ from measure.runs import UNKNOWN, Run, load_run
 from measure.survival import CENSORED, EVENT, FAILED, Waits, make_waits
 from measure.waits import first_token_waits
 from report.compare.cells import (
-    Cells,
-    coverage,
     describe,
     judge,
     measure,
-    measure_ensemble,
-    middle_run,
     verdict,
-    with_members,
 )
 from report.compare.comparison import Line, judge_baselines
+from report.compare.ensembles import (
+    coverage,
+    measure_ensemble,
+    middle_run,
+    with_members,
+)
+from report.compare.provenance import Cells
 from report.compare.results import CachedAgreement, Coverage, DurationError, PairCohort, QuantileError
 from tracefile import Meta, Record, RequestId, TraceWriter
 from tracefile.records.arrays import FloatArray

@@ -1,0 +1,127 @@
+"""Provenance of a compared trace, and the agreement of two on cached tokens."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from measure.runs import STATUSES, UNKNOWN, Run
+from report.compare.cells import (
+    Cell,
+    describe,
+)
+from report.compare.results import (
+    METRICS,
+    CachedAgreement,
+    Disagreement,
+    LabelCohort,
+    Metric,
+    Provenance,
+)
+from tracefile.records.arrays import IntArray
+
+Cells = Mapping[tuple[str, str, Metric], Cell]
+
+
+def provenance(run: Run, cohorts: Mapping[str, IntArray], cells: Cells, members: int) -> Provenance:
+    """Describe a run; ``cohorts``: its rows by cohort; ``members``: members that its cells pool, 0 for a trace."""
+    engine = run.meta.engine
+    named = {session for session in run.sessions if session is not None}
+    counted = np.bincount(run.status, minlength=len(STATUSES))
+    return Provenance(
+        file=run.file,
+        digest=run.digest,
+        source=run.meta.source,
+        members=members or None,
+        records=len(run),
+        sessions=len(named) or None,
+        statuses={status: int(count) for status, count in zip(STATUSES, counted, strict=True) if count},
+        engine=" ".join(filter(None, [engine.name, engine.version])) or None if engine else None,
+        model=run.meta.model,
+        block_size=(engine.block_size if engine else None) or run.meta.block_size,
+        epoch_unix_ns=run.meta.epoch_unix_ns,
+        workload=_workload(run),
+        cohorts={name: _label_cohort(run, name, rows, cells) for name, rows in cohorts.items()},
+    )
+
+
+def _workload(run: Run) -> str | None:
+    workload = run.meta.workload
+    if workload is None:
+        return None
+    said = [
+        workload.pattern,
+        "closed loop" if workload.extra.get("closed_loop") else None,
+        f"seed {workload.seed}" if workload.seed is not None else None,
+        "cold prompts" if workload.cold_prompts else None,
+        f"speedup {workload.speedup:g}" if workload.speedup not in (None, 1.0) else None,
+    ]
+    return ", ".join(word for word in said if word) or None
+
+
+def _label_cohort(run: Run, name: str, rows: IntArray, cells: Cells) -> LabelCohort:
+    return LabelCohort(
+        records=len(rows),
+        cached_reported=int(np.count_nonzero(run.cached_tokens[rows] != UNKNOWN)),
+        hit_ratio=hit_ratio(run.prompt_tokens[rows], run.cached_tokens[rows]),
+        **{metric: describe(cells[run.label, name, metric]) for metric in METRICS},
+    )
+
+
+WORST_SHOWN = 20
+
+
+def cached_agreement(
+    truth: Run, other: Run, truth_rows: IntArray, other_rows: IntArray, min_cell: int
+) -> CachedAgreement:
+    """Compare the cached tokens of joined requests (row i of both arrays: the same one). Null is no miss: left out."""
+    theirs, ours = truth.cached_tokens[truth_rows], other.cached_tokens[other_rows]
+    reported = (theirs != UNKNOWN) & (ours != UNKNOWN)
+    t, o = theirs[reported], ours[reported]
+    counts = CachedAgreement(
+        joined=len(truth_rows),
+        n=len(t),
+        unreported_truth=int(np.count_nonzero(theirs == UNKNOWN)),
+        unreported_other=int(np.count_nonzero(ours == UNKNOWN)),
+        judged=len(t) >= min_cell,
+        worst=_worst(truth, truth_rows[reported], t, o),
+    )
+    if not counts.judged:
+        return counts
+    prompts_t, prompts_o = truth.prompt_tokens[truth_rows][reported], other.prompt_tokens[other_rows][reported]
+    off = float(np.abs(o - t).sum())
+    return msgspec.structs.replace(
+        counts,
+        exact_share=float(np.mean(o == t)),
+        token_error=_ratio(off, float(t.sum())),
+        prompt_token_error=_ratio(off, float(prompts_t[prompts_t != UNKNOWN].sum())),
+        bias=_ratio(float((o - t).sum()), float(t.sum())),
+        truth_hit_ratio=hit_ratio(prompts_t, t),
+        other_hit_ratio=hit_ratio(prompts_o, o),
+        same_prompt_share=float(np.mean(prompts_t == prompts_o)),
+    )
+
+
+def hit_ratio(prompt_tokens: IntArray, cached_tokens: IntArray) -> float | None:
+    """Σ cached / Σ prompt over the requests that report both; null if none does."""
+    known = (prompt_tokens != UNKNOWN) & (cached_tokens != UNKNOWN)
+    return _ratio(float(cached_tokens[known].sum()), float(prompt_tokens[known].sum()))
+
+
+def _worst(truth: Run, rows: IntArray, t: IntArray, o: IntArray) -> list[Disagreement]:
+    off = np.abs(o - t)
+    order = np.argsort(-off, kind="stable")[:WORST_SHOWN]
+    return [
+        Disagreement(
+            request_id=truth.request_ids[rows[at]],
+            turn=int(truth.turn[rows[at]]) if truth.turn[rows[at]] != UNKNOWN else None,
+            truth_tokens=int(t[at]),
+            other_tokens=int(o[at]),
+        )
+        for at in order
+        if off[at]
+    ]
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None
