@@ -31,7 +31,7 @@ def told() -> dict[str, str]:
     """The page's errors by the wrong thing; as text of the error, from after the URL."""
     return {
         wrong.partition(",")[0]: error.partition("…")[0]
-        for wrong, error in re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE, re.MULTILINE)
+        for wrong, error in re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE.partition("| wrong |")[2], re.MULTILINE)
     }
 
 
