@@ -200,6 +200,12 @@ def test_the_summary_is_json_where_asked(engine: Any, tmp_path: Path) -> None:
     metrics = summary["metrics"]
     assert metrics["hits"]["reported"]["all"]["rate"] == engine.cache.hits / engine.cache.queries
     assert metrics == json_of(report, ["show", str(tmp_path / "t")])
+    health = {check["name"]: check for check in metrics["health"]}
+    assert health["prompt length"]["figure"] == "0 of 18 not as planned"
+    assert health["output length"]["figure"] == "0 of 18 not as planned"
+    # The header that a run's end adds keeps the client's delays.
+    assert metrics["client"]["loop_delay_ms"]["n"] > 0
+    assert 0 < metrics["client"]["crossing_delay_ms"]["n"] <= 18
 
 
 def test_an_slo_decides_the_exit_code_once_everything_is_told(

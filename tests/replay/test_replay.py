@@ -15,6 +15,7 @@ import pytest
 
 from loadgen.__main__ import main as loadgen
 from replay.__main__ import main, stem_of
+from report.__main__ import main as report
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.jsonoutput import json_of
 from tests.replay.conftest import write_key
@@ -79,8 +80,10 @@ def test_a_warm_replay_hits_what_the_capture_hit(captured: Path, other_engine: A
         for name in ("session_id", "parent_id", "turn", "prompt_tokens", "output_tokens", "block_hashes"):
             assert getattr(record, name) == getattr(source, name)
         assert record.output_block_hashes == source.output_block_hashes
+        assert record.planned_prompt_tokens == source.prompt_tokens
         assert record.scheduled_ms is not None
         assert (record.think_ms is None) == (source.think_ms is None)
+    assert summary["run"]["metrics"] == json_of(report, ["show", str(out)])
     fidelity = summary["fidelity"]
     assert fidelity["prompt_exact"] == fidelity["output_exact"] == 18
     assert fidelity["cached_exact"] == sum(

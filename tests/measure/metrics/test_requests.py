@@ -64,3 +64,14 @@ def test_quantiles_are_order_statistics() -> None:
     assert (found.n, found.mean, found.min, found.max) == (5, 3.0, 1.0, 5.0)
     assert (found.p50, found.p90, found.p95, found.p99) == (3.0, 5.0, 5.0, 5.0)  # the 3rd, 5th, 5th and 5th of 5
     assert statistics_of(np.array([NAN])) is None
+
+
+def test_requests_that_the_runs_own_end_cancelled_are_no_failures() -> None:
+    aborted = {"status": "client_abort", "e2e_ms": 5.0}
+    records = [
+        request("a", 0.0, e2e_ms=9.0),
+        request("b", 1.0, error="deadline", **aborted),
+        request("c", 2.0, **aborted),
+    ]
+    counts = request_counts(run_of(records))
+    assert (counts.n, counts.completed, counts.cancelled, counts.success) == (3, 1, 1, 0.5)
