@@ -31,6 +31,7 @@ from scripts.proxybench.measures import (
     pin_to_load_core,
     saturate,
     stream_window,
+    unary_waits,
 )
 from scripts.proxybench.proxies import Proxy, binary, haproxy, nginx, tap, version
 from scripts.proxybench.results import REFERENCE, Results, as_json, table
@@ -39,6 +40,8 @@ from wire.loop import run
 PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")
 QUICK_PROXIES = ("nginx", "tap-ids")
 MEASURES = ("cpu", "latency", "ttft", "unary", "idle")
+UNARY_TIMES = 8
+"""Unary requests for each one of a TTFT: a p99 takes more than a median."""
 BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
 
 
@@ -69,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"beside none at all; default {','.join(PROXIES)}, quick {','.join(QUICK_PROXIES)}",
     )
     made.add_argument("--only", default=",".join(MEASURES), metavar="LIST", help="measurements; default %(default)s")
-    made.add_argument("--recorder-core", type=int, default=0, metavar="CORE", help="default %(default)s, the load's")
+    made.add_argument(
+        "--one-core", action="store_true", help="the tap's recorder on the proxies' core, as in a sidecar"
+    )
     made.add_argument("--tap-flags", default="", metavar="FLAGS", help="further flags of the tap, as one argument")
     made.add_argument("--markdown", action="store_true", help="print the table for a document")
     made.add_argument("--json", type=Path, metavar="FILE", help="write every figure with its rounds")
@@ -124,6 +129,8 @@ class Bench:
         for figure, size, pause_s in (("ttft", 400, 0.002), ("ttft_large", LARGE_PROMPT_BYTES, 0.02)):
             times = await first_tokens(proxy, self._plan.requests, size, pause_s)
             self.results.add(proxy.name, figure, statistics.median(times))
+        waits = await unary_waits(proxy, UNARY_TIMES * self._plan.requests)
+        self.results.add(proxy.name, "unary_p99", statistics.quantiles(waits, n=100)[-1])
 
     async def _unary(self, proxy: Proxy) -> None:
         found = await saturate(self._engine, proxy, self._folder, self._plan.unary_s)
@@ -162,7 +169,7 @@ async def proxies_up(
         flags = ["--no-engine-facts", *args.tap_flags.split()]
         for tokenizer in ("ids", "bytes"):
             if f"tap-{tokenizer}" in wanted:
-                started = tap(folder, upstream, tokenizer, flags, args.recorder_core)
+                started = tap(folder, upstream, tokenizer, flags, one_core=args.one_core)
                 found.append(await stack.enter_async_context(started))
         yield found
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -17,9 +18,9 @@ from scripts.proxybench.processes import cpu_ns, pin, rss_mb
 from scripts.proxybench.proxies import LOAD_CORE, Proxy
 from scripts.proxybench.streams import (
     Arrivals,
-    FirstTokenClient,
     Prompt,
     StreamClient,
+    WaitingClient,
     all_ended,
     arrivals,
     open_streams,
@@ -31,6 +32,8 @@ UNEVEN_GAPS_MS = [(17 * step) % 39 + 1 for step in range(39)]
 """1 to 39 ms, 20 in the mean, in no order: what holds chunks back or joins them shows in the gaps."""
 IDLE_GAP_MS = 2000
 LARGE_PROMPT_BYTES = 400_000
+UNARY_PAUSES_S = (0.001, 0.003, 0.002, 0.0, 0.004)
+WARM_REQUESTS = 5
 SETTLE_S = 60.0
 BEGIN_S = 20.0
 
@@ -118,15 +121,27 @@ def missing(clients: Sequence[StreamClient], sent: int) -> int:
 async def first_tokens(proxy: Proxy, count: int, prompt_bytes: int, pause_s: float) -> list[float]:
     """TTFT of requests one after another on one connection, µs; the pause lets a recorder finish the one before."""
     request = post(prompt_for(proxy, prompt_bytes), "first")
-    loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(FirstTokenClient, "127.0.0.1", proxy.port)
-    proxy.sent += count + 5
-    for _ in range(5):
-        await client.ttft_us(request)
+    return await waits(proxy, WaitingClient(), request, count, [pause_s])
+
+
+async def unary_waits(proxy: Proxy, count: int) -> list[float]:
+    """Waits for unary responses, µs, of requests one after another; pauses are uneven, to meet the recorder at work."""
+    request = post(prompt_for(proxy, 400, stream=False), "unary")
+    return await waits(proxy, WaitingClient(b"HTTP/1.1 200", b"}}"), request, count, UNARY_PAUSES_S)
+
+
+async def waits(
+    proxy: Proxy, client: WaitingClient, request: bytes, count: int, pauses_s: Sequence[float]
+) -> list[float]:
+    """Waits of requests one after another on one connection, µs; the recorder has time to finish behind them."""
+    await asyncio.get_running_loop().create_connection(lambda: client, "127.0.0.1", proxy.port)
+    proxy.sent += count + WARM_REQUESTS
+    for _ in range(WARM_REQUESTS):
+        await client.wait_us(request)
     times = []
-    for _ in range(count):
+    for pause_s in islice(cycle(pauses_s), count):
         await asyncio.sleep(pause_s)
-        times.append(await client.ttft_us(request))
+        times.append(await client.wait_us(request))
     client.close()
     await settled(proxy)
     return times

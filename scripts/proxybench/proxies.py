@@ -120,15 +120,16 @@ async def haproxy(folder: Path, upstream: int) -> AsyncIterator[Proxy]:
 
 @contextlib.asynccontextmanager
 async def tap(
-    folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], recorder_core: int
+    folder: Path, upstream: int, tokenizer: str, flags: Sequence[str], *, one_core: bool
 ) -> AsyncIterator[Proxy]:
     """The tap with full recording and hashing; at the end the proxy's account is the summary that the tap kept."""
     own = folder / tokenizer
     own.mkdir()
     async with running_tap(own, upstream, ["--tokenizer", tokenizer, *flags]) as command:
         plane, recorder = command.data_plane, await command.pid("recorder")
-        for pid, core in ((command.process.pid, PROXY_CORE), (plane, PROXY_CORE), (recorder, recorder_core)):
-            pin(pid, core)
+        for pid in (command.process.pid, plane):
+            pin(pid, PROXY_CORE)
+        pin(recorder, PROXY_CORE if one_core else LOAD_CORE)
         records, token_ids = RecordCount(command.trace), tokenizer != "bytes"
         proxy = Proxy(f"tap {tokenizer}", command.port, plane, recorder, records, token_ids)
         yield proxy

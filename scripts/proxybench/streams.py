@@ -133,10 +133,12 @@ def _chunks_by_read(reads: Sequence[tuple[int, bytes]]) -> list[tuple[int, list[
     return found
 
 
-class FirstTokenClient(asyncio.Protocol):
-    """Requests one after another on one connection; how long each one's first token took."""
+class WaitingClient(asyncio.Protocol):
+    """Requests one after another on one connection; how long each one's first token, or its response, took."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bytes = b"data: ", end: bytes = _END) -> None:
+        """``first``: in the read that counts; ``end``: of a response."""
+        self._first, self._end = first, end
         self._transport: asyncio.Transport | None = None
         self._first_ns = 0
         self._ended: asyncio.Future[bool] | None = None
@@ -148,18 +150,18 @@ class FirstTokenClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """The read with the first event is the one that counts."""
         at_ns = perf_counter_ns()
-        if self._first_ns == 0 and b"data: " in data:
+        if self._first_ns == 0 and self._first in data:
             self._first_ns = at_ns
-        if data.endswith(_END) and self._ended is not None:
+        if data.endswith(self._end) and self._ended is not None:
             self._ended.set_result(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A benchmark whose connection goes measures nothing."""
         if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(ConnectionError("the connection was lost while the first token was waited for"))
+            self._ended.set_exception(ConnectionError("the connection was lost while a response was waited for"))
 
-    async def ttft_us(self, request: bytes) -> float:
-        """From the request's first byte to the read of its first event."""
+    async def wait_us(self, request: bytes) -> float:
+        """From the request's first byte to the read that counts."""
         assert self._transport is not None
         self._ended = asyncio.get_running_loop().create_future()
         self._first_ns = 0
