@@ -82,6 +82,10 @@ class FixedBody:
     odd = False
     """Whether the framing was not as it should be."""
 
+    def one_chunk(self, data: bytes) -> bytes | None:
+        """Return null: it has no chunks."""
+        return None
+
     def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
         """Return the bytes to pass on, the body's bytes among them, and the number of bytes of ``data`` read."""
         size = len(data)
@@ -136,17 +140,21 @@ class ChunkedBody:
         """Found behind good bytes of the same read: raised once those have passed."""
         self.complete = self.dense = self.odd = False
 
+    def one_chunk(self, data: bytes) -> bytes | None:
+        """Return the body's bytes of a read that is one chunk, written as usual; null: it is for ``feed``."""
+        length = len(data)
+        if self._between and length < MAX_USUAL_BYTES:
+            beginning = USUAL_BEGINNINGS[length]
+            if data.startswith(beginning) and data.endswith(b"\r\n"):
+                return data[len(beginning) : -2]
+        return None
+
     def feed(self, data: bytes) -> tuple[bytes, bytes, int]:
         """Return the bytes to pass on, the body's bytes among them, and the number of bytes of ``data`` read.
 
         Fewer are read than there are at the body's end, and before others have their turn. A line passes once it is
         whole. Raises FramingError at the first wrong byte.
         """
-        length = len(data)
-        if self._between and length < MAX_USUAL_BYTES:
-            beginning = USUAL_BEGINNINGS[length]
-            if data.startswith(beginning) and data.endswith(b"\r\n"):  # one chunk, nothing else
-                return data, data[len(beginning) : -2], length
         if self._error is not None:
             raise self._error
         return self._feed(data)

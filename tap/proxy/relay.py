@@ -25,6 +25,8 @@ from wire.head import Header, connection_options, end_to_end, serialise_head
 from wire.pool import ConnectError
 from wire.server import ClientConnection, RequestHead
 
+LARGE_BODY_BYTES = 32 << 10
+"""The loop sends a head and a body in one system call; joining them here pays below this size."""
 TIMED_EVERY = 64
 """The response of one request in so many is timed in the tap."""
 
@@ -217,8 +219,9 @@ class Relay:
             self._flush_response_start(data if self._dechunk else raw)
         else:
             self._client.write(data if self._dechunk else raw)
-        if self._copy is not None:
-            self._copy.response_body(at_ns, data)
+        copy = self._copy
+        if copy is not None:
+            copy.response_body(at_ns, data)
         else:
             self._relays.bytes_out += len(data)
 

@@ -93,7 +93,16 @@ class CopyBudget:
 class SideCopy:
     """Copy of an exchange, which becomes the message to the recorder. A dropped copy holds no reads."""
 
-    __slots__ = ("_budget", "_exchange", "_held", "_max_body_bytes", "dropped", "request_bytes", "response_bytes")
+    __slots__ = (
+        "_budget",
+        "_exchange",
+        "_held",
+        "_max_body_bytes",
+        "_reads",
+        "dropped",
+        "request_bytes",
+        "response_bytes",
+    )
 
     def __init__(
         self,
@@ -114,6 +123,7 @@ class SideCopy:
             concurrency=concurrency,
             request_headers={} if kept_headers.isdisjoint(names) else _kept(headers, names, kept_headers),
         )
+        self._reads = self._exchange.response_reads
         self._held = 0
         self.dropped: str | None = None
         self.request_bytes = self.response_bytes = 0
@@ -143,8 +153,9 @@ class SideCopy:
 
     def response_body(self, at_ns: int, data: bytes) -> None:
         """Keep a de-chunked read with its time; beyond the bound only the last few."""
-        self.response_bytes += len(data)
-        if self.dropped is not None or not data:
+        size = len(data)
+        self.response_bytes += size
+        if self.dropped is not None or not size:
             return
         if self.response_bytes > self._max_body_bytes:
             self._exchange.response_whole = False
@@ -152,8 +163,14 @@ class SideCopy:
             last.append((at_ns, data))
             del last[:-LAST_READS]
             return
-        self._exchange.response_reads.append((at_ns, data))
-        self._hold(len(data) + READ_OVERHEAD_BYTES)
+        self._reads.append((at_ns, data))
+        # As in _hold: a call for each chunk would show.
+        size += READ_OVERHEAD_BYTES
+        self._held += size
+        budget = self._budget
+        budget.held_bytes += size
+        if budget.held_bytes > budget.limit_bytes:
+            self.give_up("queue_full")
 
     def finish(self, end_ns: int, outcome: Status, error_kind: str | None) -> ExchangeCopy:
         exchange = self._exchange
@@ -165,7 +182,7 @@ class SideCopy:
     def give_up(self, reason: str) -> None:
         self.dropped = reason
         self._exchange.request_body = None
-        self._exchange.response_reads = []
+        self._reads = self._exchange.response_reads = []
         self._exchange.last_reads = []
         self._release(self._held)
 
