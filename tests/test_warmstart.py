@@ -31,16 +31,17 @@ def test_it_says_and_ends_as_one_that_python_started(command: list[str], tmp_pat
     assert warm == cold
 
 
-def test_it_has_its_own_environment_folder_session_and_umask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_session", [True, False])
+def test_it_has_its_own_environment_folder_process_group_and_umask(tmp_path: Path, own_session: bool) -> None:
     before = os.umask(0o027)
     try:
-        process, control = start_child("tests.fakes.selfportrait")
+        process, control = start_child("tests.fakes.selfportrait", own_session=own_session)
         with control:
             assert process.wait(60) == 3
             portrait = control.recv(4096).decode().split("\n")
     finally:
         os.umask(before)
-    assert portrait == [str(process.pid), os.getcwd(), "0o27", os.environ["PATH"]]
+    assert portrait == [str(process.pid), os.getcwd(), "0o27", os.environ["PATH"], str(own_session)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -97,7 +97,7 @@ class WarmPopen(subprocess.Popen[Any]):
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *others
             )
             return
-        standard, new_session = others[:6], others[-2]
+        standard, (new_session, group) = others[:6], others[-2:]
         stdin, stdout, stderr = (
             own if fd == -1 else fd for own, fd in enumerate((standard[0], standard[3], standard[5]))
         )
@@ -108,6 +108,7 @@ class WarmPopen(subprocess.Popen[Any]):
             "folder": str(cwd or os.getcwd()),
             "umask": current_umask(),
             "new_session": bool(new_session),
+            "group": group,
             "places": list(where),
         }
         self._status, theirs = socket.socketpair()
@@ -247,6 +248,8 @@ def become(wish: dict[str, Any], descriptors: list[int]) -> NoReturn:
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     if wish["new_session"]:
         os.setsid()
+    if wish["group"] is not None and wish["group"] >= 0:
+        os.setpgid(0, wish["group"])
     os.environ.clear()
     os.environ.update(wish["environment"])
     os.chdir(wish["folder"])

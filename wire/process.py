@@ -1,7 +1,8 @@
 """Child processes of this program, and length-prefixed messages between processes.
 
 A child is ``python -m MODULE FD``, connected to its parent by a socket pair; it leaves when its parent closes the
-socket. It has a session of its own, so that Ctrl-C reaches the parent alone. A frame is a length and as many bytes.
+socket. It has a session or a process group of its own, so that Ctrl-C reaches the parent alone. Linux gives each
+session the same share of a core, and priorities count within one. A frame is a length and as many bytes.
 """
 
 import asyncio
@@ -42,7 +43,9 @@ def module_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def start_child(module: str, pass_fds: Sequence[int] = ()) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+def start_child(
+    module: str, pass_fds: Sequence[int] = (), *, own_session: bool = True
+) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Run ``python -m module FD``; return the process and the parent's end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -51,14 +54,18 @@ def start_child(module: str, pass_fds: Sequence[int] = ()) -> "tuple[subprocess.
             pass_fds=(theirs.fileno(), *pass_fds),
             stdin=subprocess.DEVNULL,
             env=module_environment(),
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
     return process, ours
 
 
 def parent_socket(argv: Sequence[str]) -> socket.socket:
-    """Return the child's end of its socket, from its command line; only the parent ends it, not a signal."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Return the child's end of its socket, from its command line; only the parent ends it, not a signal.
+
+    Behind a terminal with ``tostop``, a word on stderr would stop it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     return socket.socket(fileno=int(argv[0]))
 

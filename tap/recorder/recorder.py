@@ -19,6 +19,7 @@ import msgspec
 
 from tap.ipc.exchange import EngineChanged, ExchangeCopy, Progress, Ready, RecorderSetup, Refused, encode_frame
 from tap.prompts.prompt import prompt_hasher
+from tap.recorder.leftovers import do_all
 from tap.recorder.meter import RecordMeter
 from tap.recorder.recording import REFUSED, MadeRecord, RecordMaker
 from tap.recorder.segments import SegmentedTrace
@@ -123,8 +124,10 @@ UPLOAD_AT_END_S = 20.0
 RELINKED_RECORDS = 50_000
 """Records of a resumed trace by which conversations keep their sessions."""
 GC_ALLOCATIONS = 20_000
+BEHIND_NS = 1_000_000_000
+"""Age of an exchange at which the recorder takes a share of a core that a worker would use up."""
 NICENESS = 10
-"""Without a spare core, the workers go first."""
+"""Without a spare core, the workers go first; how much of it is left for a recorder that is behind."""
 
 decode_message = msgspec.msgpack.Decoder(RecorderSetup | ExchangeCopy | EngineChanged).decode
 
@@ -360,17 +363,22 @@ def record_exchanges(sock: socket.socket) -> None:
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     with contextlib.suppress(OSError):  # the supervisor was told to end meanwhile
         sock.sendall(encode_frame(Ready()) + encode_frame(recorder.progress()))
-    _record_until_closed(recorder, sock, messages)
+    do_all(_record_until_closed(recorder, sock, messages))
+    _tell(sock, recorder.close())
+    _tell(sock, recorder.finish_uploads())
 
 
 def _record_until_closed(
     recorder: Recorder, sock: socket.socket, messages: Iterator[list[RecorderSetup | ExchangeCopy | EngineChanged]]
-) -> None:
+) -> Iterator[bool]:
+    """Yield after each batch whether its last exchange had ended long ago."""
     ticked_at = time.monotonic()
     for batch in messages:
+        ended_ns = None
         for message in batch:
             if isinstance(message, ExchangeCopy):
                 recorder.take(message)
+                ended_ns = message.end_ns
             elif isinstance(message, EngineChanged):
                 recorder.change_engine(message.engine)
         now = time.monotonic()
@@ -378,8 +386,7 @@ def _record_until_closed(
             _tell(sock, recorder.tick())
             ticked_at = now
         recorder.push(now)
-    _tell(sock, recorder.close())
-    _tell(sock, recorder.finish_uploads())
+        yield ended_ns is not None and time.perf_counter_ns() - ended_ns > BEHIND_NS
 
 
 def _tell(sock: socket.socket, progress: Progress | None) -> None:

@@ -32,7 +32,7 @@ class ChildProcess:
     async def start(
         cls, module: str, setup: msgspec.Struct, replies: "msgspec.msgpack.Decoder[Any]", pass_fds: Sequence[int] = ()
     ) -> "ChildProcess":
-        process, ours = start_child(module, pass_fds)
+        process, ours = start_child(module, pass_fds, own_session=False)  # the recorder's priority counts
         child = cls(module, process, await Channel(replies).attach(ours))
         child.channel.post(setup)
         return child

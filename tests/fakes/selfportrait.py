@@ -9,9 +9,19 @@ from wire.process import parent_socket
 
 
 def main(argv: Sequence[str]) -> int:
-    assert os.getsid(0) == os.getpid()
+    assert os.getpgrp() == os.getpid()
     with parent_socket(argv) as control:
-        control.sendall("\n".join([str(os.getpid()), os.getcwd(), oct(current_umask()), os.environ["PATH"]]).encode())
+        control.sendall(
+            "\n".join(
+                [
+                    str(os.getpid()),
+                    os.getcwd(),
+                    oct(current_umask()),
+                    os.environ["PATH"],
+                    str(os.getsid(0) == os.getpid()),
+                ]
+            ).encode()
+        )
     return 3
 
 
