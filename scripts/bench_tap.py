@@ -39,7 +39,7 @@ from wire.loop import run
 
 PROXIES = ("nginx", "haproxy", "tap-ids", "tap-bytes")
 QUICK_PROXIES = ("nginx", "tap-ids")
-MEASURES = ("cpu", "latency", "ttft", "unary", "idle")
+MEASURES = ("cpu", "latency", "ttft", "tail", "unary", "idle")
 UNARY_TIMES = 8
 """Unary requests for each one of a TTFT: a p99 takes more than a median."""
 BUSY_STREAMS, QUIETER_STREAMS, IDLE_STREAMS = 512, 128, 2000
@@ -90,7 +90,13 @@ class Bench:
 
     async def measure(self, measures: Sequence[str]) -> None:
         """Take all measurements of all proxies, round after round; the slow streams once, beside nginx's."""
-        each = {"cpu": self._cpu, "latency": self._latency, "ttft": self._ttft, "unary": self._unary}
+        each = {
+            "cpu": self._cpu,
+            "latency": self._latency,
+            "ttft": self._ttft,
+            "tail": self._tail,
+            "unary": self._unary,
+        }
         for number in range(self._plan.rounds):
             for measure in (each[name] for name in MEASURES if name in measures and name in each):
                 for proxy in self._proxies:
@@ -129,6 +135,8 @@ class Bench:
         for figure, size, pause_s in (("ttft", 400, 0.002), ("ttft_large", LARGE_PROMPT_BYTES, 0.02)):
             times = await first_tokens(proxy, self._plan.requests, size, pause_s)
             self.results.add(proxy.name, figure, statistics.median(times))
+
+    async def _tail(self, proxy: Proxy) -> None:
         waits = await unary_waits(proxy, UNARY_TIMES * self._plan.requests)
         self.results.add(proxy.name, "unary_p99", statistics.quantiles(waits, n=100)[-1])
 
