@@ -1,10 +1,9 @@
 """SplitMix64 in Python, numpy and numba: draw n of a stream is ``mix64(key + (n + 1) * GOLDEN)``."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from tracefile.records.arrays import UInt64Array
+if TYPE_CHECKING:  # importers need the numbers alone, and numpy would cost every process 30 MB
+    from tracefile.records.arrays import UInt64Array
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
 MASK64: Final = (1 << 64) - 1
@@ -20,8 +19,10 @@ def mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def mix64_array(values: UInt64Array) -> UInt64Array:
+def mix64_array(values: "UInt64Array") -> "UInt64Array":
     """Apply ``mix64`` to each value, in place; return the same array."""
+    import numpy as np  # noqa: PLC0415 - as above
+
     shifted = values >> 30
     values ^= shifted
     values *= _MIX_1
